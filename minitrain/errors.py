@@ -1,0 +1,68 @@
+"""What can go wrong, each kind with its own class: rule, offending values, remedy.
+
+Every error that minitrain raises on purpose is a `MinitrainError`, so one `except` catches them all. An error
+carries the facts of its message as attributes (`error.rank`, `error.layer`, ...) for programs to read; a fact that
+does not apply is absent from `error.facts` and reads as None.
+"""
+
+from typing import Any
+
+
+class MinitrainError(Exception):
+    """The root of all errors raised by minitrain.
+
+    Args:
+        message: rule, offending values and remedy, for a person.
+        facts: the same values, for a program; each can be read as an attribute.
+    """
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a fact, or None for one that does not apply."""
+        if name.startswith("__"):  # copy and pickle look for dunders on half-made objects
+            raise AttributeError(name)
+        return self.__dict__.get("facts", {}).get(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the facts, so that an error crosses a process boundary whole."""
+        return _rebuild, (type(self), self.args, self.facts)
+
+
+def _rebuild(kind: type[MinitrainError], args: tuple[Any, ...], facts: dict[str, Any]) -> MinitrainError:
+    """Make an error again from its pickled parts."""
+    return kind(*args, **facts)
+
+
+class LawError(MinitrainError, AssertionError):
+    """A law of training is broken: an incomplete weight, the wrong layer, a missing sample ..."""
+
+
+class TensorTypeError(LawError, TypeError):
+    """Something that is not a tensor of the right kind was given to an operation."""
+
+
+class DeadlockError(MinitrainError):
+    """Every unfinished rank waits for another one, so that nothing can ever happen again."""
+
+
+class CollectiveMismatchError(MinitrainError):
+    """Ranks met in the same place of a group's order with different collectives."""
+
+
+class OutOfMemoryError(MinitrainError):
+    """A rank held more than the simulated device's memory."""
+
+
+class HardwareConfigError(MinitrainError, ValueError):
+    """A hardware config cannot be found, read or believed."""
+
+
+class StrategyError(MinitrainError):
+    """A strategy cannot be loaded, called or trusted: signature, return value, messages nobody received ..."""
+
+
+class UsageError(MinitrainError, ValueError):
+    """A parameter of a public function or command has a value outside its rule."""
