@@ -1,0 +1,108 @@
+"""Where each rank's step time goes: computing, exposed communication and waiting, which add up to it.
+
+A rank computes while its compute stream works, communicates *exposed* while another of its streams works and
+the compute stream does not, and waits while none does, from 0 to the step's end. Communication beside compute
+is hidden: it is reported too, but is no part of the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minitrain.errors import UsageError
+from minitrain.trace.columns import Floats, Timeline, Trace, as_timeline
+from minitrain.trace.sweep import sweep, sweep_timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Breakdown:
+    """The split of the step time, one row a rank.
+
+    Args:
+        step_time_s: the step time, s.
+        computing: time with the compute stream at work, s, (num_ranks,).
+        exposed: time communicating with no compute beside it, s, (num_ranks,).
+        overlapped: time communicating beside compute, s, (num_ranks,).
+        waiting: time with no stream at work, s, (num_ranks,).
+    """
+
+    step_time_s: float
+    computing: Floats
+    exposed: Floats
+    overlapped: Floats
+    waiting: Floats
+
+    @property
+    def communicating(self) -> Floats:
+        """Time with any communication under way, exposed or not, s, (num_ranks,)."""
+        return self.exposed + self.overlapped
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of all ranks' time spent waiting, 0 to 1."""
+        return self._share(self.waiting)
+
+    @property
+    def exposed_comm_fraction(self) -> float:
+        """Share of all ranks' time spent in exposed communication, 0 to 1."""
+        return self._share(self.exposed)
+
+    @property
+    def computing_fraction(self) -> float:
+        """Share of all ranks' time spent computing, 0 to 1."""
+        return self._share(self.computing)
+
+    @property
+    def overlapped_comm_fraction(self) -> float:
+        """Share of all ranks' time with communication hidden beside compute, 0 to 1."""
+        return self._share(self.overlapped)
+
+    def _share(self, part: Floats) -> float:
+        total = self.step_time_s * len(part)
+        return float(part.sum() / total) if total > 0 else 0.0
+
+
+def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
+    """Split [0, step_time] of every rank.
+
+    Args:
+        trace: one log a rank, or columns.
+        step_time: the step time, s; the latest end of all ranks if None.
+
+    Returns:
+        The split; computing + exposed + waiting is the step time to 1e-12 relative on every rank.
+
+    Raises:
+        UsageError: the step time is shorter than the log.
+    """
+    timeline = as_timeline(trace)
+    step = checked_step_time(timeline, step_time)
+    computing, communicating = _covered(timeline, True), _covered(timeline, False)
+    busy = np.maximum(sweep_timeline(timeline).covered(timeline.num_ranks), computing)
+    exposed = busy - computing
+    overlapped = np.maximum(communicating - exposed, 0.0)
+    return Breakdown(step, computing, exposed, overlapped, np.maximum(step - busy, 0.0))
+
+
+def checked_step_time(timeline: Timeline, step_time: float | None) -> float:
+    """Return the step time to use, which must not end before the log does."""
+    latest = timeline.step_time
+    if step_time is None:
+        return latest
+    if step_time < latest * (1 - 1e-9):
+        raise UsageError(
+            f"step_time must not be shorter than the log: got {step_time} s and events until {latest} s; "
+            "leave it out to use the latest end",
+            step_time=step_time,
+            latest_end=latest,
+        )
+    return step_time
+
+
+def _covered(timeline: Timeline, computes: bool) -> Floats:
+    """Return how long each rank computed, or communicated, s, (num_ranks,)."""
+    chosen = timeline.computes == computes
+    part = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
+    return part.covered(timeline.num_ranks)
