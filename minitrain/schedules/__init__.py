@@ -1,0 +1,40 @@
+"""Pipeline schedules as data: who computes what, in which order.
+
+A `Schedule` holds, for each rank, an ordered list of `Action`s: forward, backward, or the two halves of a
+backward. Nothing here knows of seconds, bytes or messages: those follow from the order once it runs.
+Generators write the schedules of the literature for any legal size, `validate` says why an order cannot run,
+and `Schedule.to_csv` and `Schedule.from_csv` speak the file form of `torch.distributed.pipelining`.
+
+Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
+their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input
+gradient and weight gradient of one microbatch take on one rank (on a chunk 1/v of it), tb = ti + tw, with
+free communication. The bubble is the last end of all ranks minus a rank's m (tf + tb) of work. Live
+activations count a microbatch from its forward until its full backward, or its weight gradient where the
+backward is split (a weight gradient still needs the activations), in units of a rank's whole share: a chunk
+counts 1/v.
+"""
+
+from minitrain.schedules.action import Action, Cell, Kind
+from minitrain.schedules.breadth_first import gpipe, looped_bfs
+from minitrain.schedules.depth_first import interleaved_1f1b, one_f_one_b
+from minitrain.schedules.legality import validate
+from minitrain.schedules.schedule import Schedule
+from minitrain.schedules.v_shaped import dualpipe_v, zbv
+from minitrain.schedules.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
+
+__all__ = [
+    "Action",
+    "Cell",
+    "Kind",
+    "Schedule",
+    "dualpipe_v",
+    "gpipe",
+    "interleaved_1f1b",
+    "interleaved_zero_bubble",
+    "looped_bfs",
+    "one_f_one_b",
+    "validate",
+    "zb_h1",
+    "zb_h2",
+    "zbv",
+]
