@@ -82,7 +82,8 @@ def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
     computing, communicating = _covered(timeline, True), _covered(timeline, False)
     busy = np.maximum(sweep_timeline(timeline).covered(timeline.num_ranks), computing)
     exposed = busy - computing
-    overlapped = np.maximum(communicating - exposed, 0.0)
+    overlapped = communicating - exposed
+    overlapped[overlapped < 1e-12 * step] = 0.0  # what is left of rounding where nothing overlaps
     return Breakdown(step, computing, exposed, overlapped, np.maximum(step - busy, 0.0))
 
 

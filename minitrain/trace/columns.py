@@ -222,7 +222,7 @@ def _kinds(events: list[Event]) -> Ints:
 
 
 def _streams(kind: Ints, group: tuple[Ints, tuple[Any, ...]], peer: Ints) -> tuple[Ints, tuple[Stream, ...]]:
-    """Return each event's stream and the distinct ones: "comm" has one a group, "send" and "recv" one a peer."""
+    """Return each event's stream and the distinct ones: "comm" one a group, "send" and "recv" one a peer."""
     num_groups, num_peers = len(group[1]) + 1, int(peer.max(initial=NONE)) + 2
     of_group = np.where(kind == _STREAM_KINDS.index(COMM), group[0], 0)
     of_peer = np.where(kind >= _STREAM_KINDS.index(SEND), peer + 1, 0)

@@ -1,0 +1,46 @@
+"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from gzip import GzipFile
+from pathlib import Path
+
+
+def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
+    """Write UTF-8 text, compressed if the name ends in ".gz"; the same text gives the same bytes.
+
+    Args:
+        path: where to; its folder is made if it does not exist.
+        chunks: the text, piece by piece.
+
+    Returns:
+        The path.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(target) as temporary:
+        if target.suffix == ".gz":
+            # a fixed time and no name in the header, and the level at which speed and size balance for JSON
+            with temporary.open("wb") as raw, GzipFile("", "wb", 3, raw, mtime=0) as packed:
+                for chunk in chunks:
+                    packed.write(chunk.encode())
+        else:
+            with temporary.open("w", encoding="utf-8", newline="\n") as text:
+                text.writelines(chunks)
+    return target
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Offer a temporary name beside the target; move it into place, or remove it after an error."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
