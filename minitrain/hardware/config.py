@@ -1,0 +1,185 @@
+"""The system config: all that is known of one machine, loaded from a shipped name, a file or a mapping.
+
+The format is that of Calculon's `systems/*.json` (github.com/calculon-ai/calculon), so files written for it
+load unchanged: `matrix` and `vector` by datatype, `mem1` (HBM), `mem2` (host), `processing_mode`,
+`networks`. The mode is kept and validated but prices nothing: how compute and memory time combine is the
+predictor's choice.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from minitrain.errors import HardwareConfigError
+from minitrain.hardware import source as files
+from minitrain.hardware.memory import Memory
+from minitrain.hardware.network import Network, select_tier
+from minitrain.hardware.processor import Processor, Rate
+
+if TYPE_CHECKING:
+    from minitrain.hardware.schema import ConfigModel, MemoryModel, NetworkModel, RateModel
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SystemConfig:
+    """One machine.
+
+    Args:
+        name: the shipped name, the file's stem, or "custom" for a mapping without a name.
+        processor: matrix and vector units.
+        mem1: the device's own memory (HBM).
+        mem2: the host's memory, over PCIe or a chip-to-chip link.
+        processing_mode: "roofline" or "no_overlap", as the file has it.
+        networks: the tiers, in the file's order.
+    """
+
+    name: str
+    processor: Processor
+    mem1: Memory
+    mem2: Memory
+    processing_mode: str
+    networks: tuple[Network, ...]
+
+    @property
+    def matrix(self) -> Mapping[str, Rate]:
+        """Return the matrix unit's rate by datatype."""
+        return self.processor.matrix
+
+    @property
+    def vector(self) -> Mapping[str, Rate]:
+        """Return the vector unit's rate by datatype."""
+        return self.processor.vector
+
+    @property
+    def mem_hbm(self) -> Memory:
+        """Return the device's own memory."""
+        return self.mem1
+
+    @property
+    def mem_pcie(self) -> Memory:
+        """Return the host's memory, from which weights are loaded."""
+        return self.mem2
+
+    def network(self, world_size: int) -> Network:
+        """Return the smallest tier that spans `world_size` ranks; errors as for `select_tier`."""
+        return select_tier(self.networks, world_size)
+
+
+def shipped_configs() -> list[str]:
+    """Return the names of the configs that come with minitrain, sorted.
+
+    >>> shipped_configs()[:2]
+    ['a100_80g', 'b200_192g_nvl8']
+    """
+    return list(files.shipped_names())
+
+
+def load_config(source: "str | os.PathLike[str] | Mapping[str, Any] | SystemConfig") -> SystemConfig:
+    """Load and validate a system config.
+
+    A string without a path separator that names a shipped config, with or without `.json`, is that config,
+    whatever lies in the working directory; any other string, and every path object, is a file.
+
+    Args:
+        source: a shipped name, a path, the data itself, or a config already loaded (returned as it is).
+
+    Returns:
+        The validated config.
+
+    Raises:
+        HardwareConfigError: it cannot be found, read or believed. The message lists every fault by file and
+            key path, with what was expected and found; `error.path` and `error.faults` hold the same.
+
+    Example:
+        >>> load_config("h100_80g_nvl8").mem_hbm.throughput(5e7)
+        2304000000000.0
+    """
+    if isinstance(source, SystemConfig):
+        return source
+    if isinstance(source, Mapping):
+        name = source.get("name")
+        return _validated(source, "config", name if isinstance(name, str) else "custom")
+    if isinstance(source, str):
+        return _load_named(source)
+    path = os.fspath(source) if isinstance(source, os.PathLike) else None
+    if not isinstance(path, str):
+        raise HardwareConfigError(
+            f"hardware must be the name of a shipped config, a path, a mapping or a SystemConfig, "
+            f"not {type(source).__name__}; shipped are {', '.join(shipped_configs())}",
+            faults=(),
+        )
+    return _load_file(path)
+
+
+def _load_named(name: str) -> SystemConfig:
+    """Load a shipped config or a file; a shipped name without a separator always wins."""
+    if files.is_bare(name):
+        shipped = name.removesuffix(".json")
+        if shipped in files.shipped_names():
+            return _load_shipped(shipped)
+        if not os.path.lexists(name.replace("\0", "")):
+            raise files.unknown_name(name)
+    return _load_file(name)
+
+
+@lru_cache(maxsize=32)
+def _load_shipped(name: str) -> SystemConfig:
+    """Load a config that comes with minitrain, once."""
+    label = f"{name}.json"
+    return _validated(files.parse(files.shipped_text(name), label), label, name)
+
+
+def _load_file(path: str) -> SystemConfig:
+    """Load a config from a file of the user's."""
+    return _validated(files.parse(files.read_file(path), path), path, Path(path).stem)
+
+
+def _validated(data: Any, label: str, name: str) -> SystemConfig:
+    """Turn raw data into a config, or raise one error with all its faults."""
+    from minitrain.hardware.schema import shown, validate  # noqa: PLC0415 - pydantic is heavy
+
+    if not isinstance(data, Mapping):
+        raise files.refuse(label, [f"expected a JSON object, found {shown(data)}"])
+    copy, repeated = files.plain(data, label)
+    model, faults = validate(copy)
+    if model is None or repeated:
+        raise files.refuse(label, repeated + faults)
+    return _system(model, name)
+
+
+def _system(model: "ConfigModel", name: str) -> SystemConfig:
+    """Make the config's value out of its validated model."""
+    return SystemConfig(
+        name=name,
+        processor=Processor(_rates(model.matrix), _rates(model.vector)),
+        mem1=_memory(model.mem1),
+        mem2=_memory(model.mem2),
+        processing_mode=model.processing_mode,
+        networks=tuple(map(_network, model.networks)),
+    )
+
+
+def _rates(models: "Mapping[str, RateModel]") -> dict[str, Rate]:
+    return {key: Rate(model.tflops, tuple(model.gflops_efficiency)) for key, model in models.items()}
+
+
+def _memory(model: "MemoryModel") -> Memory:
+    return Memory(model.GiB, model.GBps, tuple(model.MB_efficiency))
+
+
+def _network(model: "NetworkModel") -> Network:
+    ops = model.ops
+    named = {op: getattr(ops, op) for op in type(ops).model_fields}
+    return Network(
+        bandwidth=model.bandwidth,
+        efficiency=model.efficiency,
+        size=model.size,
+        latency=model.latency,
+        ops={**named, **(ops.__pydantic_extra__ or {})},
+        must_be_filled=model.must_be_filled,
+        processor_usage=model.processor_usage,
+    )

@@ -1,0 +1,295 @@
+"""Where ranks sit, and so which tier of the network carries what.
+
+`FlatTopology` is the specified model: one tier for the whole run. `HierarchicalTopology` places ranks in
+nodes and prices each message or collective on the smallest tier that contains its participants.
+
+Definitions. A *node* is one unit of the smallest tier and holds at most `tiers[0].size` ranks. Nodes are
+numbered; rank r sits in node r // tiers[0].size unless a placement says otherwise. A larger tier k spans
+ceil(size_k / size_0) consecutive nodes; blocks of so many nodes, counted from node 0, are its units (a node
+that a tier reaches only in part belongs to it, which happens where sizes do not divide). A tier *contains*
+ranks whose nodes lie in one block.
+
+Formulas, for a group of n = local x nodes ranks and S bytes; T(op, bytes, ranks) is the tier's own price:
+
+    ring            T_outer(op, S, n)
+    hierarchical
+      all_reduce      T_inner(reduce_scatter, S, local) + T_outer(all_reduce, S/local, nodes)
+                        + T_inner(all_gather, S, local)
+      all_gather      T_outer(all_gather, S/local, nodes) + T_inner(all_gather, S, local)
+      reduce_scatter  T_inner(reduce_scatter, S, local) + T_outer(reduce_scatter, S/local, nodes)
+
+inner is the smallest tier, outer the one that contains the group. The ranks of a node work on `local`
+different shares at the same time, each over its own port: a tier's bandwidth is that of one processor. The
+hierarchical form needs the same number (two or more) of participants in each of several nodes; the faster
+of the two is taken, the ring if equal. broadcast, all_to_all and barrier are priced on the containing tier
+alone. Left out: congestion between groups, and the reordering of shards that a hierarchical all_gather
+needs.
+
+Source: hierarchical all-reduce: Jia et al., "Highly Scalable Deep Learning Training System with
+Mixed-Precision", 2018 (arXiv 1807.11205), in the reduce-scatter form of BlueConnect (Cho et al., SysML
+2019) and Horovod's NCCLHierarchicalAllreduce; its halves are the two-phase forms of the other collectives.
+Ring costs: see `network.py`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Protocol, final
+
+from minitrain.errors import UsageError
+from minitrain.hardware.network import Network, select_tier
+
+RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
+_MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an operation costs and how it is carried.
+
+    Args:
+        seconds: duration, at least 0.
+        algorithm: "ring" or "hierarchical" for all_reduce, all_gather and reduce_scatter on a hierarchical
+            topology; None where there is no choice (a flat network, one rank, messages and the other
+            collectives).
+        tier: the outermost tier that carries it (its `processor_usage` is what the operation takes from
+            compute).
+    """
+
+    seconds: float
+    algorithm: str | None
+    tier: Network
+
+
+class Topology(Protocol):
+    """Prices communication between ranks."""
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective of `size_bytes` bytes among `ranks`."""
+        ...
+
+    def p2p(self, size_bytes: float, source: int, dest: int) -> Price:
+        """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FlatTopology:
+    """One tier carries everything: the specified model.
+
+    Args:
+        tier: the run's tier, as `select_tier` finds it.
+    """
+
+    tier: Network
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective: the tier's time for `len(ranks)` ranks; errors as for `Network.time`."""
+        return Price(self.tier.time(op, size_bytes, len(ranks)), None, self.tier)
+
+    def p2p(self, size_bytes: float, source: int, dest: int) -> Price:
+        """Price a message: the tier's p2p time, whoever the two ranks are."""
+        del source, dest
+        return Price(self.tier.time("p2p", size_bytes, 2), None, self.tier)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the price of a group depends on: its size, its tier, and its split over nodes.
+
+    `num_local` is the number of participants in each node, or 0 where nodes differ.
+    """
+
+    num_ranks: int
+    tier: Network
+    num_local: int
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether the group has several nodes with the same number, two or more, of participants each."""
+        return 2 <= self.num_local < self.num_ranks
+
+
+@final
+class HierarchicalTopology:
+    """Ranks sit in nodes; each operation is carried by the smallest tier that contains its participants.
+
+    Args:
+        tiers: the tiers of a config, in any order.
+        world_size: number of ranks of the run.
+        placement: the node of each rank; by default nodes are filled in rank order.
+
+    Raises:
+        UsageError: the run does not fit into the largest tier, or the placement does not fit the tiers.
+
+    Example:
+        >>> from minitrain.hardware import HierarchicalTopology, load_config
+        >>> net = HierarchicalTopology(load_config("h100_80g_nvl8").networks, world_size=16)
+        >>> net.p2p(0, 0, 7).tier.size, net.p2p(0, 0, 8).tier.size
+        (8, 65536)
+    """
+
+    def __init__(
+        self, tiers: Sequence[Network], world_size: int, placement: Sequence[int] | None = None
+    ) -> None:
+        """Place the ranks."""
+        select_tier(tiers, world_size)
+        self.tiers = tuple(sorted(tiers, key=lambda tier: tier.size))
+        self.world_size = world_size
+        node_size = self.tiers[0].size
+        self._node_size = node_size
+        self._spans = tuple(-(-tier.size // node_size) for tier in self.tiers)  # nodes a block, rounded up
+        self.placement = None if placement is None else self._checked(placement)
+        self._shapes: dict[Sequence[int], _Shape] = {}
+        # Hashing a tuple of a million ranks takes milliseconds: one seen before is known by its identity.
+        self._recent: dict[int, tuple[Sequence[int], _Shape]] = {}
+
+    def node(self, rank: int) -> int:
+        """Return the node that a rank sits in."""
+        return rank // self._node_size if self.placement is None else self.placement[rank]
+
+    def p2p(self, size_bytes: float, source: int, dest: int) -> Price:
+        """Price a message on the smallest tier that contains its two ranks.
+
+        A message may cross a `must_be_filled` tier freely: that rule is for groups.
+
+        Args:
+            size_bytes: size of the message, in bytes.
+            source: the sending rank.
+            dest: the receiving rank.
+
+        Returns:
+            The price; its algorithm is None.
+
+        Raises:
+            UsageError: a rank outside 0..world_size-1, or a negative size.
+        """
+        self._check_range(min(source, dest), max(source, dest))
+        first, second = self.node(source), self.node(dest)
+        tier = self.tiers[self._level(min(first, second), max(first, second))]
+        return Price(tier.time("p2p", size_bytes, 2), None, tier)
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective on the smallest tier that contains its ranks.
+
+        Costs O(len(ranks)) for ranks not seen before and O(1) for the same tuple object again.
+
+        Args:
+            op: as for `Network.time`, except p2p.
+            size_bytes: full size of the tensor, in bytes.
+            ranks: the participants, in any order.
+
+        Returns:
+            The lower price of ring and hierarchical algorithm, and which it is.
+
+        Raises:
+            UsageError: ranks that are out of range, repeated or none; a group that leaves a
+                `must_be_filled` tier partly filled; an unknown operation or a negative size.
+        """
+        shape = self._shape(ranks)
+        seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
+        if op not in RING_OPS or shape.num_ranks == 1:
+            return Price(seconds, None, shape.tier)
+        if shape.is_hierarchical:
+            nested = _hierarchical(op, size_bytes, self.tiers[0], shape)
+            if nested < seconds:
+                return Price(nested, "hierarchical", shape.tier)
+        return Price(seconds, "ring", shape.tier)
+
+    def _shape(self, ranks: Sequence[int]) -> _Shape:
+        """Return the shape of a group, remembered by identity and by value."""
+        recent = self._recent.get(id(ranks))
+        if recent is not None and recent[0] is ranks:
+            return recent[1]
+        key = ranks if isinstance(ranks, tuple | range) else tuple(ranks)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = self._described(key)
+        if key is ranks:  # never a list: it could change and keep its identity
+            if len(self._recent) >= _MOST_RECENT:
+                self._recent.clear()
+            self._recent[id(ranks)] = ranks, shape
+        return shape
+
+    def _described(self, ranks: Sequence[int]) -> _Shape:
+        """Find the tier and the split over nodes of a group."""
+        num_ranks = len(ranks)
+        if not num_ranks or len(set(ranks)) != num_ranks:
+            raise UsageError("a group holds at least one rank, each once; check the ranks of the collective")
+        self._check_range(min(ranks), max(ranks))
+        counts = Counter(map(self.node, ranks))
+        level = self._level(min(counts), max(counts))
+        self._check_filled(num_ranks, level)
+        per_node = set(counts.values())
+        return _Shape(num_ranks, self.tiers[level], per_node.pop() if len(per_node) == 1 else 0)
+
+    def _level(self, first_node: int, last_node: int) -> int:
+        """Return the index of the smallest tier with all nodes from first to last in one block."""
+        return next(k for k, span in enumerate(self._spans) if first_node // span == last_node // span)
+
+    def _check_range(self, lowest: int, highest: int) -> None:
+        """Refuse ranks that the run does not have."""
+        if lowest < 0 or highest >= self.world_size:
+            rank = lowest if lowest < 0 else highest
+            raise UsageError(
+                f"rank {rank} must be in 0..{self.world_size - 1} for world_size {self.world_size}",
+                rank=rank,
+                world_size=self.world_size,
+            )
+
+    def _check_filled(self, num_ranks: int, level: int) -> None:
+        """Refuse a group that reaches beyond a `must_be_filled` tier without filling units of it."""
+        for tier in self.tiers[:level]:
+            if tier.must_be_filled and num_ranks % tier.size:
+                raise UsageError(
+                    f"a group that reaches beyond a must_be_filled tier must hold a multiple of its size "
+                    f"({tier.size} ranks), but {num_ranks} ranks take part; use a multiple of {tier.size}, a "
+                    f'group inside one unit of the tier, network="flat", or must_be_filled false',
+                    num_ranks=num_ranks,
+                    tier_size=tier.size,
+                )
+
+    def _checked(self, placement: Sequence[int]) -> tuple[int, ...]:
+        """Return a placement as a tuple, or say what does not fit."""
+        try:
+            nodes = tuple(map(index, placement))
+        except TypeError:
+            raise UsageError(
+                f"a placement must be a sequence of whole node numbers, one a rank, not {placement!r}"
+            ) from None
+        if len(nodes) != self.world_size:
+            raise UsageError(
+                f"a placement must name the node of each of the {self.world_size} ranks, not of {len(nodes)}"
+            )
+        if min(nodes) < 0 or max(nodes) >= self._spans[-1]:
+            wrong = min(nodes) if min(nodes) < 0 else max(nodes)
+            raise UsageError(
+                f"a placement's nodes must be in 0..{self._spans[-1] - 1}, the largest tier's, not {wrong}",
+                node=wrong,
+            )
+        node, crowd = Counter(nodes).most_common(1)[0]
+        if crowd > self._node_size:
+            raise UsageError(
+                f"a node must hold at most {self._node_size} ranks, the size of the smallest tier, but the "
+                f"placement puts {crowd} ranks on node {node}; spread them over more nodes",
+                node=node,
+                num_ranks=crowd,
+            )
+        return nodes
+
+
+def _hierarchical(op: str, size_bytes: float, inner: Network, shape: _Shape) -> float:
+    """Return the seconds of the two-level algorithm: inside the nodes and across them."""
+    local, outer = shape.num_local, shape.tier
+    num_nodes, share_bytes = shape.num_ranks // local, size_bytes / local
+    across = outer.time(op, share_bytes, num_nodes)
+    if op == "all_gather":
+        return across + inner.time("all_gather", size_bytes, local)
+    scattered = inner.time("reduce_scatter", size_bytes, local) + across
+    if op == "reduce_scatter":
+        return scattered
+    return scattered + inner.time("all_gather", size_bytes, local)
