@@ -35,6 +35,8 @@ def validate(schedule: Schedule) -> None:
         ...
     minitrain.errors.StrategyError: the order can never run: rank 0, position 2: 0B0 waits for 1B0 or 1I0
     """
+    if not schedule.orders:
+        raise StrategyError("the schedule has no rank; give one row of actions a rank")
     for rank, order in enumerate(schedule.orders):
         _check_order(schedule, rank, order)
     _check_complete(schedule)
@@ -134,8 +136,8 @@ def _awaited(schedule: Schedule, action: Action) -> Done | None:
     if action.kind == "W":
         return None
     neighbour = action.stage + (-1 if action.kind == "F" else 1)
-    inside = 0 <= neighbour < schedule.num_stages
-    return (neighbour, _direction(action), action.microbatch) if inside else None
+    exists = neighbour in schedule.placement
+    return (neighbour, _direction(action), action.microbatch) if exists else None
 
 
 def _waiting(schedule: Schedule, rank: int, position: int) -> str:

@@ -72,7 +72,7 @@ def zb_h2(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
 def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     """Run ZB-H1 over a loop of stages, a round of p microbatches at a time through a rank's stages.
 
-    Bubble: (p - 1) tf / v for tf = ti = tw and m a multiple of p. Live activations: min(p, m) on every rank.
+    Bubble, for m a multiple of p and tf = ti = tw: (p - 1) tf / v. Live activations: p on every rank.
 
     Args:
         num_ranks: p; stage s is on rank s mod p.
