@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import source as files
+from minitrain.hardware.faults import label_of, refuse, shown
 from minitrain.hardware.memory import Memory
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.processor import Processor, Rate
@@ -121,7 +122,7 @@ def _load_named(name: str) -> SystemConfig:
         shipped = name.removesuffix(".json")
         if shipped in files.shipped_names():
             return _load_shipped(shipped)
-        if not os.path.lexists(name.replace("\0", "")):
+        if not os.path.lexists(name):
             raise files.unknown_name(name)
     return _load_file(name)
 
@@ -135,19 +136,20 @@ def _load_shipped(name: str) -> SystemConfig:
 
 def _load_file(path: str) -> SystemConfig:
     """Load a config from a file of the user's."""
-    return _validated(files.parse(files.read_file(path), path), path, Path(path).stem)
+    label = label_of(path)
+    return _validated(files.parse(files.read_file(path), label), label, Path(path).stem)
 
 
 def _validated(data: Any, label: str, name: str) -> SystemConfig:
     """Turn raw data into a config, or raise one error with all its faults."""
-    from minitrain.hardware.schema import shown, validate  # noqa: PLC0415 - pydantic is heavy
+    from minitrain.hardware.schema import validate  # noqa: PLC0415 - pydantic is heavy
 
     if not isinstance(data, Mapping):
-        raise files.refuse(label, [f"expected a JSON object, found {shown(data)}"])
+        raise refuse(label, [f"expected a JSON object, found {shown(data)}"])
     copy, repeated = files.plain(data, label)
     model, faults = validate(copy)
     if model is None or repeated:
-        raise files.refuse(label, repeated + faults)
+        raise refuse(label, repeated + faults)
     return _system(model, name)
 
 

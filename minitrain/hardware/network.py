@@ -83,14 +83,13 @@ class Network:
                 size_bytes=size_bytes,
             )
         if op == "p2p":
-            return self._priced(self.ops["p2p"], size_bytes, 2)
+            return self._priced(self._row("p2p"), size_bytes, 2)
         if num_ranks < 1:
             raise UsageError(f"{op} needs at least one rank, not {num_ranks}", op=op, num_ranks=num_ranks)
-        row = self.ops.get(op)
-        if row is None:
+        if op in DERIVED_OPS and op not in self.ops:
             seconds = self._derived(op, size_bytes, num_ranks)
         else:
-            seconds = self._priced(row, size_bytes, num_ranks)
+            seconds = self._priced(self._row(op), size_bytes, num_ranks)
         return 0.0 if num_ranks == 1 else seconds
 
     def _priced(self, row: OpRow, size_bytes: float, num_ranks: int) -> float:
@@ -104,13 +103,20 @@ class Network:
     def _derived(self, op: str, size_bytes: float, num_ranks: int) -> float:
         """Price an operation that has no row of its own."""
         if op == "broadcast":
-            return self._priced(self.ops["all_gather"], size_bytes, num_ranks)
+            return self._priced(self._row("all_gather"), size_bytes, num_ranks)
         if op == "all_to_all":
-            return self._priced(self.ops["p2p"], (num_ranks - 1) / num_ranks * size_bytes, 2)
-        if op == "barrier":
-            return self.latency
-        known = ", ".join(dict.fromkeys((*self.ops, *DERIVED_OPS)))
-        raise UsageError(f"a network prices known operations, not {op!r}; use one of {known}", op=op)
+            return self._priced(self._row("p2p"), (num_ranks - 1) / num_ranks * size_bytes, 2)
+        return self.latency  # barrier
+
+    def _row(self, op: str) -> OpRow:
+        """Return the row of an operation, or say which operations there are."""
+        try:
+            return self.ops[op]
+        except KeyError:
+            known = ", ".join(dict.fromkeys((*self.ops, *DERIVED_OPS)))
+            raise UsageError(
+                f"a network prices the operations it knows, not {op!r}; use one of {known}", op=op
+            ) from None
 
 
 def select_tier(tiers: Iterable[Network], world_size: int) -> Network:

@@ -7,7 +7,6 @@ heavy.
 Keys that the format does not know are ignored, so that files written for other tools load unchanged.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -16,6 +15,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
+
+from minitrain.hardware.faults import key_path, shown
 
 _Value = TypeVar("_Value")
 Leaf = Callable[[Any], _Value]
@@ -46,8 +47,8 @@ _EXPECTED = {
 }
 
 
-def _refuse(expected: str) -> NoReturn:
-    raise PydanticCustomError("expected", "expected {expected}", {"expected": expected})
+def _refuse(expected: str, **found: str) -> NoReturn:
+    raise PydanticCustomError("expected", "expected {expected}", {"expected": expected, **found})
 
 
 def _number(value: Any, expected: str) -> float:
@@ -109,7 +110,8 @@ def _descending(rows: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Check what holds between rows."""
     bounds = [bound for bound, _ in rows]
     if not bounds or bounds[-1] != 0 or any(before <= after for before, after in pairwise(bounds)):
-        _refuse("rows with strictly descending lower bounds, the last one 0")
+        found = f"bounds {', '.join(f'{bound:g}' for bound in bounds)}" if bounds else "no rows"
+        _refuse("rows with strictly descending lower bounds, the last one 0", found=found)
     return rows
 
 
@@ -197,9 +199,9 @@ def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:
 
 def _fault(details: ErrorDetails) -> str:
     """Say one fault: where, what was expected, what was found."""
-    location = details["loc"]
     found = "nothing" if details["type"] == "missing" else shown(details["input"])
-    return f"{key_path(location)}: expected {_expectation(details)}, found {found}"
+    found = details.get("ctx", {}).get("found", found)
+    return f"{key_path(details['loc'])}: expected {_expectation(details)}, found {found}"
 
 
 def _expectation(details: ErrorDetails) -> str:
@@ -219,35 +221,3 @@ def _expectation(details: ErrorDetails) -> str:
     if details["type"] == "missing" and isinstance(last, int):
         return "a second value in the row" if last else "two values in the row"
     return "a row [scalar, offset]" if isinstance(last, str) else "a row [lower bound, efficiency]"
-
-
-def key_path(location: tuple[int | str, ...]) -> str:
-    """Return a place in a config as people write it: `networks[0].ops.all_reduce[1]`."""
-    path = ""
-    for key in location:
-        if isinstance(key, str) and key.replace("-", "_").isidentifier():
-            path += f".{key}" if path else key
-        else:
-            path += f"[{json.dumps(key)}]"
-    return path
-
-
-def shown(value: Any) -> str:
-    """Return a found value in a few words, as JSON writes it."""
-    if isinstance(value, str):
-        return json.dumps(value if len(value) <= 40 else value[:40] + "...")
-    if isinstance(value, bool | float) or value is None:
-        return json.dumps(value)
-    if isinstance(value, int):
-        return str(value) if abs(value) < 10**40 else "a huge number"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}" if len(value) > 4 or any(map(_nested, value)) else _row(value)
-    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict)
-
-
-def _row(values: list[Any] | tuple[Any, ...]) -> str:
-    return f"[{', '.join(map(shown, values))}]"

@@ -13,19 +13,12 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
+from minitrain.hardware.faults import key_path, label_of, refuse
 
 MAX_BYTES = 1_000_000
 
-_TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
 _MAX_DIGITS = 400  # more digits than any float has; int() refuses thousands
-
-
-def refuse(label: str, faults: list[str]) -> HardwareConfigError:
-    """Return the one error that lists every fault of a config."""
-    lines = [f"{label}: {fault}" for fault in faults]
-    if len(lines) > 1:
-        lines.insert(0, f"{label}: {len(faults)} faults")
-    return HardwareConfigError("\n".join(lines), path=label, faults=tuple(faults))
+_TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
 
 
 @lru_cache(maxsize=1)
@@ -42,7 +35,7 @@ def shipped_text(name: str) -> str:
 
 def _shipped_folder() -> Any:
     """Return the installed package that holds the configs; never a folder of the working directory."""
-    from importlib.resources import files  # noqa: PLC0415 - a tenth of the package's import time
+    from importlib.resources import files  # noqa: PLC0415 - a good part of the package's import time
 
     return files("minitrain.hw_configs")
 
@@ -57,10 +50,12 @@ def unknown_name(name: str) -> HardwareConfigError:
     from difflib import get_close_matches  # noqa: PLC0415 - needed only for this message
 
     known = shipped_names()
-    close = get_close_matches(name.removesuffix(".json"), known, n=1, cutoff=0.4)
-    hint = f'; did you mean "{close[0]}"?' if close else ";"
+    stem = name.removesuffix(".json")
+    longer = [other for other in known if stem and other.startswith(stem)]
+    close = longer or get_close_matches(stem, known, n=1, cutoff=0.4)
+    hint = f'did you mean "{close[0]}"? ' if close else ""
     fault = (
-        f"expected the name of a shipped config or of a file, found no such thing{hint} "
+        f"expected the name of a shipped config or of a file, found no such thing; {hint}"
         f"shipped are {', '.join(known)}; give a file of your own by its path, such as ./my_config.json"
     )
     return refuse(json.dumps(name), [fault])
@@ -79,35 +74,33 @@ def read_file(path: str) -> str:
         HardwareConfigError: there is no such file, it is a directory or no regular file, it is larger than
             `MAX_BYTES` (it is not read then), or it is not UTF-8.
     """
-    label = path if path.isprintable() else ascii(path)
+    label = label_of(path)
     try:
-        raw = _read_bytes(path, label)
+        fault, raw = _read_bytes(path)
     except FileNotFoundError:
-        raise refuse(label, ["expected a config file, found no such file; check the path"]) from None
+        fault, raw = "expected a config file, found no such file; check the path", b""
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise refuse(label, [f"expected a readable config file, found: {error}"]) from None
+        fault, raw = f"expected a readable config file, found: {error}", b""
+    if fault:
+        raise refuse(label, [fault])
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         byte = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
-        fault = f"expected UTF-8 text, found {byte}; save the file as UTF-8"
-        raise refuse(label, [fault]) from None
+        raise refuse(label, [f"expected UTF-8 text, found {byte}; save the file as UTF-8"]) from None
 
 
-def _read_bytes(path: str, label: str) -> bytes:
-    """Read a regular file of acceptable size."""
+def _read_bytes(path: str) -> tuple[str, bytes]:
+    """Return a fault, or none and the content of a regular file of acceptable size."""
     status = Path(path).stat()
     if S_ISDIR(status.st_mode):
-        raise refuse(label, ["expected a config file, found a directory; name the file in it"])
+        return "expected a config file, found a directory; name the file in it", b""
     if not S_ISREG(status.st_mode):
-        raise refuse(label, ["expected a regular file, found a device, pipe or socket; save it first"])
+        return "expected a regular file, found a device, pipe or socket; save it first", b""
+    if status.st_size > MAX_BYTES:
+        return f"expected a config of at most {MAX_BYTES} bytes, found {status.st_size}; is it a config?", b""
     with Path(path).open("rb") as file:
-        raw = file.read(MAX_BYTES + 1) if status.st_size <= MAX_BYTES else b""
-    if status.st_size > MAX_BYTES or len(raw) > MAX_BYTES:
-        size = max(status.st_size, len(raw))
-        fault = f"expected a config of at most {MAX_BYTES} bytes, found {size} bytes; is it a config?"
-        raise refuse(label, [fault])
-    return raw
+        return "", file.read(MAX_BYTES)
 
 
 class _Object(dict[str, Any]):
@@ -117,19 +110,30 @@ class _Object(dict[str, Any]):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
-    result = _Object(pairs)
-    if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        result.repeated = tuple(key for key in result if keys.count(key) > 1)
+    """Make an object of its pairs; the last of two equal keys wins, as everywhere in JSON."""
+    result, repeated = _Object(), dict[str, None]()
+    for key, value in pairs:
+        if key in result:
+            repeated[key] = None
+        result[key] = value
+    result.repeated = tuple(repeated)
     return result
 
 
 def _integer(digits: str) -> float:
+    """Read an integer; one with more digits than a float can hold becomes infinite, and so a fault."""
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
 def parse(text: str, label: str) -> Any:
-    """Return the JSON data of a text (objects as `_Object`).
+    """Return the JSON data of a text, its objects remembering keys that came twice.
+
+    Args:
+        text: the content of a file.
+        label: what messages call the config.
+
+    Returns:
+        Whatever the JSON holds.
 
     Raises:
         HardwareConfigError: it is not JSON, or nested too deeply to be read.
@@ -158,22 +162,18 @@ def plain(data: Any, label: str) -> tuple[Any, list[str]]:
     """
     faults: list[str] = []
     try:
-        return _copied(data, "", faults), faults
+        return _copied(data, (), faults), faults
     except RecursionError:
         raise refuse(label, [_TOO_DEEP]) from None
 
 
-def _copied(value: Any, path: str, faults: list[str]) -> Any:
+def _copied(value: Any, location: tuple[int | str, ...], faults: list[str]) -> Any:
     """Copy one value, collecting the keys that came twice below it."""
     if isinstance(value, Mapping):
-        for key in getattr(value, "repeated", ()):
-            faults.append(f"{_below(path, key)}: expected each key once, found it more than once; remove one")
-        return {key: _copied(item, _below(path, key), faults) for key, item in value.items()}
+        for key in value.repeated if isinstance(value, _Object) else ():
+            where = key_path((*location, key))
+            faults.append(f"{where}: expected each key once, found it more than once; remove one")
+        return {key: _copied(item, (*location, key), faults) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_copied(item, f"{path}[{place}]", faults) for place, item in enumerate(value)]
+        return [_copied(item, (*location, place), faults) for place, item in enumerate(value)]
     return value
-
-
-def _below(path: str, key: Any) -> str:
-    """Return the path of a key in the object at `path`."""
-    return f"{path}.{key}" if path else str(key)

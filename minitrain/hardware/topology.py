@@ -133,9 +133,7 @@ class HierarchicalTopology:
         (8, 65536)
     """
 
-    def __init__(
-        self, tiers: Sequence[Network], world_size: int, placement: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, tiers: Sequence[Network], world_size: int, placement: Sequence[int] | None = None) -> None:
         """Place the ranks."""
         select_tier(tiers, world_size)
         self.tiers = tuple(sorted(tiers, key=lambda tier: tier.size))

@@ -1,0 +1,197 @@
+"""The hierarchical network: where ranks sit, which tier carries what, and the two-level algorithms."""
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitrain.errors import UsageError
+from minitrain.hardware import HierarchicalTopology, Network, load_config
+
+ROWS = {"p2p": (1.0, None), "reduce_scatter": (1.0, -1.0), "all_gather": (1.0, -1.0), "all_reduce": (2.0, -1.0)}
+NODE = Network(100.0, 1.0, 4, 0.001, ROWS)
+RACK = Network(10.0, 1.0, 16, 0.01, ROWS)
+CLUSTER = Network(1.0, 1.0, 1024, 0.1, ROWS)
+H100 = load_config("h100_80g_nvl8")
+SIZE = 50331648
+GB = 1e9
+
+
+def net(world_size: int = 64, placement: Sequence[int] | None = None) -> HierarchicalTopology:
+    return HierarchicalTopology([CLUSTER, NODE, RACK], world_size, placement)
+
+
+@pytest.mark.parametrize(
+    ("source", "dest", "tier"),
+    [(0, 3, NODE), (3, 4, RACK), (12, 15, NODE), (0, 15, RACK), (15, 16, CLUSTER), (63, 0, CLUSTER)],
+)
+def test_a_message_takes_the_smallest_tier_that_contains_its_ranks(source: int, dest: int, tier: Network) -> None:
+    price = net().p2p(GB, source, dest)
+    assert (price.tier, price.algorithm, price.seconds) == (tier, None, tier.time("p2p", GB, 2))
+
+
+def test_a_group_within_a_node_is_priced_on_the_node() -> None:
+    price = net().collective("all_reduce", GB, (4, 5, 6, 7))
+    assert (price.tier, price.algorithm) == (NODE, "ring")
+    assert price.seconds == 0.001 + 1.5 * GB / 100e9
+
+
+def test_hierarchical_all_reduce_equals_the_hand_computed_sum() -> None:
+    price = net().collective("all_reduce", 4 * GB, tuple(range(8)))
+    inside = 0.001 + 3e9 / 100e9  # reduce_scatter, and again all_gather, of 4 GB over 4 ranks
+    across = 0.01 + 1e9 / 10e9  # all_reduce of 1 GB over 2 nodes
+    assert (price.algorithm, price.tier) == ("hierarchical", RACK)
+    assert price.seconds == inside + across + inside
+    assert price.seconds < RACK.time("all_reduce", 4 * GB, 8)
+
+
+def test_hierarchical_gather_and_scatter_have_two_phases() -> None:
+    inside, across = 0.001 + 3e9 / 100e9, 0.01 + 0.5e9 / 10e9
+    for op in ("all_gather", "reduce_scatter"):
+        price = net().collective(op, 4 * GB, tuple(range(8)))
+        assert (price.seconds, price.algorithm) == (inside + across, "hierarchical")
+
+
+def test_h100_all_reduce_over_two_servers_is_hierarchical() -> None:
+    topology = HierarchicalTopology(H100.networks, 16)
+    inner, outer = H100.networks
+    ring = outer.time("all_reduce", SIZE, 16)
+    expected = 0.00018207401025641026 + outer.time("all_reduce", SIZE / 8, 2) + 0.00018207401025641026
+    price = topology.collective("all_reduce", SIZE, range(16))
+    assert (price.seconds, price.algorithm, price.tier) == (expected, "hierarchical", outer)
+    assert ring == 2e-05 + SIZE / 45e9
+    assert inner.time("all_reduce", SIZE, 8) == 0.00020358326153846153
+
+
+def test_a_small_collective_prefers_the_ring_with_its_single_latency() -> None:
+    price = net().collective("all_reduce", 1, tuple(range(8)))
+    assert (price.algorithm, price.seconds) == ("ring", RACK.time("all_reduce", 1, 8))
+
+
+@pytest.mark.parametrize("ranks", [(0, 4), (0, 1, 4), (0, 1, 2, 4, 5)])
+def test_unequal_or_single_participants_a_node_leave_only_the_ring(ranks: tuple[int, ...]) -> None:
+    price = net().collective("all_reduce", 100 * GB, ranks)
+    assert (price.algorithm, price.seconds) == ("ring", RACK.time("all_reduce", 100 * GB, len(ranks)))
+
+
+@pytest.mark.parametrize("op", ["broadcast", "all_to_all", "barrier"])
+def test_other_collectives_are_priced_on_the_containing_tier_alone(op: str) -> None:
+    price = net().collective(op, 100 * GB, tuple(range(32)))
+    assert (price.algorithm, price.tier, price.seconds) == (None, CLUSTER, CLUSTER.time(op, 100 * GB, 32))
+
+
+def test_one_rank_costs_nothing() -> None:
+    price = net().collective("all_reduce", GB, (63,))
+    assert (price.seconds, price.algorithm, price.tier) == (0.0, None, NODE)
+
+
+def test_a_placement_decides_who_sits_together() -> None:
+    topology = net(8, [0, 4, 0, 4, 0, 4, 0, 4])
+    assert topology.collective("all_reduce", GB, (0, 2, 4, 6)).tier is NODE
+    assert topology.p2p(GB, 0, 1).tier is CLUSTER
+    assert topology.node(3) == 4
+
+
+def test_a_placement_in_rank_order_is_the_default() -> None:
+    placed, default = net(32, [rank // 4 for rank in range(32)]), net(32)
+    for ranks in ((0, 3), (3, 4), tuple(range(8)), tuple(range(32)), (0, 31)):
+        assert placed.collective("all_reduce", GB, ranks) == default.collective("all_reduce", GB, ranks)
+
+
+def test_a_node_reached_in_part_belongs_to_the_tier() -> None:
+    odd = Network(10.0, 1.0, 6, 0.0, ROWS)
+    topology = HierarchicalTopology([NODE, odd, CLUSTER], 16)
+    assert [topology.p2p(1, 0, dest).tier.size for dest in (3, 7, 8)] == [4, 6, 1024]
+
+
+def test_a_group_beyond_a_tier_to_be_filled_must_fill_it() -> None:
+    topology = HierarchicalTopology(H100.networks, 24)
+    with pytest.raises(UsageError, match=r"must hold a multiple of its size \(8 ranks\), but 12 ranks take part; use"):
+        topology.collective("all_reduce", SIZE, tuple(range(12)))
+    with pytest.raises(UsageError, match="multiple of its size"):
+        topology.collective("barrier", 0, (0, 8))
+    assert topology.collective("all_reduce", SIZE, tuple(range(24))).algorithm == "hierarchical"
+    assert topology.collective("all_reduce", SIZE, (1, 3, 4)).tier.size == 8
+
+
+def test_messages_may_leave_a_tier_to_be_filled() -> None:
+    topology = HierarchicalTopology(H100.networks, 16)
+    assert topology.p2p(SIZE, 7, 8).seconds == 0.0011384810666666668
+
+
+@pytest.mark.parametrize("ranks", [(), (1, 1), [2, 3, 2]])
+def test_a_group_holds_each_rank_once(ranks: Sequence[int]) -> None:
+    with pytest.raises(UsageError, match="at least one rank, each once"):
+        net().collective("all_reduce", 1, ranks)
+
+
+@pytest.mark.parametrize(("ranks", "wrong"), [((0, 64), 64), ((-1, 3), -1)])
+def test_ranks_outside_the_run_are_named(ranks: tuple[int, int], wrong: int) -> None:
+    with pytest.raises(UsageError, match=rf"rank {wrong} must be in 0\.\.63"):
+        net().collective("all_reduce", 1, ranks)
+    with pytest.raises(UsageError, match=rf"rank {wrong} must be in 0\.\.63"):
+        net().p2p(1, *ranks)
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ([0, 0], "the node of each of the 4 ranks, not of 2"),
+        ([0, 1, 2, -1], r"nodes must be in 0\.\.255, the largest tier's, not -1"),
+        ([0, 1, 2, 256], r"nodes must be in 0\.\.255, the largest tier's, not 256"),
+        ([0, 0.5, 1, 1], "must be a sequence of whole node numbers"),
+        (7, "must be a sequence of whole node numbers"),
+    ],
+)
+def test_a_placement_that_does_not_fit_is_refused(placement: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        net(4, placement)  # type: ignore[arg-type]
+
+
+def test_a_placement_must_not_crowd_a_node() -> None:
+    with pytest.raises(UsageError, match=r"at most 4 ranks, .* puts 5 ranks on node 2; spread them"):
+        net(6, [2, 2, 2, 2, 2, 0])
+
+
+def test_a_run_too_large_for_the_largest_tier_is_refused() -> None:
+    with pytest.raises(UsageError, match="largest spans 1024 ranks"):
+        net(1025)
+
+
+def test_a_list_that_changes_is_priced_anew() -> None:
+    topology, ranks = net(), [0, 1]
+    assert topology.collective("all_reduce", GB, ranks).tier is NODE
+    ranks.append(60)
+    assert topology.collective("all_reduce", GB, ranks).tier is CLUSTER
+
+
+def test_remembered_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.hardware.topology._MOST_RECENT", 2)
+    topology = net()
+    groups = [(rank, rank + 1) for rank in range(5)]
+    first = [topology.collective("all_reduce", GB, group) for group in groups]
+    assert [topology.collective("all_reduce", GB, group) for group in groups] == first
+
+
+def test_a_million_ranks_are_looked_at_once() -> None:
+    world_size = 2**20
+    topology = HierarchicalTopology(load_config("h200_141g_nvl8").networks, world_size)
+    ranks = tuple(range(world_size))
+    first = topology.collective("all_reduce", SIZE, ranks)
+    start = time.perf_counter()
+    assert all(topology.collective("all_reduce", SIZE, ranks) == first for _ in range(100))
+    assert time.perf_counter() - start < 0.1  # 100 hashes of such a tuple take longer than a second
+
+
+@given(st.lists(st.integers(0, 63), min_size=1, unique=True), st.floats(0, 1e12), st.randoms())
+def test_the_price_is_the_better_one_and_ignores_the_order_of_ranks(
+    ranks: list[int], size_bytes: float, random: object
+) -> None:
+    topology = net()
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        price = topology.collective(op, size_bytes, ranks)
+        assert 0 <= price.seconds <= price.tier.time(op, size_bytes, len(ranks))
+        assert (price.algorithm == "hierarchical") == (price.seconds < price.tier.time(op, size_bytes, len(ranks)))
+        assert topology.collective(op, size_bytes, sorted(ranks)) == price
