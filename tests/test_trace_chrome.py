@@ -52,10 +52,7 @@ def test_every_operation_is_one_slice_with_its_facts() -> None:
 
 def test_a_wait_for_the_own_stream_says_so() -> None:
     log = [Event("all_reduce", 0, 0, 1.0, 1.0, 0, stream=COMM, launched=0.0)]
-    assert (
-        _phase(chrome_trace([log]), "X")[0]["args"]["reason"]
-        == "waited for an earlier operation of its stream"
-    )
+    assert _phase(chrome_trace([log]), "X")[0]["args"]["reason"] == "waited for an earlier operation of its stream"
 
 
 def test_processes_are_ranks_and_threads_are_streams_in_order() -> None:

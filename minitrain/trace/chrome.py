@@ -118,9 +118,7 @@ def _details(timeline: Timeline) -> list[str]:
     waited = (timeline.time - timeline.launched) * 1e6
     for place in np.flatnonzero((waited > 0) | (timeline.waited_for != NONE)).tolist():
         rank = timeline.waited_for[place]
-        reason = (
-            f"waited for rank {rank}" if rank != NONE else "waited for an earlier operation of its stream"
-        )
+        reason = f"waited for rank {rank}" if rank != NONE else "waited for an earlier operation of its stream"
         details[place] += f',"waited_us":{waited[place]:.3f},"reason":"{reason}"'
     for place in np.flatnonzero(timeline.recomputed).tolist():
         details[place] += ',"recomputed":true'

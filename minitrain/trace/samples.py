@@ -25,9 +25,7 @@ class _Rank:
     comm_end: float = 0.0
     log: list[Event] = field(default_factory=list)
 
-    def compute(
-        self, typ: str, layer: int, samples: frozenset[int], duration: float, gain: float = 0.0
-    ) -> None:
+    def compute(self, typ: str, layer: int, samples: frozenset[int], duration: float, gain: float = 0.0) -> None:
         self.log.append(Event(typ, layer, self.rank, self.time, duration, self.memory, samples))
         self.time += duration
         self.memory += gain
@@ -58,9 +56,7 @@ def _stage(rank: _Rank, num_stages: int, num_microbatches: int, num_layers: int)
     layers = list(range(rank.rank * num_layers, (rank.rank + 1) * num_layers))
     ops: list[_Op] = [_compute(rank, "load_weights", layers, -1, _UPDATE, _WEIGHT)]
     for what, m in order:
-        ops += (
-            _forward(rank, m, layers, num_stages) if what == "F" else _backward(rank, m, layers, num_stages)
-        )
+        ops += _forward(rank, m, layers, num_stages) if what == "F" else _backward(rank, m, layers, num_stages)
     return [*ops, _compute(rank, "update", layers, -1, _UPDATE, 0.0)]
 
 
@@ -142,9 +138,7 @@ def data_parallel(
     for layer in reversed(range(num_layers)):
         for rank in ranks:
             slow = straggler if rank.rank == world_size - 1 else 1.0
-            rank.compute(
-                "backward", layer, frozenset([rank.rank]), 2 * _FORWARD * slow, _WEIGHT - _ACTIVATION
-            )
+            rank.compute("backward", layer, frozenset([rank.rank]), 2 * _FORWARD * slow, _WEIGHT - _ACTIVATION)
         _all_reduce(ranks, layer, num_layers, overlap)
     for rank in ranks:
         rank.time = max(rank.time, rank.comm_end)
@@ -165,9 +159,7 @@ def _all_reduce(ranks: list[_Rank], layer: int, num_layers: int, overlap: bool) 
     latest = max(ranks, key=lambda rank: (max(rank.time, rank.comm_end), -rank.rank))
     start = max(latest.time, latest.comm_end)
     for rank in ranks:
-        event = Event(
-            "all_reduce", layer, rank.rank, start, _REDUCE, rank.memory, frozenset(range(len(ranks)))
-        )
+        event = Event("all_reduce", layer, rank.rank, start, _REDUCE, rank.memory, frozenset(range(len(ranks))))
         event.stream, event.size_bytes, event.launched = COMM, 2.0**25, rank.time
         event.waited_for = latest.rank if max(rank.time, rank.comm_end) < start else None
         updates = 2 * num_layers + 2 * num_layers

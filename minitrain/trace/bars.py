@@ -1,0 +1,119 @@
+"""What a Gantt chart draws: every operation and every wait as a bar on a lane of its rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minitrain.trace.breakdown import checked_step_time
+from minitrain.trace.columns import NONE, Bools, Floats, Ints, Timeline
+from minitrain.trace.kinds import RECOMPUTED, WAITING, Kind, kind_of, legend_place
+from minitrain.trace.lanes import lanes
+from minitrain.trace.sweep import sweep_timeline
+
+_ROUNDING = 1e-12  # of the step time: a shorter gap is the rounding of a sum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """Bars by rank and start.
+
+    Args:
+        timeline: what they were made from.
+        step_time: the step time, s.
+        rank: row of each bar, (num_bars,), like all that follow.
+        start: its left end, s.
+        duration: its length, s; never 0.
+        kind: index into `kinds`.
+        lane: 0 for the rank's main lane, 1 and up for what overlaps it.
+        event: the operation, or the one that ended a wait; `NONE` for a wait until the step's end.
+        kinds: how each kind looks, in the legend's order.
+    """
+
+    timeline: Timeline
+    step_time: float
+    rank: Ints
+    start: Floats
+    duration: Floats
+    kind: Ints
+    lane: Ints
+    event: Ints
+    kinds: tuple[Kind, ...]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes of the rank that has most."""
+        return int(self.lane.max(initial=0)) + 1
+
+    @property
+    def waits(self) -> Bools:
+        """Whether each bar is a wait, (num_bars,)."""
+        waits: Bools = self.kind == len(self.kinds) - 1
+        return waits
+
+    def take(self, chosen: Ints | Bools) -> Bars:
+        """Return some of the bars."""
+        return Bars(
+            self.timeline,
+            self.step_time,
+            self.rank[chosen],
+            self.start[chosen],
+            self.duration[chosen],
+            self.kind[chosen],
+            self.lane[chosen],
+            self.event[chosen],
+            self.kinds,
+        )
+
+
+def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
+    """Return a bar for every operation that takes time, and for every gap in which a rank waits."""
+    step = checked_step_time(timeline, step_time)
+    codes, kinds = _kinds(timeline)
+    wait_rank, wait_start, wait_end, wait_event = _waits(timeline, step)
+    num_waits, drawn = len(wait_rank), np.flatnonzero(timeline.duration > 0)
+    rank = np.concatenate([timeline.rank[drawn], wait_rank])
+    start = np.concatenate([timeline.time[drawn], wait_start])
+    order = np.lexsort((start, rank))
+    return Bars(
+        timeline=timeline,
+        step_time=step,
+        rank=rank[order],
+        start=start[order],
+        duration=np.concatenate([timeline.duration[drawn], wait_end - wait_start])[order],
+        kind=np.concatenate([codes[drawn], np.full(num_waits, len(kinds) - 1)])[order],
+        lane=np.concatenate([lanes(timeline)[drawn], np.zeros(num_waits, np.int64)])[order],
+        event=np.concatenate([drawn, wait_event])[order],
+        kinds=kinds,
+    )
+
+
+def _kinds(timeline: Timeline) -> tuple[Ints, tuple[Kind, ...]]:
+    """Return the kind of every event, and the kinds that occur, with "waiting" last."""
+    typs = [*timeline.typs, RECOMPUTED]
+    codes = np.where(timeline.recomputed, len(typs) - 1, timeline.typ)
+    found, first = np.unique(codes, return_index=True)
+    streams = [timeline.streams[stream].kind for stream in timeline.stream[first].tolist()]
+    stream_of = dict(zip(found.tolist(), streams, strict=True))
+    order = sorted(stream_of, key=lambda code: legend_place(typs[code]))
+    place = np.zeros(len(typs), np.int64)
+    place[order] = np.arange(len(order))
+    return place[codes], (*(kind_of(typs[code], stream_of[code]) for code in order), kind_of(WAITING))
+
+
+def _waits(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:
+    """Return rank, start, end and ending event of every gap, from 0 to the step's end."""
+    swept = sweep_timeline(timeline)
+    gap = swept.start - swept.busy_until > _ROUNDING * step
+    last = swept.last_end(timeline.num_ranks)
+    early = np.flatnonzero(step - last > _ROUNDING * step)
+    return (
+        np.concatenate([swept.rank[gap], early]),
+        np.concatenate([swept.busy_until[gap], last[early]]),
+        np.concatenate([swept.start[gap], np.full(len(early), step)]),
+        np.concatenate([swept.order[gap], np.full(len(early), NONE)]),
+    )

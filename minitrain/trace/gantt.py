@@ -1,0 +1,128 @@
+"""Event logs -> a Plotly figure: what every rank does, over the memory it holds, on one time axis.
+
+Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one; beyond, the figure is a heat map of the time spent
+computing, and a page (`minitrain.trace.page`) draws the bars of the part that is zoomed into.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
+
+from minitrain.trace.bars import Bars, make_bars
+from minitrain.trace.columns import NONE, Floats, Ints, Trace, as_timeline
+from minitrain.trace.curves import memory_traces, peak_gib
+from minitrain.trace.heat import heat
+from minitrain.trace.labels import time_unit
+from minitrain.trace.layout import layout
+from minitrain.trace.texts import bar_numbers, hover_texts
+from minitrain.trace.view import View
+
+MAX_BARS = 5000
+_MAIN_LANE, _LANE_GAP = 0.8, 0.04
+
+
+def figure(trace: Trace, view: View | None = None) -> Any:
+    """Draw one run.
+
+    Args:
+        trace: one log a rank, or columns.
+        view: title, facts and units; plain ones if None.
+
+    Returns:
+        A `plotly.graph_objects.Figure`.
+    """
+    view = view or View()
+    return figure_of_bars(make_bars(as_timeline(trace), view.step_time), view)
+
+
+def figure_of_bars(bars: Bars, view: View) -> Any:
+    """Draw bars that were made already."""
+    unit, unit_name = time_unit(bars.step_time)
+    drawn = [heat_trace(bars, unit)] if len(bars) > MAX_BARS else bar_traces(bars, view, unit)
+    data = [*drawn, *memory_traces(bars, view, unit)]
+    return go.Figure(data, layout(bars, view, unit, unit_name, peak_gib(bars, view)))
+
+
+def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any]:
+    """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of `axis`."""
+    center, width = lane_geometry(bars.num_lanes)
+    numbers = np.append(bar_numbers(bars.timeline), NONE)[np.where(bars.waits, -1, bars.event)]
+    traces = []
+    for code, kind in enumerate(bars.kinds):
+        chosen = np.flatnonzero(bars.kind == code)
+        if not len(chosen):
+            continue
+        part = bars.take(chosen)
+        traces.append(
+            go.Bar(
+                name=kind.name,
+                orientation="h",
+                base=part.start / unit,
+                x=part.duration / unit,
+                y=part.rank + center[part.lane],
+                width=width[part.lane] if bars.num_lanes > 1 else _MAIN_LANE,
+                text=_texts(numbers[chosen]),
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                insidetextfont={"color": kind.ink, "size": 11},
+                hovertext=hover_texts(part, view.bytes_per_element),
+                hoverinfo="text",
+                marker=_marker(kind.color, kind.pattern),
+                yaxis=axis,
+                cliponaxis=True,
+            )
+        )
+    return traces
+
+
+def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:
+    """Return the centre (from the row's middle, downwards) and the height of each lane, in rows."""
+    if num_lanes == 1:
+        return np.zeros(1), np.full(1, _MAIN_LANE)
+    main = _MAIN_LANE * 0.6
+    rest = (_MAIN_LANE - main) / (num_lanes - 1)
+    width = np.array([main - _LANE_GAP, *[rest] * (num_lanes - 1)])
+    top = np.array([0.0, *(main + rest * place for place in range(num_lanes - 1))])
+    return top + width / 2 - _MAIN_LANE / 2, width
+
+
+def heat_trace(bars: Bars, unit: float) -> Any:
+    """Return the heat map of the time spent computing, in percent."""
+    shares = heat(bars)
+    num_bins = shares.computing.shape[1]
+    step = bars.step_time / unit / num_bins
+    return go.Heatmap(
+        z=np.rint(shares.computing * 100).astype(np.uint8),
+        customdata=np.rint(shares.communicating * 100).astype(np.uint8),
+        x0=step / 2,
+        dx=step,
+        y0=(shares.ranks_per_row - 1) / 2,
+        dy=shares.ranks_per_row,
+        zmin=0,
+        zmax=100,
+        colorscale=HEAT_SCALE,
+        colorbar={"title": {"text": "computing"}, "ticksuffix": " %", "thickness": 12, "len": 0.4, "y": 0.8},
+        hovertemplate="rank %{y:.0f}<br>at %{x:.6g}<br>computing %{z} %<br>communicating %{customdata} %"
+        "<extra></extra>",
+        name="computing",
+    )
+
+
+HEAT_SCALE = [[0, "#F2F2F2"], [0.25, "#B9DDF1"], [0.6, "#56B4E9"], [1, "#08519C"]]
+
+
+def _marker(color: str, pattern: str) -> dict[str, Any]:
+    """Return how bars of a kind are filled."""
+    marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
+    if pattern:
+        marker["pattern"] = {"shape": pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
+    return marker
+
+
+def _texts(numbers: Ints) -> list[str]:
+    """Return the number to write on each bar, or nothing."""
+    return ["" if number == NONE else str(number) for number in numbers.tolist()]

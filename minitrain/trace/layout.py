@@ -1,0 +1,132 @@
+"""Where things are in a figure: the Gantt panel over the memory panel, axes, legends, title."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minitrain.trace.bars import Bars
+from minitrain.trace.view import View
+
+MEMORY_HEIGHT = 190
+_TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34
+GRID = "rgba(128,128,128,0.22)"
+INK = "#5A5F66"
+FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif", "size": 12}
+
+
+def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float) -> dict[str, Any]:
+    """Return the layout of one run's figure."""
+    rows = gantt_height(bars.timeline.num_ranks, bars.num_lanes)
+    inner = rows + _PANEL_GAP + MEMORY_HEIGHT
+    split = MEMORY_HEIGHT / inner, (MEMORY_HEIGHT + _PANEL_GAP) / inner
+    capacity = _capacity(view, peak_gib)
+    return {
+        "height": inner + _TOP + _BOTTOM,
+        "margin": {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM},
+        "title": title(view),
+        "font": {**FONT, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "barmode": "overlay",
+        "hovermode": "closest",
+        "modebar": {"remove": ["sendChartToCloud"]},
+        "uniformtext": {"mode": "hide", "minsize": 8},
+        "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
+        "yaxis": rank_axis(bars.timeline.num_ranks, (split[1], 1)),
+        "yaxis2": {**_memory_axis(peak_gib, view), "domain": (0, split[0])},
+        "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "itemsizing": "constant"},
+        "legend2": {"x": 1.01, "y": split[0], "xanchor": "left", "yanchor": "top", "font": {"size": 11}},
+        **capacity,
+    }
+
+
+def gantt_height(num_ranks: int, num_lanes: int = 1) -> int:
+    """Return the height of the Gantt panel, px: readable rows for few ranks, at most some screens for many."""
+    row = min(44, max(2, 640 // max(num_ranks, 1)))
+    return int(min(max(row * num_ranks * (1.25 if num_lanes > 1 else 1), 90), 1100))
+
+
+def title(view: View) -> dict[str, Any]:
+    """Return the title with its line of facts."""
+    return {
+        "text": f"<b>{view.title}</b>" if view.title else "",
+        "subtitle": {"text": view.subtitle, "font": {"size": 13}},
+        "font": {"size": 18},
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "y": 1,
+        "yref": "container",
+        "yanchor": "top",
+        "pad": {"t": 14},
+    }
+
+
+def time_axis(longest: float, unit_name: str, anchor: str) -> dict[str, Any]:
+    """Return the common time axis, from 0 to `longest` in its unit."""
+    return {
+        "title": {"text": f"time ({unit_name})", "standoff": 6},
+        "range": (0, longest or 1),
+        "anchor": anchor,
+        "gridcolor": GRID,
+        "zeroline": False,
+        "showspikes": True,
+        "spikemode": "across",
+        "spikethickness": 1,
+        "spikedash": "dot",
+        "spikecolor": INK,
+    }
+
+
+def rank_axis(num_ranks: int, domain: tuple[float, float]) -> dict[str, Any]:
+    """Return the axis with a row a rank, rank 0 on top."""
+    every = max(1, -(-num_ranks // 32))
+    return {
+        "title": {"text": "rank", "standoff": 4},
+        "domain": domain,
+        "range": (max(num_ranks, 1) - 0.5, -0.5),
+        "tickmode": "array",
+        "tickvals": list(range(0, num_ranks, every)),
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": num_ranks <= 32,
+    }
+
+
+def _memory_axis(peak_gib: float, view: View) -> dict[str, Any]:
+    """Return the memory axis, with the device's capacity in sight where the curves come near it."""
+    top = max(peak_gib, _shown_capacity(view, peak_gib) or 0.0) * 1.08
+    return {
+        "title": {"text": "memory (GiB)", "standoff": 4},
+        "range": (0, top or 1),
+        "gridcolor": GRID,
+        "zeroline": False,
+        "fixedrange": True,
+    }
+
+
+def _shown_capacity(view: View, peak_gib: float) -> float | None:
+    """Return the capacity in GiB if the curves rise to 40 % of it, else None."""
+    capacity = (view.capacity_bytes or 0.0) / 2**30
+    return capacity if capacity and peak_gib >= 0.4 * capacity else None
+
+
+def _capacity(view: View, peak_gib: float) -> dict[str, Any]:
+    """Return the line at the device's capacity; a note where it is far above the curves."""
+    if view.capacity_bytes is None:
+        return {}
+    text = f"device memory {view.capacity_bytes / 2**30:.4g} GiB"
+    place = {
+        "xref": "x domain",
+        "x": 1,
+        "xanchor": "right",
+        "showarrow": False,
+        "font": {"size": 11, "color": "#D55E00"},
+    }
+    shown = _shown_capacity(view, peak_gib)
+    if shown is None:
+        note = {**place, "text": f"{text} ↑", "yref": "y2 domain", "y": 1, "yanchor": "bottom"}
+        return {"annotations": [note]}
+    line = {"color": "#D55E00", "width": 1.5, "dash": "dash"}
+    shape = {"type": "line", "xref": "x domain", "x0": 0, "x1": 1, "yref": "y2", "y0": shown, "y1": shown, "line": line}
+    return {"shapes": [shape], "annotations": [{**place, "text": text, "yref": "y2", "y": shown, "yanchor": "bottom"}]}

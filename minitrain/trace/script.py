@@ -1,0 +1,166 @@
+"""The page's own style and JavaScript: draws the figure, and of a large trace the bars one zooms into.
+
+The script mirrors `gantt.bar_traces`, `heat.heat` and `texts.hover_texts` for the visible part of the columns that
+`payload` packs: exact bars where at most `maxBars` show, shares of time where more do.
+"""
+
+STYLE = """
+:root { color-scheme: light dark; }
+html { overflow-y: scroll; }
+body { margin: 0 auto; max-width: 1800px; padding: 8px 12px; background: #fff; color: #24292f;
+  font: 14px/1.45 system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif; }
+table { border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }
+th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid rgba(128,128,128,.25); }
+th:first-child, td:first-child { text-align: left; }
+tr.best td:first-child { font-weight: 700; }
+@media (prefers-color-scheme: dark) { body { background: #0d1117; color: #c9d1d9; } a { color: #79b8ff; } }
+"""
+
+PAGE_SCRIPT = r"""
+const gd = document.getElementById('figure');
+const read = id => JSON.parse(document.getElementById(id).textContent);
+const figure = read('data'), details = read('details');
+const dark = window.matchMedia && matchMedia('(prefers-color-scheme: dark)').matches;
+
+function adapt(layout) {
+  layout.font.color = dark ? '#c9d1d9' : '#3d444d';
+  layout.modebar = { ...layout.modebar, bgcolor: 'rgba(0,0,0,0)', color: dark ? '#8b949e' : '#8c959f',
+    activecolor: dark ? '#fff' : '#24292f' };
+  if (dark && layout.updatemenus) layout.updatemenus.forEach(menu => {
+    menu.bgcolor = '#21262d'; menu.font = { color: '#8b949e' };
+  });
+}
+
+const TYPES = { f8: Float64Array, f4: Float32Array, i4: Int32Array, i2: Int16Array, i1: Int8Array, u1: Uint8Array };
+function unpack(packed) {
+  const raw = atob(packed.bdata), bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return new TYPES[packed.dtype](bytes.buffer);
+}
+
+const UNITS = [[1, 's'], [1e-3, 'ms'], [1e-6, 'µs'], [1e-9, 'ns']];
+function duration(value) {
+  const seconds = value * details.unit;
+  const [scale, name] = UNITS.find(([size]) => Math.abs(seconds) >= size) || UNITS[0];
+  return Number((seconds / scale).toPrecision(4)) + ' ' + name;
+}
+
+function hover(d, i, rank) {
+  const kind = d.kinds[d.kind[i]].name, span = duration(d.length[i]) + ' from ' + duration(d.start[i]);
+  const layer = d.layer[i] === d.noLayer ? '' : 'layer ' + d.layer[i];
+  const lines = ['<b>' + kind + '</b> · rank ' + rank];
+  if (d.kind[i] === d.kinds.length - 1) {
+    lines.push(span);
+    if (d.waitTyp[i] === 255) lines.push("for the step's end, which rank " + d.lastRank + ' sets');
+    else lines.push((d.waitedFor[i] < 0 ? '' : 'for rank ' + d.waitedFor[i] + ', ') + 'before ' + d.typs[d.waitTyp[i]]
+      + (layer && ' of ' + layer));
+    return lines.join('<br>');
+  }
+  const samples = d.samples[d.sample[i]];
+  const works = [layer, samples && 'samples ' + samples].filter(part => part).join(' · ');
+  if (works) lines.push(works);
+  lines.push(span, 'memory ' + Number(d.memory[i].toPrecision(4)) + ' GiB');
+  return lines.join('<br>');
+}
+
+function prepare(d) {
+  ['start', 'length', 'kind', 'lane', 'layer', 'sample', 'number', 'waitedFor', 'waitTyp', 'memory']
+    .forEach(name => { d[name] = unpack(d[name]); });
+  d.numRanks = d.first.length - 1;
+  // the latest end of a rank's bars so far: it only grows, so that the first visible bar is found by bisection
+  d.until = new Float64Array(d.start.length);
+  for (let rank = 0; rank < d.numRanks; rank++) {
+    let until = 0;
+    for (let i = d.first[rank]; i < d.first[rank + 1]; i++) {
+      until = Math.max(until, d.start[i] + d.length[i]);
+      d.until[i] = until;
+    }
+  }
+}
+
+function firstAbove(column, value, low, high) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (column[middle] > value) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+function visible(d, window) {
+  const spans = [];
+  let count = 0;
+  for (let rank = window.top; rank <= window.bottom; rank++) {
+    const from = firstAbove(d.until, window.left, d.first[rank], d.first[rank + 1]);
+    const to = firstAbove(d.start, window.right, from, d.first[rank + 1]);
+    spans.push([rank, from, to]);
+    count += to - from;
+  }
+  return { spans, count };
+}
+
+function barTraces(d, spans) {
+  const rows = d.kinds.map(() => ({ base: [], x: [], y: [], width: [], text: [], hovertext: [] }));
+  for (const [rank, from, to] of spans) for (let i = from; i < to; i++) {
+    const row = rows[d.kind[i]];
+    row.base.push(d.start[i]);
+    row.x.push(d.length[i]);
+    row.y.push(rank + d.center[d.lane[i]]);
+    row.width.push(d.width[d.lane[i]]);
+    row.text.push(d.number[i] < 0 || d.kind[i] === d.kinds.length - 1 ? '' : String(d.number[i]));
+    row.hovertext.push(hover(d, i, rank));
+  }
+  return rows.map((row, code) => {
+    const kind = d.kinds[code], marker = { color: kind.color, line: { width: 0 } };
+    if (kind.pattern) marker.pattern = { shape: kind.pattern, size: 6, solidity: 0.12, fgcolor: '#666666' };
+    return { ...row, type: 'bar', orientation: 'h', name: kind.name, textposition: 'inside',
+      insidetextanchor: 'middle', textangle: 0, insidetextfont: { color: kind.ink, size: 11 },
+      hoverinfo: 'text', marker };
+  }).filter(trace => trace.x.length);
+}
+
+function heatTrace(d, spans, window) {
+  const perRow = Math.ceil(spans.length / d.maxRows), numRows = Math.ceil(spans.length / perRow);
+  const size = (window.right - window.left) / d.numBins, zero = () => new Float32Array(d.numBins);
+  const z = Array.from({ length: numRows }, zero), other = Array.from({ length: numRows }, zero);
+  spans.forEach(([, from, to], place) => {
+    const row = Math.floor(place / perRow), share = 100 / Math.min(perRow, spans.length - row * perRow);
+    for (let i = from; i < to; i++) {
+      if (d.kind[i] === d.kinds.length - 1) continue;
+      const target = d.computes[d.kind[i]] ? z[row] : other[row];
+      const left = Math.max((d.start[i] - window.left) / size, 0);
+      const right = Math.min((d.start[i] + d.length[i] - window.left) / size, d.numBins);
+      for (let bin = Math.floor(left); bin < right; bin++)
+        target[bin] += share * (Math.min(bin + 1, right) - Math.max(bin, left));
+    }
+  });
+  const whole = rows => rows.map(row => row.map(value => Math.min(Math.round(value), 100)));
+  return { ...figure.data[0], z: whole(z), customdata: whole(other), x0: window.left + size / 2, dx: size,
+    y0: window.top + (perRow - 1) / 2, dy: perRow };
+}
+
+function follow(d, curves) {
+  prepare(d);
+  let shown = '';
+  const update = () => {
+    const [left, right] = gd.layout.xaxis.range.map(Number), rows = gd.layout.yaxis.range.map(Number);
+    const window = { left, right,
+      top: Math.max(0, Math.ceil(Math.min(...rows) - 0.5)),
+      bottom: Math.min(d.numRanks - 1, Math.floor(Math.max(...rows) + 0.5)) };
+    const key = JSON.stringify(window);
+    if (key === shown) return;
+    shown = key;
+    const { spans, count } = visible(d, window);
+    const drawn = count <= d.maxBars ? barTraces(d, spans) : [heatTrace(d, spans, window)];
+    Plotly.react(gd, [...drawn, ...curves], gd.layout, CONFIG);
+  };
+  let timer = 0;
+  gd.on('plotly_relayout', () => { clearTimeout(timer); timer = setTimeout(update, 30); });
+}
+
+adapt(figure.layout);
+if (dark && details) figure.data[0].colorscale[0][1] = '#21262d';
+Plotly.newPlot(gd, figure.data, figure.layout, CONFIG).then(() => {
+  if (details) follow(details, figure.data.slice(1));
+  document.body.dataset.ready = 'yes';
+});
+"""

@@ -1,0 +1,73 @@
+"""What is written on a bar, and what appears when the mouse is over it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minitrain.trace.bars import Bars
+from minitrain.trace.columns import NO_LAYER, NONE, Ints, Timeline
+from minitrain.trace.labels import duration, ranges
+
+GIB = 2**30
+
+
+def bar_numbers(timeline: Timeline) -> Ints:
+    """Return the number to write on each event, or `NONE`: its microbatch or, where a rank has only one, its layer.
+
+    Microbatches are counted on each rank from 0, in the order of their samples.
+    """
+    typs = [typ.startswith(("forward", "backward")) for typ in timeline.typs]
+    works = np.array(typs, dtype=bool)[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+    lowest = np.array([min(samples, default=NONE) for samples in timeline.sample_sets], np.int64)
+    if not timeline.num_events:
+        return np.zeros(0, np.int64)
+    base = int(lowest.max()) + 2
+    keys = timeline.rank * base + lowest[timeline.samples] + 1
+    known = np.unique(keys[works & (lowest[timeline.samples] >= 0)])
+    first = np.searchsorted(known, np.arange(timeline.num_ranks) * base)
+    if not len(known) or np.diff([*first, len(known)]).max() < 2:
+        return np.where(timeline.layer == NO_LAYER, NONE, timeline.layer)
+    place = np.searchsorted(known, keys)
+    is_known = known[np.minimum(place, len(known) - 1)] == keys
+    return np.where(is_known, place - first[timeline.rank], NONE)
+
+
+def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
+    """Return what each bar says when the mouse is over it."""
+    line = bars.timeline
+    last_rank = int(line.rank[np.argmax(line.end)]) if line.num_events else 0
+    names = [kind.name for kind in bars.kinds]
+    samples = [f"samples {ranges(numbers)}" if numbers else "" for numbers in line.sample_sets]
+    texts = []
+    for place, event in enumerate(bars.event.tolist()):
+        span = f"{duration(bars.duration[place])} from {duration(bars.start[place])}"
+        head = f"<b>{names[bars.kind[place]]}</b> · rank {bars.rank[place]}"
+        if bars.waits[place]:
+            texts.append(f"{head}<br>{span}<br>{_wait_reason(line, event, last_rank)}")
+            continue
+        layer = "" if line.layer[event] == NO_LAYER else f"layer {line.layer[event]}"
+        works_on = " · ".join(part for part in (layer, samples[line.samples[event]]) if part)
+        memory = f"memory {line.memory[event] * bytes_per_element / GIB:.4g} GiB"
+        facts = [head, works_on, span, _moved(line, event), memory]
+        texts.append("<br>".join(fact for fact in facts if fact))
+    return texts
+
+
+def _moved(line: Timeline, event: int) -> str:
+    """Say how much an operation moved, and with whom."""
+    size = line.size_bytes[event]
+    amount = f"{size / 2**20:.4g} MiB" if size else ""
+    stream = line.streams[line.stream[event]]
+    if stream.peer is not None:
+        return f"{amount} {'to' if stream.kind == 'send' else 'from'} rank {stream.peer}".strip()
+    return f"{amount} among ranks {ranges(stream.group)}".strip() if stream.group else amount
+
+
+def _wait_reason(line: Timeline, event: int, last_rank: int) -> str:
+    """Say what ended a wait."""
+    if event == NONE:
+        return f"for the step's end, which rank {last_rank} sets"
+    layer = "" if line.layer[event] == NO_LAYER else f" of layer {line.layer[event]}"
+    what = f"{line.typs[line.typ[event]]}{layer}"
+    rank = line.waited_for[event]
+    return f"for rank {rank}, before {what}" if rank != NONE else f"before {what}"
