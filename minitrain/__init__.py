@@ -1,1 +1,89 @@
-"""Write a distributed training strategy once; price it, prove it, see it, teach with it."""
+"""Write a distributed training strategy once; price it, prove it, see it, teach with it.
+
+    import minitrain as mt
+
+    run = mt.simulate("zero3", world_size=8, num_layers=32, global_batch_size=64)
+    print(run.step_time, run.peak_memory_bytes, run.mfu)
+
+A strategy is an async function of one rank's `Model` (see `minitrain.lib`); `simulate` runs it on every rank and
+returns a `Run`. Names are imported when they are first used, so that `import minitrain` stays quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minitrain.comparison import Comparison, FailedRun, compare
+    from minitrain.errors import (
+        CollectiveMismatchError,
+        DeadlockError,
+        HardwareConfigError,
+        LawError,
+        MinitrainError,
+        OutOfMemoryError,
+        StrategyError,
+        UsageError,
+    )
+    from minitrain.fixed import FixedPredictor
+    from minitrain.loading import strategies
+    from minitrain.model import Model
+    from minitrain.run import Run
+    from minitrain.runfile import load_run
+    from minitrain.simulation import simulate, simulate_async
+
+_HOMES = {
+    "comparison": ("Comparison", "FailedRun", "compare"),
+    "errors": (
+        "CollectiveMismatchError",
+        "DeadlockError",
+        "HardwareConfigError",
+        "LawError",
+        "MinitrainError",
+        "OutOfMemoryError",
+        "StrategyError",
+        "UsageError",
+    ),
+    "fixed": ("FixedPredictor",),
+    "loading": ("strategies",),
+    "model": ("Model",),
+    "run": ("Run",),
+    "runfile": ("load_run",),
+    "simulation": ("simulate", "simulate_async"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CollectiveMismatchError",
+    "Comparison",
+    "DeadlockError",
+    "FailedRun",
+    "FixedPredictor",
+    "HardwareConfigError",
+    "LawError",
+    "MinitrainError",
+    "Model",
+    "OutOfMemoryError",
+    "Run",
+    "StrategyError",
+    "UsageError",
+    "compare",
+    "load_run",
+    "simulate",
+    "simulate_async",
+    "strategies",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'minitrain' has no attribute {name!r}")
+    value = getattr(import_module(f"minitrain.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted([*globals(), *__all__])

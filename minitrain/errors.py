@@ -48,7 +48,7 @@ class DeadlockError(MinitrainError):
     """Every unfinished rank waits for another one, so that nothing can ever happen again."""
 
 
-class CollectiveMismatchError(MinitrainError):
+class CollectiveMismatchError(LawError):
     """Ranks met in the same place of a group's order with different collectives."""
 
 
@@ -66,3 +66,14 @@ class StrategyError(MinitrainError):
 
 class UsageError(MinitrainError, ValueError):
     """A parameter of a public function or command has a value outside its rule."""
+
+
+def require_count(name: str, value: Any, least: int = 1) -> int:
+    """Return `value` if it is an int of at least `least`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", name=name, value=value)
+    return value

@@ -7,6 +7,7 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -67,10 +68,20 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_home", "_units")
 
+    _home: Any
+    _units: int
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle the fields alone."""
         fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # every subclass is a dataclass
         return type(self), tuple(getattr(self, name) for name in fields)
+
+
+def clone(value: T) -> T:
+    """Return an equal tensor, an object of its own; anything else as it is."""
+    if isinstance(value, Activation | ActivationGrad):
+        return type(value)(value.layer, value.layers, value.samples, value.total_samples)
+    return copy.copy(value) if isinstance(value, Tensor) else value
 
 
 def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:

@@ -1,0 +1,61 @@
+"""A barrier: nobody passes before everybody has arrived."""
+
+from __future__ import annotations
+
+from minitrain.errors import LawError, UsageError
+from minitrain.waiting import Waiter, wake_soon
+
+
+class Barrier:
+    """Hold ranks until `target` of them have arrived; it can be used again at once.
+
+    Attributes:
+        target: number of ranks that must arrive.
+        counter: number of ranks that wait now.
+    """
+
+    def __init__(self, target: int) -> None:
+        if isinstance(target, bool) or not isinstance(target, int) or target < 1:
+            raise UsageError(f"target must be an integer of at least 1, got {target!r}")
+        self.target = target
+        self.counter = 0
+        self._arrived: set[int] = set()
+        self._waiters: list[Waiter] = []
+
+    def arrive(self, rank: int) -> bool:
+        """Count a rank in and return whether it was the last; the last one sets everybody free.
+
+        Raises:
+            LawError: the rank waits here already.
+        """
+        if rank in self._arrived:
+            raise LawError(f"rank {rank} waits at this barrier already; each rank arrives once", rank=rank)
+        self._arrived.add(rank)
+        self.counter += 1
+        if self.counter < self.target:
+            return False
+        self._release()
+        return True
+
+    def _release(self) -> None:
+        """Start the next round and wake those of this one."""
+        waiters, self._waiters = self._waiters, []
+        self._arrived.clear()
+        self.counter = 0
+        wake_soon(waiters)
+
+    async def wait(self, rank: int) -> None:
+        """Wait until all ranks have arrived."""
+        if not self.arrive(rank):
+            await self._round()
+
+    async def reset(self) -> None:
+        """Return once nobody waits here any more; the counter is 0 then."""
+        if self.counter:
+            await self._round()
+
+    def _round(self) -> Waiter:
+        """Return what this round's end wakes."""
+        waiter = Waiter()
+        self._waiters.append(waiter)
+        return waiter

@@ -1,0 +1,60 @@
+"""Point-to-point messages: first in, first out within (source, dest, tag)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from minitrain.calls import Call
+from minitrain.waiting import wake_soon
+
+
+class Channel:
+    """The messages of one source, destination and tag that were sent and not yet received.
+
+    Args:
+        capacity: how many messages may lie here before a blocking send waits, or None for no bound.
+    """
+
+    __slots__ = ("capacity", "receivers", "sent")
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.sent: deque[Call] = deque()
+        self.receivers: deque[Call] = deque()
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+    def put(self, send: Call) -> None:
+        """Deliver a message to who waits for it, or let it lie."""
+        receive = self._next_receiver()
+        if receive is not None:
+            _deliver(send, receive)
+            return
+        self.sent.append(send)
+        send.settled = self.capacity is None or len(self.sent) <= self.capacity
+
+    def get(self, receive: Call) -> None:
+        """Take the oldest message, which lets a waiting sender go on, or wait for one."""
+        if not self.sent:
+            self.receivers.append(receive)
+            return
+        _deliver(self.sent.popleft(), receive)
+        if self.capacity is not None and len(self.sent) >= self.capacity:
+            accepted = self.sent[self.capacity - 1]
+            accepted.settled = True
+            wake_soon(list(accepted.waiters()))
+
+    def _next_receiver(self) -> Call | None:
+        """Return the oldest receive whose task has not given up."""
+        while self.receivers:
+            receive = self.receivers.popleft()
+            if receive.waiter is None or not receive.waiter.cancelled:
+                return receive
+        return None
+
+
+def _deliver(send: Call, receive: Call) -> None:
+    """Settle both sides of a message."""
+    send.settled = True
+    receive.deliver(send.value, send.clock, send.rank)

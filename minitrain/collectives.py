@@ -1,0 +1,221 @@
+"""What collectives do to values: pure functions from the members' inputs, in rank order, to their results.
+
+Every member gets a result of its own; a reduction combines in rank order, so that the outcome never depends on who
+arrived first. A bucket (a list of tensors) is worked on tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from types import MappingProxyType
+from typing import Any
+
+from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
+from minitrain.tensors import OptState, Tensor, Weight, WeightGrad
+
+Results = list[Any]
+
+
+def describe(value: Any) -> str:
+    """Return what a member brought in words: the facts of a tensor that must agree, or just its type."""
+    if isinstance(value, list):
+        return "[" + ", ".join(describe(item) for item in value) + "]"
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    facts = [f"layer {value.layer}"]  # type: ignore[attr-defined]  # every tensor has a layer
+    for name in ("step", "samples", "shards"):
+        if hasattr(value, name):
+            facts.append(f"{name} {_brief(getattr(value, name))}")
+    if hasattr(value, "num_shards"):
+        facts[-1] += f" of {value.num_shards}"
+    return f"{type(value).__name__}({', '.join(facts)})"
+
+
+def _brief(value: Any) -> str:
+    """Return a number, or a set of numbers as short as it can be read."""
+    if not isinstance(value, frozenset):
+        return str(value)
+    numbers = sorted(value)
+    if len(numbers) > 4 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{{{numbers[0]}..{numbers[-1]}}}"
+    more = ", ..." if len(numbers) > 8 else ""
+    return "{" + ", ".join(str(number) for number in numbers[:8]) + more + "}"
+
+
+def _agree(op: str, values: Sequence[Any], ranks: Sequence[int], *names: str) -> None:
+    """Raise a CollectiveMismatchError unless all values are of one kind and agree in the named fields."""
+    first = values[0]
+    facts = [getattr(first, name) for name in names]
+    for value in values:
+        if type(value) is not type(first) or [getattr(value, name) for name in names] != facts:
+            raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
+
+
+def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) -> CollectiveMismatchError:
+    """Return the error that lists what each rank brought, ranks with the same together."""
+    brought: dict[str, list[int]] = {}
+    for rank, value in zip(ranks, values, strict=True):
+        brought.setdefault(describe(value), []).append(rank)
+    listing = "; ".join(f"{_ranks(who)}: {what}" for what, who in brought.items())
+    return CollectiveMismatchError(f"all ranks of {op} {rule}; {listing}", op=op, ranks=tuple(ranks), brought=brought)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {_brief(frozenset(ranks))[1:-1]}"
+
+
+def all_reduce(values: Sequence[Any], ranks: Sequence[int]) -> Results:
+    """Return the sum of all values, once for each member."""
+    first = values[0]
+    if type(first) is not WeightGrad:
+        total = _sum("all_reduce", values)
+        return [copy.copy(total) for _ in values]
+    _agree("all_reduce", values, ranks, "layer", "shards", "num_shards")
+    samples = _union([value.samples for value in values])
+    return [
+        WeightGrad(first.layer, first.layers, samples, first.total_samples, first.shards, first.num_shards)
+        for _ in values
+    ]
+
+
+def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
+    """Return to the k-th member the k-th shard of the sum of all values."""
+    num_shards = len(values)
+    first = values[0]
+    if type(first) is not WeightGrad:
+        total = _sum("reduce_scatter", values)
+        return [total.shard(index, num_shards) for index in range(num_shards)]
+    _agree("reduce_scatter", values, ranks, "layer", "shards", "num_shards")
+    if not first.is_complete():
+        raise mismatch("reduce_scatter", values, ranks, "must bring complete gradients")
+    samples = _union([value.samples for value in values])
+    return [
+        WeightGrad(first.layer, first.layers, samples, first.total_samples, frozenset([index]), num_shards)
+        for index in range(num_shards)
+    ]
+
+
+def _sum(op: str, values: Sequence[Any]) -> Any:
+    """Return the sum in rank order."""
+    try:
+        return reduce(operator.add, values)
+    except TypeError as error:
+        raise TensorTypeError(
+            f"{op} needs values that add (a WeightGrad), got {type(values[0]).__name__}", value=values[0]
+        ) from error
+
+
+def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    """Return the union of all sets."""
+    return sets[0].union(*sets[1:])
+
+
+_GATHERED_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
+    {
+        Weight: ("layer", "step", "num_shards"),
+        OptState: ("layer", "step", "num_shards"),
+        WeightGrad: ("layer", "samples", "num_shards"),
+    }
+)
+
+
+def all_gather(values: Sequence[Any], ranks: Sequence[int]) -> Results:
+    """Return what holds the shards of all values, once for each member."""
+    first = values[0]
+    names = _GATHERED_FIELDS.get(type(first))
+    if names is None:
+        whole = _combine(values)
+        return [copy.copy(whole) for _ in values]
+    _agree("all_gather", values, ranks, *names)
+    shards = _union([value.shards for value in values])
+    if type(first) is WeightGrad:
+        return [
+            WeightGrad(first.layer, first.layers, first.samples, first.total_samples, shards, first.num_shards)
+            for _ in values
+        ]
+    return [type(first)(first.layer, first.layers, first.step, shards, first.num_shards) for _ in values]
+
+
+def _combine(values: Sequence[Any]) -> Any:
+    """Return the combination in rank order."""
+    if not hasattr(values[0], "combine"):
+        raise TensorTypeError(
+            f"all_gather needs values that combine (a Weight, WeightGrad or OptState), got {type(values[0]).__name__}",
+            value=values[0],
+        )
+    return reduce(lambda left, right: left.combine(right), values)
+
+
+def require_whole(results: Results, values: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raise a LawError if what all ranks of the world gathered is not complete."""
+    first = results[0]
+    if isinstance(first, Weight | OptState | WeightGrad) and not first.is_complete():
+        raise mismatch("all_gather", values, ranks, "must together bring every shard")
+
+
+def broadcast(values: Sequence[Any], ranks: Sequence[int], root: int) -> Results:
+    """Return the root's value, once for each member."""
+    value = values[ranks.index(root)]
+    return [copy.copy(value) for _ in values]
+
+
+def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
+    """Return to the k-th member the k-th item of every member's list."""
+    for rank, value in zip(ranks, values, strict=True):
+        if len(value) != len(values):
+            raise LawError(
+                f"all_to_all needs one tensor for each of the {len(values)} ranks, rank {rank} brought {len(value)}",
+                rank=rank,
+            )
+    return [[copy.copy(value[index]) for value in values] for index in range(len(values))]
+
+
+_FUNCTIONS: Mapping[str, Callable[[Sequence[Any], Sequence[int]], Results]] = MappingProxyType(
+    {
+        "all_reduce": all_reduce,
+        "reduce_scatter": reduce_scatter,
+        "all_gather": all_gather,
+        "all_to_all": all_to_all,
+    }
+)
+
+
+def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *, whole: bool) -> Results:
+    """Return the members' results of a collective.
+
+    Args:
+        op: which collective.
+        values: what the members brought, in rank order.
+        ranks: the members.
+        detail: the root of a broadcast.
+        whole: whether a gather must give complete tensors (all ranks of the world take part).
+
+    Raises:
+        CollectiveMismatchError: the values do not belong together.
+        TensorTypeError: the operation is not defined for such values.
+    """
+    if op == "barrier":
+        return [None] * len(values)
+    if op == "broadcast":
+        return broadcast(values, ranks, detail)
+    if op != "all_to_all" and any(isinstance(value, list) for value in values):
+        return _bucket(op, values, ranks, whole=whole)
+    results = _FUNCTIONS[op](values, ranks)
+    if whole and op == "all_gather":
+        require_whole(results, values, ranks)
+    return results
+
+
+def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], *, whole: bool) -> Results:
+    """Perform a collective on lists of tensors, place by place."""
+    lengths = {len(value) if isinstance(value, list) else None for value in values}
+    if len(lengths) != 1:
+        raise mismatch(op, values, ranks, "must bring buckets of the same length")
+    places = [perform(op, place, ranks, None, whole=whole) for place in zip(*values, strict=True)]
+    return [list(results) for results in zip(*places, strict=True)] if places else [[] for _ in values]

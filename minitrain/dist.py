@@ -1,0 +1,266 @@
+"""The transport: where ranks meet. It carries values and clocks, and knows nothing of seconds per byte.
+
+Collectives are matched by their place in a group's order: the k-th collective that a rank starts in a group meets the
+k-th of every other member, and starts at the latest of their clocks. A message carries its sender's clock. Waiting is
+done on futures, one suspension a rank and operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from minitrain.barrier import Barrier
+from minitrain.calls import Call, RawCall
+from minitrain.channels import Channel
+from minitrain.collectives import mismatch, perform
+from minitrain.errors import StrategyError, UsageError, require_count
+from minitrain.waiting import Waiter, wake_soon
+
+
+class Meeting:
+    """One collective of a group while its members arrive."""
+
+    __slots__ = ("calls", "missing")
+
+    def __init__(self, size: int) -> None:
+        self.calls: list[Call | None] = [None] * size
+        self.missing = size
+
+
+class Communicator:
+    """The part of the transport that the ranks of one group share.
+
+    Attributes:
+        ranks: the members in ascending order.
+        size: number of members.
+        whole: whether it spans the world.
+        meetings: collectives that some members have started and others not, by their place in the group's order.
+        barrier: counts the members that wait in `barrier`.
+    """
+
+    __slots__ = ("_indices", "_places", "barrier", "meetings", "ranks", "size", "whole")
+
+    def __init__(self, ranks: tuple[int, ...], barrier: Barrier, *, whole: bool) -> None:
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.whole = whole
+        self.meetings: dict[int, Meeting] = {}
+        self.barrier = barrier
+        self._places = [0] * self.size
+        self._indices = None if whole else {rank: index for index, rank in enumerate(ranks)}
+
+    def index_of(self, rank: int) -> int:
+        """Return a member's place in the group.
+
+        Raises:
+            UsageError: the rank is not a member.
+        """
+        if self._indices is None:
+            return rank if self.size > 1 else 0  # in a world of one, the rank may have any number
+        try:
+            return self._indices[rank]
+        except KeyError:
+            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks) from None
+
+    def join(self, index: int, call: Call) -> None:
+        """Let a member take part in its next collective; the last one to come settles it for all."""
+        place = self._places[index]
+        self._places[index] = place + 1
+        meeting = self.meetings.get(place)
+        if meeting is None:
+            meeting = self.meetings[place] = Meeting(self.size)
+        meeting.calls[index] = call
+        meeting.missing -= 1
+        if call.op == "barrier":
+            self.barrier.arrive(call.rank)
+        if not meeting.missing:
+            self._settle(meeting.calls)  # type: ignore[arg-type]  # nobody is missing
+            del self.meetings[place]
+
+    def _settle(self, calls: list[Call]) -> None:
+        """Give every member its result, and wake those that wait."""
+        first = calls[0]
+        if any(call.op != first.op or call.detail != first.detail for call in calls):
+            raise self._mismatch(calls)
+        results = perform(first.op, [call.value for call in calls], self.ranks, first.detail, whole=self.whole)
+        clocks = [call.clock for call in calls]
+        start = max(clocks)
+        last = self.ranks[clocks.index(start)]
+        terms = first.terms(calls, results)
+        for call, clock, result in zip(calls, clocks, results, strict=True):
+            call.settle(result, start, None if clock == start else last, terms)
+        wake_soon([waiter for call in calls if call.waiter is not None for waiter in call.waiters()])
+
+    def _mismatch(self, calls: list[Call]) -> Exception:
+        """Return the error for members that started different operations."""
+        brought = [f"{call.op}" + ("" if call.detail is None else f" from rank {call.detail}") for call in calls]
+        return mismatch("a group", brought, self.ranks, "must start the same collectives in the same order")
+
+
+class Dist:
+    """The transport of one run.
+
+    Args:
+        world_size: number of ranks.
+        p2p_buffer: untagged messages that may lie unreceived before a blocking send waits, None for no bound. It
+            costs no logical time.
+
+    Attributes:
+        barrier: the world's barrier.
+        queue: channels by (source, dest), or (source, dest, tag), made when first used.
+    """
+
+    def __init__(self, world_size: int, *, p2p_buffer: int | None = 1) -> None:
+        require_count("world_size", world_size)
+        if p2p_buffer is not None:
+            require_count("p2p_buffer", p2p_buffer)
+        self.world_size = world_size
+        self.p2p_buffer = p2p_buffer
+        self.barrier = Barrier(world_size)
+        self.queue: dict[tuple[Any, ...], Channel] = {}
+        self.error: BaseException | None = None
+        self.world = Communicator(tuple(range(world_size)), self.barrier, whole=True)
+        self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
+
+    def communicator(self, ranks: Iterable[int]) -> Communicator:
+        """Return what the given ranks share.
+
+        Raises:
+            UsageError: no rank is given, or one is not of this world.
+        """
+        members = tuple(sorted(set(ranks)))
+        found = self._communicators.get(members)
+        if found is None:
+            if not members or members[0] < 0 or members[-1] >= self.world_size:
+                raise UsageError(
+                    f"a group needs ranks of 0..{self.world_size - 1}, at least one; got {list(members)}",
+                    ranks=members,
+                )
+            found = Communicator(members, Barrier(len(members)), whole=False)
+            self._communicators[members] = found
+        return found
+
+    def channel(self, source: int, dest: int, tag: Any = None) -> Channel:
+        """Return the messages from one rank to another under one tag.
+
+        Raises:
+            UsageError: source and dest are not two different ranks of this world.
+        """
+        key = (source, dest) if tag is None else (source, dest, tag)
+        found = self.queue.get(key)
+        if found is None:
+            self._require_peers(source, dest)
+            found = self.queue[key] = Channel(self.p2p_buffer if tag is None else None)
+        return found
+
+    def _require_peers(self, source: int, dest: int) -> None:
+        """Raise a UsageError unless both are ranks of this world and different."""
+        for name, rank in (("source", source), ("dest", dest)):
+            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+                raise UsageError(
+                    f"{name} must be a rank of 0..{self.world_size - 1}, got {rank!r}",
+                    source=source,
+                    dest=dest,
+                )
+        if source == dest:
+            raise UsageError(f"rank {source} cannot send to itself; keep the tensor", source=source, dest=dest)
+
+    def join(self, communicator: Communicator, index: int, call: Call) -> None:
+        """Take part in a group's next collective."""
+        self._require_open()
+        try:
+            communicator.join(index, call)
+        except Exception as error:
+            self.close(error)
+            raise
+
+    def put(self, channel: Channel, call: Call) -> None:
+        """Send a message."""
+        self._require_open()
+        channel.put(call)
+
+    def get(self, channel: Channel, call: Call) -> None:
+        """Ask for a message."""
+        self._require_open()
+        channel.get(call)
+
+    def _require_open(self) -> None:
+        """Raise a StrategyError after a run that failed."""
+        if self.error is not None:
+            raise StrategyError(
+                f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
+            ) from self.error
+
+    def close(self, error: BaseException) -> None:
+        """End every waiting call with an error; nothing can be called afterwards."""
+        if self.error is not None:
+            return
+        self.error = error
+        waiters: list[Waiter] = []
+        for call in self.waiting():
+            call.fail(error)
+            waiters.extend(call.waiters())
+        wake_soon(waiters)
+
+    def waiting(self) -> list[Call]:
+        """Return every call that is not settled."""
+        calls = []
+        for communicator in self._communicators.values():
+            for meeting in communicator.meetings.values():
+                calls += [call for call in meeting.calls if call is not None]
+        for channel in self.queue.values():
+            calls += channel.receivers
+            calls += [call for call in channel.sent if not call.settled]
+        return calls
+
+    def unreceived(self) -> list[Call]:
+        """Return the sends that nobody has received."""
+        return [call for channel in self.queue.values() for call in channel.sent]
+
+    async def all_reduce(self, rank: int, inp: Any, time: float, *, group: Iterable[int] | None = None) -> Any:
+        """Sum a value over all ranks.
+
+        Returns:
+            The sum, and the latest of the ranks' times.
+        """
+        return await self._collective("all_reduce", rank, inp, time, group)
+
+    async def all_gather(self, rank: int, inp: Any, time: float, *, group: Iterable[int] | None = None) -> Any:
+        """Combine the shards of all ranks.
+
+        Returns:
+            The combination, and the latest of the ranks' times.
+        """
+        return await self._collective("all_gather", rank, inp, time, group)
+
+    async def reduce_scatter(self, rank: int, inp: Any, time: float, *, group: Iterable[int] | None = None) -> Any:
+        """Sum a value over all ranks and keep this rank's shard.
+
+        Returns:
+            The shard, and the latest of the ranks' times.
+        """
+        return await self._collective("reduce_scatter", rank, inp, time, group)
+
+    def _collective(self, op: str, rank: int, inp: Any, time: float, group: Iterable[int] | None) -> RawCall:
+        """Start a collective of a group."""
+        communicator = self.world if group is None else self.communicator(group)
+        call = RawCall(op, rank, inp, time)
+        if communicator.size == 1:
+            call.settle(inp, time, None, None)
+        else:
+            self.join(communicator, communicator.index_of(rank), call)
+        return call
+
+    async def send(self, rank_source: int, rank_dest: int, v: Any, *, tag: Any = None) -> None:
+        """Send a value to another rank; wait while too many lie there unreceived."""
+        call = RawCall("send", rank_source, v, 0.0)
+        self.put(self.channel(rank_source, rank_dest, tag), call)
+        await call
+
+    async def receive(self, rank_source: int, rank_dest: int, *, tag: Any = None) -> Any:
+        """Return the oldest value that another rank sent and nobody received."""
+        call = RawCall("recv", rank_dest, None, 0.0)
+        self.get(self.channel(rank_source, rank_dest, tag), call)
+        value, _ = await call
+        return value

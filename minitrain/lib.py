@@ -1,0 +1,41 @@
+"""The specified library: exactly its names, nothing else. Import it as `lib` to run programs written for it."""
+
+from minitrain.barrier import Barrier
+from minitrain.dist import Dist
+from minitrain.events import Event
+from minitrain.model import Model
+from minitrain.predictor import RuntimePredictor
+from minitrain.tensors import (
+    BLOCK_SIZE,
+    BYTES_PER_ELEMENT,
+    DATATYPE,
+    HIDDEN_SIZE,
+    Activation,
+    ActivationGrad,
+    Gatherable,
+    OptState,
+    Reduceable,
+    ReduceableGatherable,
+    Weight,
+    WeightGrad,
+)
+
+__all__ = [
+    "BLOCK_SIZE",
+    "BYTES_PER_ELEMENT",
+    "DATATYPE",
+    "HIDDEN_SIZE",
+    "Activation",
+    "ActivationGrad",
+    "Barrier",
+    "Dist",
+    "Event",
+    "Gatherable",
+    "Model",
+    "OptState",
+    "Reduceable",
+    "ReduceableGatherable",
+    "RuntimePredictor",
+    "Weight",
+    "WeightGrad",
+]

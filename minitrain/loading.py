@@ -1,0 +1,110 @@
+"""Finding a strategy: a coroutine function, a shipped name, or "path.py:function"."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import StrategyError
+
+if TYPE_CHECKING:
+    from minitrain.model import Model
+
+Strategy = Callable[..., Awaitable["Model"]]
+
+_SPELLED_OTHERWISE = {"one_f_one_b": "1f1b"}
+
+
+def strategies() -> dict[str, Strategy]:
+    """Return the shipped strategies by name ("1f1b" for `one_f_one_b`)."""
+    shipped = importlib.import_module("minitrain.strategies")
+    return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
+
+
+def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
+    """Return a strategy's name and coroutine function.
+
+    Args:
+        strategy: a coroutine function, a shipped name or alias, or "path.py:function".
+
+    Raises:
+        StrategyError: there is no such strategy, its file cannot be loaded, or it is not an async function of a model.
+    """
+    if isinstance(strategy, str):
+        name, function = _load_from_text(strategy)
+    else:
+        name, function = getattr(strategy, "__name__", type(strategy).__name__), strategy
+        name = _SPELLED_OTHERWISE.get(name, name) if function in strategies().values() else name
+    if not _is_coroutine_function(function):
+        raise StrategyError(
+            f"a strategy must be an async function, `async def {name}(model): ...`, got {function!r:.80}", strategy=name
+        )
+    return name, function
+
+
+def _is_coroutine_function(function: Any) -> bool:
+    """Return whether calling gives a coroutine, for functions, partials and callable objects."""
+    while hasattr(function, "func"):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  (not whether, but what kind)
+
+
+def _load_from_text(text: str) -> tuple[str, Strategy]:
+    """Return a shipped strategy, or one from a file."""
+    path, colon, function_name = text.rpartition(":")
+    if colon and path.endswith(".py"):
+        return function_name, _load_from_file(Path(path), function_name)
+    shipped = strategies()
+    name = _SPELLED_OTHERWISE.get(text, text)
+    if name not in shipped:
+        close = difflib.get_close_matches(text, shipped, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise StrategyError(
+            f"there is no strategy {text!r}{hint} Use one of {', '.join(shipped)}, or path.py:function", strategy=text
+        )
+    return name, shipped[name]
+
+
+def _load_from_file(path: Path, function_name: str) -> Strategy:
+    """Return a function of a Python file, which is run under a name of its own."""
+    if not path.is_file():
+        raise StrategyError(f"there is no strategy file {path}; give path.py:function", path=str(path))
+    spec = importlib.util.spec_from_file_location(f"minitrain_strategy_{path.stem}", path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise StrategyError(
+            f"the strategy file {path} cannot be loaded: {type(error).__name__}: {error}", path=str(path)
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        found = [name for name, value in vars(module).items() if inspect.iscoroutinefunction(value)]
+        raise StrategyError(
+            f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
+            path=str(path),
+        )
+    return function  # type: ignore[no-any-return]  # load_strategy checks what it is
+
+
+def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> None:
+    """Require that a strategy can be called with a model and some options.
+
+    Raises:
+        StrategyError: it takes other parameters.
+    """
+    signature = inspect.signature(strategy)
+    try:
+        signature.bind(None, **options)
+    except TypeError as error:
+        given = ", ".join(["model", *(f"{option}={value!r}" for option, value in options.items())])
+        raise StrategyError(
+            f"the strategy {name}{signature} cannot be called with ({given}): {error}", strategy=name
+        ) from error

@@ -1,0 +1,204 @@
+"""What a simulated step came to: `Run`, its event logs and the figures read from them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from minitrain.events import COMPUTE, Event
+
+if TYPE_CHECKING:
+    from minitrain.model import Model
+    from minitrain.trace.breakdown import Breakdown
+    from minitrain.trace.columns import Timeline
+
+_PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where and when a rank first held more than the device's memory.
+
+    Args:
+        rank: the first rank, in time, that did.
+        time: its clock then, s.
+        capacity_bytes: the device's memory.
+        held_bytes: what the rank held, by store.
+    """
+
+    rank: int
+    time: float
+    capacity_bytes: float
+    held_bytes: Mapping[str, float]
+
+    def __str__(self) -> str:
+        filled = ", ".join(
+            f"{name} {size / 2**30:.3g} GiB"
+            for name, size in sorted(self.held_bytes.items(), key=lambda item: -item[1])
+            if size
+        )
+        return (
+            f"out of memory on rank {self.rank} at {self.time:.6g} s: {sum(self.held_bytes.values()) / 2**30:.4g} GiB "
+            f"held of {self.capacity_bytes / 2**30:.4g} GiB ({filled})"
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulated training step of all ranks.
+
+    Args:
+        strategy: its name.
+        world_size: number of ranks.
+        num_layers: layers of the trained model.
+        global_batch_size: samples of the step.
+        hardware: name of the hardware config.
+        options: the strategy's options.
+        logs: the events of each rank, in program order.
+        peak_memory_per_rank: high-water mark of each rank, elements.
+        bytes_per_element: size of an element.
+        useful_flop: floating-point operations that the step has to do.
+        peak_flop_per_s: the device's peak rate, or None where durations were given by hand.
+        capacity_bytes: the device's memory, or None likewise.
+        oom: where and when the device's memory was exceeded, or None.
+        models: the model of each rank; empty for a run that was read from a file.
+    """
+
+    strategy: str
+    world_size: int
+    num_layers: int
+    global_batch_size: int
+    hardware: str
+    options: Mapping[str, Any]
+    logs: Sequence[Sequence[Event]] = field(repr=False)
+    peak_memory_per_rank: list[float] = field(repr=False)
+    bytes_per_element: int
+    useful_flop: float
+    peak_flop_per_s: float | None
+    capacity_bytes: float | None
+    oom: OutOfMemory | None = None
+    models: Sequence[Model] = field(default=(), repr=False, compare=False)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The event logs as columns."""
+        from minitrain.trace.columns import Timeline  # noqa: PLC0415  (numpy only when somebody looks)
+
+        return Timeline.from_logs(self.logs)
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The split of each rank's step time into computing, exposed communication and waiting, s."""
+        from minitrain.trace.breakdown import breakdown  # noqa: PLC0415
+
+        return breakdown(self.timeline, self.step_time)
+
+    @cached_property
+    def step_time(self) -> float:
+        """The latest final clock of all ranks, s."""
+        if self.models:
+            return max(model.time for model in self.models)
+        return self.timeline.step_time
+
+    @property
+    def peak_memory(self) -> float:
+        """The highest memory of all ranks at any moment, elements."""
+        return max(self.peak_memory_per_rank)
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """The highest memory of all ranks at any moment, bytes."""
+        return self.peak_memory * self.bytes_per_element
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization (Chowdhery et al. 2022): useful FLOP over peak rate x ranks x step time."""
+        if self.peak_flop_per_s is None:
+            return None
+        return self.useful_flop / (self.peak_flop_per_s * self.world_size * self.step_time)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of world_size x step time spent waiting."""
+        return self.breakdown.bubble_fraction
+
+    @property
+    def exposed_comm_fraction(self) -> float:
+        """Share of world_size x step time spent communicating with no compute beside it."""
+        return self.breakdown.exposed_comm_fraction
+
+    @cached_property
+    def span_bubble(self) -> float:
+        """The longest idle time of a rank between its first and its last pass through a layer, s.
+
+        This is the bubble that zero-bubble papers quote (Qi et al. 2023): load and update are outside of it.
+        """
+        return max((_span(log) - _busy(log) for log in self.logs), default=0.0)
+
+    @cached_property
+    def makespan_bubble(self) -> float:
+        """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
+        passes = [event for log in self.logs for event in log if event.typ in _PASSES]
+        if not passes:
+            return 0.0
+        makespan = max(event.end for event in passes) - min(event.time for event in passes)
+        return makespan - max(_busy(log) for log in self.logs)
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks."""
+        return sum(len(log) for log in self.logs)
+
+    @property
+    def events(self) -> list[Event]:
+        """All events, ordered by (time, rank)."""
+        in_order = (sorted(log, key=attrgetter("time")) for log in self.logs)
+        return list(heapq.merge(*in_order, key=attrgetter("time", "rank")))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run's figures, ready for JSON: times in s, sizes as their names say."""
+        return {
+            "strategy": self.strategy,
+            "world_size": self.world_size,
+            "num_layers": self.num_layers,
+            "global_batch_size": self.global_batch_size,
+            "hardware": self.hardware,
+            "options": {name: plain(value) for name, value in self.options.items()},
+            "step_time_s": self.step_time,
+            "peak_memory_elements": self.peak_memory,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "out_of_memory": None if self.oom is None else str(self.oom),
+            "mfu": self.mfu,
+            "bubble_fraction": self.bubble_fraction,
+            "exposed_comm_fraction": self.exposed_comm_fraction,
+            "num_events": self.num_events,
+            "error": None,
+        }
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the run to a file that `load_run` reads: see `minitrain.runfile` for the format."""
+        from minitrain.runfile import save_run  # noqa: PLC0415
+
+        save_run(self, path)
+
+
+def _span(log: Sequence[Event]) -> float:
+    """Return the time from a rank's first pass to its last, s."""
+    passes = [event for event in log if event.typ in _PASSES]
+    return passes[-1].end - passes[0].time if passes else 0.0
+
+
+def _busy(log: Sequence[Event]) -> float:
+    """Return the time that a rank spends in passes through layers, s."""
+    return sum(event.duration for event in log if event.typ in _PASSES and event.stream == COMPUTE)
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold."""
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)

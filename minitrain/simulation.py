@@ -1,0 +1,263 @@
+"""Running a strategy: all ranks in one asyncio loop, on a hardware model's logical clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from minitrain.dist import Dist
+from minitrain.errors import MinitrainError, OutOfMemoryError, StrategyError, UsageError, require_count
+from minitrain.loading import Strategy, load_strategy, require_options
+from minitrain.model import Model
+from minitrain.predictor import Predictor, RuntimePredictor
+from minitrain.run import OutOfMemory, Run
+from minitrain.storage import UNITS_PER_ELEMENT
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def simulate(strategy: str | Strategy, *, loop_factory: LoopFactory | None = None, **parameters: Any) -> Run:
+    """Simulate one training step of a strategy.
+
+    Inside a running event loop (a notebook) the ranks get a loop of their own, in a thread.
+
+    Args:
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        loop_factory: makes the event loop, `uvloop.new_event_loop` for example; the log does not depend on it.
+        parameters: those of `simulate_async`.
+
+    Returns:
+        The run.
+
+    Raises:
+        UsageError: a parameter is outside its rule.
+        MinitrainError: of the kind that says what went wrong in the strategy; its own exceptions pass unchanged.
+    """
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return _in_thread(lambda: simulate(strategy, loop_factory=loop_factory, **parameters))
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(simulate_async(strategy, **parameters))
+
+
+def _in_thread(work: Callable[[], Run]) -> Run:
+    """Return what `work` returns, done in a thread."""
+    outcome: list[Run | BaseException] = []
+
+    def target() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # raised again below
+            outcome.append(error)
+
+    thread = threading.Thread(target=target, name="minitrain", daemon=True)
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+async def simulate_async(
+    strategy: str | Strategy,
+    *,
+    world_size: int = 8,
+    num_layers: int = 32,
+    global_batch_size: int = 64,
+    hardware: Any = "h100_80g_nvl8",
+    network: str = "flat",
+    placement: Sequence[int] | None = None,
+    slowdown: Mapping[int, float] | None = None,
+    p2p_buffer: int | None = 1,
+    check: bool = True,
+    strict_memory: bool = False,
+    **options: Any,
+) -> Run:
+    """Simulate one training step of a strategy in the running event loop.
+
+    Args:
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        world_size: number of ranks.
+        num_layers: layers of the trained model.
+        global_batch_size: samples of the step, over all ranks.
+        hardware: a shipped config's name, a path, a loaded config, or a predictor.
+        network: "flat" (one tier for the run) or "hierarchical" (the tier that each group needs).
+        placement: node of each rank, for the hierarchical network.
+        slowdown: factor by which computing takes longer, by rank.
+        p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
+        check: verify the final weights.
+        strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
+        options: the strategy's own.
+
+    Returns:
+        The run.
+
+    Raises:
+        UsageError: a parameter is outside its rule.
+        HardwareConfigError: the hardware config cannot be found, read or believed.
+        StrategyError: the strategy cannot be called so, or leaves something undone.
+        LawError: the strategy breaks a law of training.
+        OutOfMemoryError: with `strict_memory`, a rank held too much.
+    """
+    for name, value in (
+        ("world_size", world_size),
+        ("num_layers", num_layers),
+        ("global_batch_size", global_batch_size),
+    ):
+        require_count(name, value)
+    name, function = load_strategy(strategy)
+    require_options(name, function, options)
+    predictor = make_predictor(hardware, world_size, network, placement)
+    predictors = _slowed(predictor, world_size, slowdown or {})
+    dist = Dist(world_size, p2p_buffer=p2p_buffer)
+    models = [
+        Model(rank, dist, num_layers, global_batch_size, runtime_predictor=predictors.get(rank, predictor))
+        for rank in range(world_size)
+    ]
+    excesses = _watch_memory(models, strict=strict_memory)
+    with _rare_collections():
+        await _run_ranks(name, function, models, options)
+    _require_nothing_left(dist, models)
+    if check:
+        Model.check(models)
+    workload = predictor.workload
+    return Run(
+        strategy=name,
+        world_size=world_size,
+        num_layers=num_layers,
+        global_batch_size=global_batch_size,
+        hardware=_hardware_name(hardware, predictor),
+        options=options,
+        logs=[model.log for model in models],
+        peak_memory_per_rank=[model.peak_memory for model in models],
+        bytes_per_element=workload.bytes_per_element,
+        useful_flop=workload.training_flop(global_batch_size, num_layers),
+        peak_flop_per_s=predictor.peak_flop_per_s,
+        capacity_bytes=predictor.capacity_bytes,
+        oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
+        models=models,
+    )
+
+
+def make_predictor(
+    hardware: Any, world_size: int, network: str = "flat", placement: Sequence[int] | None = None
+) -> Predictor:
+    """Return what prices the operations of a run.
+
+    Args:
+        hardware: a shipped config's name, a path, a loaded config, or a predictor, which is returned as it is.
+        world_size: number of ranks.
+        network: "flat" or "hierarchical".
+        placement: node of each rank.
+    """
+    if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
+        return hardware  # type: ignore[no-any-return]  # a Predictor
+    return RuntimePredictor(world_size, hardware, network=network, placement=placement)
+
+
+def _hardware_name(hardware: Any, predictor: Predictor) -> str:
+    """Return how a run calls its hardware."""
+    system = getattr(predictor, "system", None)
+    return str(getattr(system, "name", None) or hardware)
+
+
+def _slowed(predictor: Predictor, world_size: int, slowdown: Mapping[int, float]) -> dict[int, Predictor]:
+    """Return the predictors of the stragglers."""
+    for rank, factor in slowdown.items():
+        if rank not in range(world_size):
+            raise UsageError(f"slowdown names rank {rank!r}, but ranks are 0..{world_size - 1}")
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+            raise UsageError(f"the slowdown of rank {rank} must be a positive number, got {factor!r}")
+    return {rank: predictor.slowed(factor) for rank, factor in slowdown.items()}
+
+
+def _watch_memory(models: Sequence[Model], *, strict: bool) -> list[OutOfMemory]:
+    """Let each rank report the first time that it holds more than the device can, into the returned list."""
+    excesses: list[OutOfMemory] = []
+    predictor = models[0].runtime_predictor
+    capacity_bytes, element_bytes = predictor.capacity_bytes, predictor.workload.bytes_per_element
+    if capacity_bytes is None:
+        return excesses
+
+    def report(model: Model) -> None:
+        held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
+        excess = OutOfMemory(model.rank, model.time, capacity_bytes, held)
+        excesses.append(excess)
+        if strict:
+            raise OutOfMemoryError(
+                f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess
+            )
+
+    for model in models:
+        model.account.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
+        model.account.on_overflow = lambda model=model: report(model)  # type: ignore[misc]
+    return excesses
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let the cycle collector run rarely: a run makes many objects and few cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
+    """Run the strategy on every rank; if one fails, end the others and raise its error."""
+    tasks = [asyncio.ensure_future(_run_rank(name, function, model, options)) for model in models]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        failed = [(rank, task.exception()) for rank, task in enumerate(tasks) if _has_failed(task)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if failed:
+        rank, error = failed[0]
+        models[0].dist.close(error)  # type: ignore[arg-type]  # it has failed
+        if not isinstance(error, MinitrainError) or len(failed) == 1:
+            error.add_note(f"on rank {rank} of {len(models)}, strategy {name}")  # type: ignore[union-attr]
+        raise error  # type: ignore[misc]
+
+
+def _has_failed(task: asyncio.Future[None]) -> bool:
+    """Return whether a task is done and has raised."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+async def _run_rank(name: str, function: Strategy, model: Model, options: Mapping[str, Any]) -> None:
+    """Run the strategy on one rank, which must return its model."""
+    result = await function(model, **options)
+    if result is not model:
+        raise StrategyError(
+            f"the strategy {name} must return the model of its rank, got {result!r:.80} on rank {model.rank}; end it "
+            "with `return model`",
+            rank=model.rank,
+        )
+
+
+def _require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
+    """Require that every message was received and every launched operation awaited."""
+    lost = dist.unreceived()
+    if lost:
+        first = lost[0]
+        raise StrategyError(
+            f"{len(lost)} message{'s were' if len(lost) > 1 else ' was'} sent and never received; the first: rank "
+            f"{first.rank} sent {first.value!r:.120}; every send needs a receive",
+            messages=lost,
+        )
+    for model in models:
+        for work in model.in_flight.values():
+            raise StrategyError(
+                f"rank {model.rank} launched {work.op} and never awaited it; `await work` before returning",
+                rank=model.rank,
+                op=work.op,
+            )

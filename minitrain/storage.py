@@ -1,0 +1,177 @@
+"""What a rank holds in memory: five stores that keep one running total.
+
+`Model.memory()` is the sum of `memory()` over all stored tensors. It is kept up to date as entries come and go, in
+integers of 2**-40 element, so that an event costs O(1), rounding never accumulates, and the true high-water mark is
+known also between events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from minitrain.errors import TensorTypeError
+from minitrain.tensors import Tensor
+
+UNITS_PER_ELEMENT = 2**40
+
+_MISSING = object()
+V = TypeVar("V")
+
+
+class Account:
+    """The running total of one rank's memory.
+
+    Args:
+        measure: returns the elements that a tensor holds.
+        limit_units: the device's capacity in units; passing it calls `on_overflow` once.
+        on_overflow: called when the total first exceeds the limit.
+    """
+
+    __slots__ = (
+        "_open_windows",
+        "_past_peaks",
+        "limit_units",
+        "measure",
+        "on_overflow",
+        "peak_units",
+        "units",
+    )
+
+    def __init__(
+        self,
+        measure: Callable[[Any], float],
+        limit_units: float = float("inf"),
+        on_overflow: Callable[[], None] | None = None,
+    ) -> None:
+        self.measure = measure
+        self.limit_units = limit_units
+        self.on_overflow = on_overflow
+        self.units = 0
+        self.peak_units = 0  # since the last window was opened, or ever
+        self._past_peaks: list[int] = []
+        self._open_windows = 0
+
+    def units_of(self, tensor: Any) -> int:
+        """Return the size of a tensor in units.
+
+        Raises:
+            TensorTypeError: it has no size.
+        """
+        try:
+            return int(self.measure(tensor) * UNITS_PER_ELEMENT)
+        except AttributeError:
+            raise TensorTypeError(
+                f"only tensors can be held in a store, got {type(tensor).__name__} ({tensor!r:.80})",
+                value=tensor,
+            ) from None
+
+    def grow(self, units: int) -> None:
+        """Add to the total and keep the high-water mark."""
+        self.units = total = self.units + units
+        if total > self.peak_units:
+            self.peak_units = total
+            if total > self.limit_units:
+                self._overflow()
+
+    def high_water(self) -> int:
+        """Return the highest total ever."""
+        return max(self.peak_units, *self._past_peaks) if self._past_peaks else self.peak_units
+
+    def open_window(self) -> int:
+        """Begin to hold something whose size is not known yet; return the window for `backdate`."""
+        self._past_peaks.append(self.peak_units)
+        self.peak_units = self.units
+        self._open_windows += 1
+        return len(self._past_peaks)
+
+    def backdate(self, window: int, units: int) -> None:
+        """Count something from the opening of its window on, now that its size is known."""
+        for place in range(window, len(self._past_peaks)):
+            self._past_peaks[place] += units
+        self.units += units
+        self.peak_units += units
+        self._open_windows -= 1
+        if not self._open_windows:
+            self.peak_units = self.high_water()
+            self._past_peaks.clear()
+        if self.high_water() > self.limit_units:
+            self._overflow()
+
+    def _overflow(self) -> None:
+        """Report the first excess, once."""
+        self.limit_units = float("inf")
+        if self.on_overflow is not None:
+            self.on_overflow()
+
+
+class Store(dict[Any, V]):
+    """A dict of tensors that keeps its rank's account."""
+
+    __slots__ = ("account",)
+
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self.account = account
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        account = self.account
+        units = account.units_of(value)
+        if key in self:
+            self._leave(dict.__getitem__(self, key))
+        dict.__setitem__(self, key, value)
+        if isinstance(value, Tensor):
+            value._home = account
+            value._units = units
+        account.grow(units)
+
+    def __delitem__(self, key: Any) -> None:
+        self._leave(dict.pop(self, key))
+
+    def _leave(self, value: Any) -> None:
+        """Take a tensor's size off the account."""
+        if isinstance(value, Tensor):
+            value._home = None
+            self.account.units -= value._units
+        else:
+            self.account.units -= self.account.units_of(value)
+
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        """Remove a key and return its value."""
+        if key not in self:
+            if default is _MISSING:
+                raise KeyError(key)
+            return default
+        value = dict.pop(self, key)
+        self._leave(value)
+        return value
+
+    def popitem(self) -> tuple[Any, V]:
+        """Remove and return the pair that came last."""
+        key, value = dict.popitem(self)
+        self._leave(value)
+        return key, value
+
+    def clear(self) -> None:
+        """Remove everything."""
+        for key in list(self):
+            del self[key]
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, storing `default` first if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Mapping[Any, V] | Iterable[tuple[Any, V]], **values: V) -> None:  # type: ignore[override]
+        """Store every pair of the others."""
+        for key, value in dict(*others, **values).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> Store[V]:  # type: ignore[override]
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[Any, V]:  # type: ignore[override]
+        """Return a plain dict, which holds no memory of its own."""
+        return dict(self)

@@ -1,0 +1,46 @@
+"""What all strategies share before the first layer: who works on which samples and on which layers."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from minitrain.errors import StrategyError
+
+Grad = TypeVar("Grad")
+
+
+def require_multiple(what: str, value: int, of: str, divisor: int, strategy: str) -> None:
+    """Raise a StrategyError unless `value` is a multiple of `divisor`."""
+    if value % divisor:
+        below = value - value % divisor
+        remedy = f"{below} or {below + divisor}" if below else f"{divisor}"
+        raise StrategyError(f"{what} ({value}) must be a multiple of {of} ({divisor}) for {strategy}; use {remedy}")
+
+
+def require_range(name: str, value: int | None, most: int, strategy: str) -> None:
+    """Raise a StrategyError unless `value` is None or an integer of 1..most."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+        raise StrategyError(f"{name} must be an integer of 1..{most} for {strategy}, got {value!r}")
+
+
+def microbatches(samples: range, microbatch_size: int | None, strategy: str) -> Sequence[range]:
+    """Cut samples into microbatches; the last one is smaller where they do not divide.
+
+    Args:
+        samples: indices into the global batch.
+        microbatch_size: samples a microbatch; all of them if None.
+        strategy: whose name an error bears.
+    """
+    require_range("microbatch_size", microbatch_size, max(len(samples), 1), strategy)
+    size = microbatch_size or max(len(samples), 1)
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
+
+
+def share(total: int, num_ranks: int, index: int) -> range:
+    """Return the `index`-th of `num_ranks` equal, contiguous parts of 0..total-1."""
+    part = total // num_ranks
+    return range(index * part, (index + 1) * part)
+
+
+def add(total: Grad | None, grad: Grad) -> Grad:
+    """Accumulate a gradient in place: the first one becomes the total."""
+    return grad if total is None else total + grad  # type: ignore[operator]

@@ -1,0 +1,67 @@
+"""1F1B (PipeDream-Flush, Narayanan et al. 2021): each stage alternates one forward and one backward."""
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, share
+
+
+async def one_f_one_b(model: Model, microbatch_size: int | None = None) -> Model:
+    """Train a pipeline of world_size stages; num_layers must be a multiple of world_size.
+
+    A stage holds activations of at most num_stages - stage microbatches, however many there are.
+
+    Args:
+        model: the rank, which is the stage.
+        microbatch_size: samples a microbatch; global_batch_size / world_size if None, which must divide then.
+    """
+    stage, num_stages = model.rank, model.world_size
+    require_multiple("num_layers", model.num_layers, "world_size", num_stages, "1f1b")
+    if microbatch_size is None:
+        require_multiple("global_batch_size", model.global_batch_size, "world_size", num_stages, "1f1b")
+        microbatch_size = model.global_batch_size // num_stages
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    layers = share(model.num_layers, num_stages, stage)
+    batches = microbatches(range(model.global_batch_size), microbatch_size, "1f1b")
+
+    async def forward(i: int) -> None:
+        if stage == 0:
+            activations[layers[0], i] = model.get_input_activation(batches[i])
+        else:
+            activations[layers[0], i] = await model.receive(stage - 1)
+        for layer in layers:
+            activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights[layer])
+        if stage < num_stages - 1:
+            await model.send(stage + 1, activations.pop((layers.stop, i)))
+
+    async def backward(i: int) -> None:
+        if stage == num_stages - 1:
+            grad_activations[layers[-1]] = model.loss(activations.pop((layers.stop, i)))
+        else:
+            grad_activations[layers[-1]] = await model.receive(stage + 1)
+        for layer in reversed(layers):
+            grad_weights["new"], grad_activations[layer - 1] = model.backward(
+                layer, activations[layer, i], grad_activations[layer], weights[layer]
+            )
+            del activations[layer, i], grad_activations[layer]
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
+        if stage > 0:
+            await model.send(stage - 1, grad_activations[layers[0] - 1])
+        del grad_activations[layers[0] - 1]
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer)
+
+    warmup = min(num_stages - 1 - stage, len(batches))
+    for i in range(warmup):
+        await forward(i)
+    for i in range(warmup, len(batches)):  # steady
+        await forward(i)
+        await backward(i - warmup)
+    for i in range(len(batches) - warmup, len(batches)):  # cooldown
+        await backward(i)
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model

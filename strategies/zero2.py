@@ -1,0 +1,48 @@
+"""ZeRO stage 2 (Rajbhandari et al. 2020, P_os+g): optimizer state and gradients in shards."""
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, share
+
+
+async def zero2(model: Model, microbatch_size: int | None = None) -> Model:
+    """Shard optimizer state and gradients; global_batch_size must be a multiple of world_size.
+
+    Each full gradient is reduced and freed as soon as it is there, in every microbatch.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; the rank's whole share if None.
+    """
+    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero2")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    rank, world_size, layers = model.rank, model.world_size, range(model.num_layers)
+    samples_here = share(model.global_batch_size, world_size, rank)
+
+    for layer in layers:
+        weights[layer], opt_state = model.load_weights(layer)
+        opt_states[layer] = opt_state.shard(rank, world_size)
+
+    for samples in microbatches(samples_here, microbatch_size, "zero2"):
+        activations[0] = model.get_input_activation(samples)
+        for layer in layers:
+            activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])
+
+        grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
+        for layer in reversed(layers):
+            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+                layer, activations[layer], grad_activations[layer], weights[layer]
+            )
+            del activations[layer], grad_activations[layer]
+            grad_weights["shard"] = await model.reduce_scatter(grad_weights.pop("full"), layer)
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+        del grad_activations[-1]
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.update(
+            layer, grad_weights[layer], weights[layer].shard(rank, world_size), opt_states[layer]
+        )
+        del grad_weights[layer]
+        weights[layer] = await model.all_gather(weights[layer], layer)
+        model.set_final_weight(layer, weights[layer])
+    return model

@@ -1,0 +1,48 @@
+"""ZeRO stage 3 (Rajbhandari et al. 2020, P_os+g+p; FSDP): weights, gradients and optimizer state in shards."""
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, share
+
+
+async def zero3(model: Model, microbatch_size: int | None = None) -> Model:
+    """Shard everything; global_batch_size must be a multiple of world_size.
+
+    A layer's whole weight exists only while the layer is at work: gathered just before, in both passes, and freed
+    just after.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; the rank's whole share if None.
+    """
+    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero3")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    layers = range(model.num_layers)
+    samples_here = share(model.global_batch_size, model.world_size, model.rank)
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer, model.rank, model.world_size)
+
+    for samples in microbatches(samples_here, microbatch_size, "zero3"):
+        activations[0] = model.get_input_activation(samples)
+        for layer in layers:
+            weights["full"] = await model.all_gather(weights[layer], layer)
+            activations[layer + 1] = model.forward(layer, activations[layer], weights["full"])
+            del weights["full"]
+
+        grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
+        for layer in reversed(layers):
+            weights["full"] = await model.all_gather(weights[layer], layer)
+            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+                layer, activations[layer], grad_activations[layer], weights["full"]
+            )
+            del activations[layer], grad_activations[layer], weights["full"]
+            grad_weights["shard"] = await model.reduce_scatter(grad_weights.pop("full"), layer)
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+        del grad_activations[-1]
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model
