@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Bars:
         kind: index into `kinds`.
         lane: 0 for the rank's main lane, 1 and up for what overlaps it.
         event: the operation, or the one that ended a wait; `NONE` for a wait until the step's end.
+        last: the last operation of a bar that stands for several in a row; otherwise `event`.
         kinds: how each kind looks, in the legend's order.
     """
 
@@ -39,6 +40,7 @@ class Bars:
     kind: Ints
     lane: Ints
     event: Ints
+    last: Ints
     kinds: tuple[Kind, ...]
 
     def __len__(self) -> int:
@@ -66,6 +68,7 @@ class Bars:
             self.kind[chosen],
             self.lane[chosen],
             self.event[chosen],
+            self.last[chosen],
             self.kinds,
         )
 
@@ -79,6 +82,7 @@ def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
     rank = np.concatenate([timeline.rank[drawn], wait_rank])
     start = np.concatenate([timeline.time[drawn], wait_start])
     order = np.lexsort((start, rank))
+    event = np.concatenate([drawn, wait_event])[order]
     return Bars(
         timeline=timeline,
         step_time=step,
@@ -87,7 +91,8 @@ def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
         duration=np.concatenate([timeline.duration[drawn], wait_end - wait_start])[order],
         kind=np.concatenate([codes[drawn], np.full(num_waits, len(kinds) - 1)])[order],
         lane=np.concatenate([lanes(timeline)[drawn], np.zeros(num_waits, np.int64)])[order],
-        event=np.concatenate([drawn, wait_event])[order],
+        event=event,
+        last=event,
         kinds=kinds,
     )
 
@@ -117,3 +122,22 @@ def _waits(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]
         np.concatenate([swept.start[gap], np.full(len(early), step)]),
         np.concatenate([swept.order[gap], np.full(len(early), NONE)]),
     )
+
+
+def merged(bars: Bars) -> Bars:
+    """Return bars of which those in a row that differ only in their layer have become one."""
+    if not len(bars):
+        return bars
+    order = np.lexsort((bars.start, bars.lane, bars.rank))
+    part = bars.take(order)
+    samples = np.append(bars.timeline.samples, NONE)[part.event]
+    end = part.start + part.duration
+    is_new = np.ones(len(bars), dtype=bool)
+    is_new[1:] = part.waits[1:] | (part.start[1:] - end[:-1] > _ROUNDING * bars.step_time)
+    for column in (part.rank, part.lane, part.kind, samples):
+        is_new[1:] |= column[1:] != column[:-1]
+    first = np.flatnonzero(is_new)
+    last = np.append(first[1:], len(bars)) - 1
+    whole = part.take(first)
+    joined = replace(whole, duration=end[last] - whole.start, last=part.last[last])
+    return joined.take(np.lexsort((joined.start, joined.rank)))

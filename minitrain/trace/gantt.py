@@ -17,7 +17,7 @@ from minitrain.trace.curves import memory_traces, peak_gib
 from minitrain.trace.heat import heat
 from minitrain.trace.labels import time_unit
 from minitrain.trace.layout import layout
-from minitrain.trace.texts import bar_numbers, hover_texts
+from minitrain.trace.texts import bar_labels, hover_texts
 from minitrain.trace.view import View
 
 MAX_BARS = 5000
@@ -49,7 +49,7 @@ def figure_of_bars(bars: Bars, view: View) -> Any:
 def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any]:
     """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of `axis`."""
     center, width = lane_geometry(bars.num_lanes)
-    numbers = np.append(bar_numbers(bars.timeline), NONE)[np.where(bars.waits, -1, bars.event)]
+    numbers = bar_labels(bars)
     traces = []
     for code, kind in enumerate(bars.kinds):
         chosen = np.flatnonzero(bars.kind == code)

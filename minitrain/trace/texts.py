@@ -32,6 +32,13 @@ def bar_numbers(timeline: Timeline) -> Ints:
     return np.where(is_known, place - first[timeline.rank], NONE)
 
 
+def bar_labels(bars: Bars) -> Ints:
+    """Return the number to write on each bar, or `NONE` on waits and on what stands for several layers."""
+    numbers = np.append(bar_numbers(bars.timeline), NONE)
+    same = numbers[bars.event] == numbers[bars.last]
+    return np.where(bars.waits | ~same, NONE, numbers[bars.event])
+
+
 def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
     """Return what each bar says when the mouse is over it."""
     line = bars.timeline
@@ -45,12 +52,18 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
         if bars.waits[place]:
             texts.append(f"{head}<br>{span}<br>{_wait_reason(line, event, last_rank)}")
             continue
-        layer = "" if line.layer[event] == NO_LAYER else f"layer {line.layer[event]}"
+        layer = _layers(line, event, int(bars.last[place]))
         works_on = " · ".join(part for part in (layer, samples[line.samples[event]]) if part)
         memory = f"memory {line.memory[event] * bytes_per_element / GIB:.4g} GiB"
         facts = [head, works_on, span, _moved(line, event), memory]
         texts.append("<br>".join(fact for fact in facts if fact))
     return texts
+
+
+def _layers(line: Timeline, first: int, last: int) -> str:
+    """Name the layer of one operation, or the layers from a first to a last one."""
+    layers = sorted({layer for layer in line.layer[[first, last]].tolist() if layer != NO_LAYER})
+    return f"layer{'s' if len(layers) > 1 else ''} {'-'.join(map(str, layers))}" if layers else ""
 
 
 def _moved(line: Timeline, event: int) -> str:

@@ -1,0 +1,166 @@
+"""Several runs on one common time axis: a Gantt each, their memory together, and a switch to see one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
+
+from minitrain.trace.bars import Bars, make_bars, merged
+from minitrain.trace.columns import Floats, Trace, as_timeline
+from minitrain.trace.gantt import MAX_BARS, bar_traces, heat_trace
+from minitrain.trace.kinds import Kind, legend_place
+from minitrain.trace.labels import duration, time_unit
+from minitrain.trace.layout import FONT, GRID, INK, rank_axis, time_axis, title
+from minitrain.trace.memory import highest_in_spans
+from minitrain.trace.panels import Panels
+from minitrain.trace.texts import GIB
+from minitrain.trace.view import View
+
+_NUM_SPANS = 600
+# Paul Tol's bright scheme, told apart by colour-blind readers, with dashes from the second round on
+_LINES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888")
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of a comparison: its name, bars (neighbouring layers merged), words and y axis."""
+
+    name: str
+    bars: Bars
+    view: View
+    axis: str
+
+
+def compare_figure(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None, title: str = "") -> Any:
+    """Draw several runs above one another, in the mapping's order.
+
+    Args:
+        traces: one trace a name.
+        views: facts and units by name; plain ones where a name is missing.
+        title: what is compared.
+
+    Returns:
+        A `plotly.graph_objects.Figure` with a button for all runs and one for each alone.
+    """
+    runs = [
+        _run(place, name, trace, (views or {}).get(name, View())) for place, (name, trace) in enumerate(traces.items())
+    ]
+    longest = max((run.bars.step_time for run in runs), default=0.0)
+    unit, unit_name = time_unit(longest)
+    memory_axis = f"y{len(runs) + 1}" if runs else "y"
+    owned: list[tuple[list[Any], str | None]] = [(_legend(runs), None)]
+    exact = _drawn_exactly(runs)
+    owned += [(_gantt(run, unit, run.name in exact), run.name) for run in runs]
+    owned += [([_memory(place, run, unit, memory_axis)], run.name) for place, run in enumerate(runs)]
+    owners = [owner for drawn, owner in owned for _ in drawn]
+    panels = Panels([(run.name, run.bars.timeline.num_ranks, run.bars.num_lanes) for run in runs], owners)
+    return go.Figure(
+        [trace for drawn, _ in owned for trace in drawn],
+        _layout(runs, panels, title, longest / unit, unit_name, memory_axis),
+    )
+
+
+def _run(place: int, name: str, trace: Trace, view: View) -> _Run:
+    """Make the bars of one run; those of layers in a row become one, as in the papers' figures."""
+    bars = merged(make_bars(as_timeline(trace), view.step_time))
+    return _Run(name, bars, view, f"y{place + 1}" if place else "y")
+
+
+def _drawn_exactly(runs: list[_Run]) -> set[str]:
+    """Return the runs whose bars are drawn one by one: the smallest ones, as long as all is not too much."""
+    names, drawn = set(), 0
+    for run in sorted(runs, key=lambda run: len(run.bars)):
+        drawn += len(run.bars)
+        if drawn <= MAX_BARS:
+            names.add(run.name)
+    return names
+
+
+def _gantt(run: _Run, unit: float, exact: bool) -> list[Any]:
+    """Return the bars of one run, or a heat map of it."""
+    if not exact:
+        return [heat_trace(run.bars, unit).update(yaxis=run.axis, showscale=False)]
+    drawn = bar_traces(run.bars, run.view, unit, run.axis)
+    return [trace.update(legendgroup=trace.name, showlegend=False) for trace in drawn]
+
+
+def _legend(runs: list[_Run]) -> list[Any]:
+    """Return an empty bar for every kind: the legend stays whole whichever run is shown."""
+    kinds = {kind.name: kind for run in runs for kind in run.bars.kinds}
+    return [_legend_entry(kinds[name]) for name in sorted(kinds, key=legend_place)]
+
+
+def _legend_entry(kind: Kind) -> Any:
+    marker: dict[str, Any] = {"color": kind.color}
+    if kind.pattern:
+        marker["pattern"] = {"shape": kind.pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
+    return go.Bar(x=[None], y=[None], name=kind.name, legendgroup=kind.name, orientation="h", marker=marker)
+
+
+def _memory(place: int, run: _Run, unit: float, axis: str) -> Any:
+    """Return the memory of a run's highest rank at every moment."""
+    line, step = run.bars.timeline, run.bars.step_time
+    gib = run.view.bytes_per_element / GIB
+    spans: Floats = highest_in_spans(line, step, _NUM_SPANS) if line.num_ranks else np.zeros((1, _NUM_SPANS))
+    dash = _DASHES[place // len(_LINES) % len(_DASHES)]
+    return go.Scatter(
+        x=np.linspace(0, step / unit, _NUM_SPANS, endpoint=False),
+        y=spans.max(axis=0) * gib,
+        name=run.name,
+        mode="lines",
+        line={"shape": "hv", "width": 1.8, "color": _LINES[place % len(_LINES)], "dash": dash},
+        hovertemplate=f"{run.name}<br>%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>",
+        legend="legend2",
+        yaxis=axis,
+    )
+
+
+def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_name: str, memory_axis: str) -> Any:
+    """Return the layout with all runs in sight."""
+    names = {run.axis.replace("y", "yaxis"): run for run in runs}
+    layout: dict[str, Any] = {
+        "margin": panels.margin,
+        "title": title(View(text)),
+        "font": {**FONT, "color": INK},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "barmode": "overlay",
+        "hovermode": "closest",
+        "modebar": {"remove": ["sendChartToCloud"]},
+        "uniformtext": {"mode": "hide", "minsize": 8},
+        "xaxis": time_axis(longest, unit_name, memory_axis),
+        "annotations": [_caption(run) for run in runs],
+        "updatemenus": panels.menu() if len(runs) > 1 else [],
+        "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
+        "legend2": {"x": 1.01, "yanchor": "top", "xanchor": "left", "font": {"size": 11}},
+        memory_axis.replace("y", "yaxis"): {
+            "title": {"text": "memory (GiB),<br>highest rank", "standoff": 4},
+            "rangemode": "tozero",
+            "gridcolor": GRID,
+            "zeroline": False,
+            "fixedrange": True,
+        },
+    }
+    for key, run in names.items():
+        layout[key] = {**rank_axis(run.bars.timeline.num_ranks, (0, 1)), "fixedrange": True}
+    return go.Layout(layout).update(panels.everything())
+
+
+def _caption(run: _Run) -> dict[str, Any]:
+    """Return the line above a run's panel: its name and facts."""
+    facts = run.view.subtitle or f"step {duration(run.bars.step_time)}"
+    return {
+        "text": f"<b>{run.name}</b>   {facts}",
+        "xref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 13},
+    }
