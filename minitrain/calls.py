@@ -54,6 +54,18 @@ class Call(ABC):
             self.settled = True
             self.error = error
 
+    @abstractmethod
+    def describe(self) -> str:
+        """Return the operation in words, as an error tells it."""
+
+    def parked(self) -> Generator[Waiter, None, None]:
+        """Yield what tasks are parked on that nobody has begun to wake."""
+        waiter = self.waiter
+        while waiter is not None:
+            if waiter.parked:
+                yield waiter
+            waiter = waiter.next
+
     def waiters(self) -> Generator[Waiter, None, None]:
         """Yield what the waiting tasks are parked on."""
         waiter, self.waiter = self.waiter, None
@@ -67,7 +79,7 @@ class Call(ABC):
             self.waiter = waiter = Waiter(self.waiter)
             yield from waiter.__await__()
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
 
 
 class RawCall(Call):
@@ -87,6 +99,10 @@ class RawCall(Call):
         self.settled = True
         self.result = result
         self.start = start
+
+    def describe(self) -> str:
+        """Return the operation's name."""
+        return self.op
 
     def deliver(self, value: Any, sent: float, source: int) -> None:
         """Keep the message."""

@@ -23,6 +23,8 @@ def describe(value: Any) -> str:
     """Return what a member brought in words: the facts of a tensor that must agree, or just its type."""
     if isinstance(value, list):
         return "[" + ", ".join(describe(item) for item in value) + "]"
+    if isinstance(value, str):  # a description already
+        return value
     if not isinstance(value, Tensor):
         return type(value).__name__
     facts = [f"layer {value.layer}"]  # type: ignore[attr-defined]  # every tensor has a layer

@@ -15,7 +15,9 @@ from minitrain.calls import Call, RawCall
 from minitrain.channels import Channel
 from minitrain.collectives import mismatch, perform
 from minitrain.errors import StrategyError, UsageError, require_count
+from minitrain.places import places_of, present_place
 from minitrain.waiting import Waiter, wake_soon
+from minitrain.watch import Watch
 
 
 class Meeting:
@@ -94,7 +96,9 @@ class Communicator:
 
     def _mismatch(self, calls: list[Call]) -> Exception:
         """Return the error for members that started different operations."""
-        brought = [f"{call.op}" + ("" if call.detail is None else f" from rank {call.detail}") for call in calls]
+        places = places_of(calls)
+        here = present_place()
+        brought = [f"{call.describe()} ({places.get(call, here)})" for call in calls]
         return mismatch("a group", brought, self.ranks, "must start the same collectives in the same order")
 
 
@@ -120,6 +124,7 @@ class Dist:
         self.barrier = Barrier(world_size)
         self.queue: dict[tuple[Any, ...], Channel] = {}
         self.error: BaseException | None = None
+        self.watch = Watch(self)
         self.world = Communicator(tuple(range(world_size)), self.barrier, whole=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
 
@@ -168,25 +173,32 @@ class Dist:
 
     def join(self, communicator: Communicator, index: int, call: Call) -> None:
         """Take part in a group's next collective."""
-        self._require_open()
+        self._begin()
         try:
             communicator.join(index, call)
         except Exception as error:
             self.close(error)
             raise
+        if not call.settled:
+            self.watch.begin()
 
     def put(self, channel: Channel, call: Call) -> None:
         """Send a message."""
-        self._require_open()
+        self._begin()
         channel.put(call)
+        if not call.settled:
+            self.watch.begin()
 
     def get(self, channel: Channel, call: Call) -> None:
         """Ask for a message."""
-        self._require_open()
+        self._begin()
         channel.get(call)
+        if not call.settled:
+            self.watch.begin()
 
-    def _require_open(self) -> None:
-        """Raise a StrategyError after a run that failed."""
+    def _begin(self) -> None:
+        """Count an operation; raise a StrategyError after a run that failed."""
+        self.watch.operations += 1
         if self.error is not None:
             raise StrategyError(
                 f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"

@@ -42,7 +42,7 @@ class FixedPredictor:
         UsageError: an event type is unknown, or a duration is no number of at least 0.
 
     >>> FixedPredictor(forward=1, backward=2).compute("backward", num_samples=8).seconds
-    2
+    2.0
     """
 
     workload: Workload = MATMUL_LAYER
@@ -55,7 +55,9 @@ class FixedPredictor:
                 raise UsageError(f"there is no event type {typ!r}; use {', '.join(EVENT_TYPES)}", typ=typ)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise UsageError(f"the duration of {typ} must be a number of at least 0, got {seconds!r}", typ=typ)
-        self.durations = {"recv": durations.get("send", 0), **durations}
+        self.durations = {
+            typ: float(seconds) for typ, seconds in {"recv": durations.get("send", 0), **durations}.items()
+        }
         self._slowdown = 1.0
 
     def __repr__(self) -> str:
@@ -81,12 +83,12 @@ class FixedPredictor:
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
         """Price a collective; one of a single rank is free."""
-        return self._price(op, size_bytes) if len(ranks) > 1 else Price(0, size_bytes)
+        return self._price(op, size_bytes) if len(ranks) > 1 else Price(0.0, size_bytes)
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002
         """Price one side of a message."""
         return self._price(op, size_bytes)
 
     def _price(self, typ: str, size_bytes: float = 0) -> Price:
-        seconds = self.durations.get(typ, 0)
+        seconds = self.durations.get(typ, 0.0)
         return Price(seconds * self._slowdown if typ in _COMPUTE and self._slowdown != 1 else seconds, size_bytes)

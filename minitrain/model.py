@@ -192,6 +192,7 @@ class Model:
             LawError: there is no such layer or shard.
         """
         laws.load(self, layer, shard, num_shards)
+        self.dist.watch.entered.add(self.rank)
         shards = frozenset([shard])
         self._record("load_weights", layer, self.runtime_predictor.load(1, num_shards), NO_SAMPLES)
         return (
@@ -499,6 +500,7 @@ class Model:
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
         """Submit a collective."""
+        self.dist.watch.entered.add(self.rank)
         member = self._member(group)
         value = list(v) if isinstance(v, tuple) else v
         if value is None and op not in ("barrier", "broadcast"):
@@ -520,6 +522,7 @@ class Model:
 
     def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
         """Submit a message; it takes its stream at once, whatever its receiver does."""
+        self.dist.watch.entered.add(self.rank)
         channel = self.dist.channel(self.rank, dest, tag)
         size_bytes = self.runtime_predictor.workload.message_bytes(v)
         price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
@@ -531,6 +534,7 @@ class Model:
 
     def _receive(self, source: int, tag: Hashable) -> Work:
         """Submit a receive."""
+        self.dist.watch.entered.add(self.rank)
         channel = self.dist.channel(source, self.rank, tag)
         owner = self._peer(RECV, source)
         work = Work(self, RECV, None, owner, self._reserve(RECV, None, owner, tag), None)

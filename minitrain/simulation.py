@@ -8,10 +8,10 @@ import gc
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from minitrain.dist import Dist
-from minitrain.errors import MinitrainError, OutOfMemoryError, StrategyError, UsageError, require_count
+from minitrain.errors import OutOfMemoryError, StrategyError, UsageError, require_count
 from minitrain.loading import Strategy, load_strategy, require_options
 from minitrain.model import Model
 from minitrain.predictor import Predictor, RuntimePredictor
@@ -213,28 +213,38 @@ def _rare_collections() -> Iterator[None]:
 async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
     """Run the strategy on every rank; if one fails, end the others and raise its error."""
     tasks = [asyncio.ensure_future(_run_rank(name, function, model, options)) for model in models]
+    failed: list[tuple[int, BaseException]] = []
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        failed = [(rank, task.exception()) for rank, task in enumerate(tasks) if _has_failed(task)]
+        failed += [(rank, error) for rank, task in enumerate(tasks) if (error := _error_of(task)) is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if failed:
-        rank, error = failed[0]
-        models[0].dist.close(error)  # type: ignore[arg-type]  # it has failed
-        if not isinstance(error, MinitrainError) or len(failed) == 1:
-            error.add_note(f"on rank {rank} of {len(models)}, strategy {name}")  # type: ignore[union-attr]
-        raise error  # type: ignore[misc]
+        _raise_failure(name, models, *failed[0])
 
 
-def _has_failed(task: asyncio.Future[None]) -> bool:
-    """Return whether a task is done and has raised."""
-    return task.done() and (task.cancelled() or task.exception() is not None)
+def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseException) -> NoReturn:
+    """Raise why a run failed: what the transport found, or else the error of the lowest rank that has one."""
+    dist = models[0].dist
+    if dist.error is not None:
+        raise dist.error.with_traceback(None)
+    dist.close(error)
+    error.add_note(f"on rank {rank} of {len(models)}, strategy {name}")
+    raise error
+
+
+def _error_of(task: asyncio.Future[None]) -> BaseException | None:
+    """Return why a task failed, or None if it did not (yet)."""
+    if not task.done():
+        return None
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 async def _run_rank(name: str, function: Strategy, model: Model, options: Mapping[str, Any]) -> None:
     """Run the strategy on one rank, which must return its model."""
+    model.dist.watch.mark()
     result = await function(model, **options)
     if result is not model:
         raise StrategyError(

@@ -168,10 +168,10 @@ class Store(dict[Any, V]):
         for key, value in dict(*others, **values).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> Store[V]:  # type: ignore[override]
+    def __ior__(self, other: Any) -> Store[V]:  # type: ignore[override,misc]
         self.update(other)
         return self
 
-    def copy(self) -> dict[Any, V]:  # type: ignore[override]
+    def copy(self) -> dict[Any, V]:
         """Return a plain dict, which holds no memory of its own."""
         return dict(self)

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from minitrain.calls import Call
-from minitrain.events import LAYER, NOTE, PRICE, SAMPLES, STRIDE, TIME, WAITED_FOR, Note, Stream
+from minitrain.events import LAYER, NOTE, PRICE, RECV, SAMPLES, STRIDE, TIME, WAITED_FOR, Note, Stream
 from minitrain.predictor import Price
 from minitrain.tensors import clone
 from minitrain.waiting import Waiter, wake_soon
@@ -123,6 +123,19 @@ class Work(Call):
         if self.window is not None:
             self.model.close_window(self)
 
+    def describe(self) -> str:
+        """Return operation, layer and partners in words."""
+        layer = self.model.log.rows[self.row + LAYER]
+        stream = self.owner.stream
+        where = "" if layer is None else f" of layer {layer}"
+        if stream.peer is None:
+            return f"{self.op}{where}" + ("" if stream.group is None else f" in group {stream.group}")
+        tag = self.model.log.rows[self.row + NOTE]
+        where += "" if tag is None or tag.tag is None else f" with tag {tag.tag!r}"
+        if self.op == RECV:
+            return f"receive from rank {stream.peer}{where}"
+        return f"send to rank {stream.peer}{where}, which has not received the one before"
+
     def __await__(self) -> Generator[Any, None, Any]:
         model = self.model
         if model.launching:
@@ -130,7 +143,7 @@ class Work(Call):
         if not self.settled:
             yield from self.wait()
         elif self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         if self.end > model.time:
             model.time = self.end
         if not self.awaited:

@@ -1,0 +1,165 @@
+"""Finding deadlocks, exactly and at once: nobody who waits could ever be woken.
+
+While any call waits, one callback an iteration of the event loop looks whether an operation happened since. If none
+did, it looks at the tasks. A task can act by itself if it is runnable or awaits something of its own (a sleep, a
+lock, an executor); one that awaits the transport, another task, a `gather` or a `TaskGroup` cannot. If no task of the
+run can act by itself and no timer of it is set, every unfinished rank waits for another one for ever.
+
+Which tasks belong to a run is known by a context variable, which sub-tasks and timers inherit. Without `simulate`
+(plain `asyncio.gather`) every task of the loop counts, so that nothing is ever called a deadlock that is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterable
+from contextvars import Context, ContextVar
+from typing import TYPE_CHECKING, Any
+
+from minitrain.calls import Call
+from minitrain.errors import DeadlockError
+from minitrain.places import places_of
+from minitrain.waiting import Waiter
+
+if TYPE_CHECKING:
+    from minitrain.dist import Dist
+
+RUN: ContextVar[Any] = ContextVar("minitrain_run", default=None)
+
+_LONGEST_PAUSE_S = 0.05
+_MAX_LINES = 16
+
+
+class Watch:
+    """The look-out of one transport.
+
+    Args:
+        dist: the transport.
+
+    Attributes:
+        operations: number of operations begun so far.
+        marked: whether the tasks of the run carry its mark (they do in `simulate`).
+        entered: ranks whose model was used.
+    """
+
+    __slots__ = ("_looking", "_pause_s", "_seen", "dist", "entered", "marked", "operations")
+
+    def __init__(self, dist: Dist) -> None:
+        self.dist = dist
+        self.operations = 0
+        self.marked = False
+        self.entered: set[int] = set()
+        self._seen = 0
+        self._looking = False
+        self._pause_s = 0.0
+
+    def mark(self) -> None:
+        """Mark the running task, and all that it will begin, as part of this run."""
+        self.marked = True
+        RUN.set(self.dist)
+
+    def begin(self) -> None:
+        """Look out while calls wait."""
+        if not self._looking:
+            self._looking = True
+            self._pause_s = 0.0
+            self._seen = self.operations
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Look whether anything happened since the last time; if nothing did, whether anything can."""
+        loop = asyncio.get_running_loop()
+        if self._seen != self.operations:
+            self._seen = self.operations
+            self._pause_s = 0.0
+            loop.call_soon(self._look)
+            return
+        waiting = self.dist.waiting()
+        if not waiting:
+            self._looking = False
+        elif self._can_act(loop, waiting):
+            self._pause_s = min(max(2 * self._pause_s, 1e-5), _LONGEST_PAUSE_S)
+            loop.call_later(self._pause_s, self._look)
+        else:
+            self._looking = False
+            self.dist.close(_deadlock(self.dist, waiting))
+
+    def _can_act(self, loop: asyncio.AbstractEventLoop, waiting: Iterable[Call]) -> bool:
+        """Return whether a task or timer of this run can do something by itself."""
+        if not self.marked and len(self.entered) < self.dist.world_size:
+            return True
+        parked = {waiter for call in waiting for waiter in call.parked()}
+        tasks = [task for task in asyncio.all_tasks(loop) if self._is_ours(_context_of(task))]
+        if any(_acts(task, parked) for task in tasks):
+            return True
+        return any(self._is_ours(context) for context in _timers(loop))
+
+    def _is_ours(self, context: Context | None) -> bool:
+        """Return whether a context belongs to this run; where it cannot be told, it does."""
+        return not self.marked or context is None or context.get(RUN) is self.dist
+
+
+def _acts(task: asyncio.Task[Any], parked: set[Waiter]) -> bool:
+    """Return whether a task could do something although no other task does."""
+    awaited = getattr(task, "_fut_waiter", None)
+    if awaited is None:
+        return True
+    if isinstance(awaited, Waiter):
+        return awaited not in parked
+    if isinstance(awaited, asyncio.Task) or hasattr(awaited, "_children"):  # a task, or a gather of some
+        return bool(awaited.done())
+    return not _awaits_tasks(task)
+
+
+def _awaits_tasks(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task awaits the end of a TaskGroup, or `asyncio.wait` without a timeout."""
+    coroutine: Any = task.get_coro()
+    while getattr(coroutine, "cr_await", None) is not None and hasattr(coroutine.cr_await, "cr_frame"):
+        coroutine = coroutine.cr_await
+    frame = getattr(coroutine, "cr_frame", None)
+    if frame is None:
+        return False
+    if isinstance(frame.f_locals.get("self"), asyncio.TaskGroup):
+        return True
+    return frame.f_code is asyncio.tasks._wait.__code__ and frame.f_locals.get("timeout") is None  # type: ignore[attr-defined]
+
+
+def _context_of(task: asyncio.Task[Any]) -> Context | None:
+    """Return the context of a task, or None if it cannot be found."""
+    if hasattr(task, "get_context"):
+        return task.get_context()  # type: ignore[no-any-return]  # Python 3.12
+    return next((found for found in gc.get_referents(task) if isinstance(found, Context)), None)
+
+
+def _timers(loop: asyncio.AbstractEventLoop) -> list[Context | None]:
+    """Return the contexts of the loop's live timers."""
+    scheduled = getattr(loop, "_scheduled", None)
+    if scheduled is not None:
+        return [handle._context for handle in scheduled if not handle.cancelled()]
+    handles = [found for found in gc.get_objects() if type(found).__name__ == "TimerHandle"]  # uvloop keeps no list
+    return [None for handle in handles if not handle.cancelled()]
+
+
+def _at(place: str | None) -> str:
+    """Return a place in brackets, if it is known."""
+    return "" if place is None else f" ({place})"
+
+
+def _deadlock(dist: Dist, waiting: list[Call]) -> DeadlockError:
+    """Return the error that says what every rank waits for."""
+    places = places_of(waiting)
+    calls = sorted((call for call in waiting if call.waiter is not None), key=lambda call: call.rank)
+    lines = [f"  rank {call.rank} at {call.clock:.6g} s: {call.describe()}{_at(places.get(call))}" for call in calls]
+    shown = lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more"]
+    silent = sorted(set(range(dist.world_size)) - {call.rank for call in calls})
+    if silent:
+        names = ", ".join(map(str, silent[:_MAX_LINES])) + (", ..." if len(silent) > _MAX_LINES else "")
+        shown.append(f"  not waiting, because finished: rank{'s' if len(silent) > 1 else ''} {names}")
+    return DeadlockError(
+        "deadlock: every unfinished rank waits for another one. Every receive needs a send, and all ranks of a group "
+        "must start the same collectives in the same order\n" + "\n".join(shown),
+        ranks=tuple(call.rank for call in calls),
+        waiting=tuple(line.strip() for line in lines),
+        finished=tuple(silent),
+    )
