@@ -38,6 +38,22 @@ def test_a_figure_has_one_trace_a_kind_and_a_curve_a_rank() -> None:
     assert len({trace.marker.color for trace in _bars(drawn)}) == len(kinds)
 
 
+def test_layers_in_a_row_carry_their_microbatch_once() -> None:
+    drawn = _bars(figure(one_f_one_b(2, 3, num_layers=4)))
+    labels = [trace for trace in drawn if trace.showlegend is False]
+    assert [trace.name for trace in labels] == ["forward", "backward"]
+    assert list(labels[0].text) == ["0", "1", "2"] * 2
+    forward = next(trace for trace in drawn if trace.name == "forward")
+    assert set(forward.text) == {""}
+    alone = next(trace for trace in _bars(figure(one_f_one_b(2, 3))) if trace.name == "forward")
+    assert list(alone.text) == ["0", "1", "2"] * 2
+
+
+def test_what_takes_no_time_is_not_in_the_legend() -> None:
+    log = [Event("forward", 0, 0, 0.0, 1.0, 0), Event("loss", 1, 0, 1.0, 0.0, 0)]
+    assert [trace.name for trace in _bars(figure([log]))] == ["forward"]
+
+
 def test_rank_0_is_on_top_and_both_panels_share_the_time_axis() -> None:
     drawn = figure(one_f_one_b(4, 6))
     assert drawn.layout.yaxis.range == (3.5, -0.5)

@@ -98,11 +98,12 @@ def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
 
 
 def _kinds(timeline: Timeline) -> tuple[Ints, tuple[Kind, ...]]:
-    """Return the kind of every event, and the kinds that occur, with "waiting" last."""
+    """Return the kind of every event that is drawn, and the kinds that occur, with "waiting" last."""
     typs = [*timeline.typs, RECOMPUTED]
     codes = np.where(timeline.recomputed, len(typs) - 1, timeline.typ)
-    found, first = np.unique(codes, return_index=True)
-    streams = [timeline.streams[stream].kind for stream in timeline.stream[first].tolist()]
+    drawn = np.flatnonzero(timeline.duration > 0)
+    found, first = np.unique(codes[drawn], return_index=True)
+    streams = [timeline.streams[stream].kind for stream in timeline.stream[drawn[first]].tolist()]
     stream_of = dict(zip(found.tolist(), streams, strict=True))
     order = sorted(stream_of, key=lambda code: legend_place(typs[code]))
     place = np.zeros(len(typs), np.int64)
@@ -126,8 +127,17 @@ def _waits(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]
 
 def merged(bars: Bars) -> Bars:
     """Return bars of which those in a row that differ only in their layer have become one."""
+    first, last = rows_of_layers(bars)
+    whole = bars.take(first)
+    end = bars.start[last] + bars.duration[last]
+    joined = replace(whole, duration=end - whole.start, last=bars.last[last])
+    return joined.take(np.lexsort((joined.start, joined.rank)))
+
+
+def rows_of_layers(bars: Bars) -> tuple[Ints, Ints]:
+    """Return the first and the last bar of each row of bars on a lane that differ only in their layer."""
     if not len(bars):
-        return bars
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     order = np.lexsort((bars.start, bars.lane, bars.rank))
     part = bars.take(order)
     samples = np.append(bars.timeline.samples, NONE)[part.event]
@@ -137,7 +147,4 @@ def merged(bars: Bars) -> Bars:
     for column in (part.rank, part.lane, part.kind, samples):
         is_new[1:] |= column[1:] != column[:-1]
     first = np.flatnonzero(is_new)
-    last = np.append(first[1:], len(bars)) - 1
-    whole = part.take(first)
-    joined = replace(whole, duration=end[last] - whole.start, last=part.last[last])
-    return joined.take(np.lexsort((joined.start, joined.rank)))
+    return order[first], order[np.append(first[1:], len(bars)) - 1]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
-from minitrain.trace.bars import Bars, make_bars
-from minitrain.trace.columns import NONE, Floats, Ints, Trace, as_timeline
+from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
+from minitrain.trace.columns import NONE, Bools, Floats, Ints, Trace, as_timeline
 from minitrain.trace.curves import memory_traces, peak_gib
 from minitrain.trace.heat import heat
 from minitrain.trace.labels import time_unit
@@ -41,7 +41,10 @@ def figure(trace: Trace, view: View | None = None) -> Any:
 def figure_of_bars(bars: Bars, view: View) -> Any:
     """Draw bars that were made already."""
     unit, unit_name = time_unit(bars.step_time)
-    drawn = [heat_trace(bars, unit)] if len(bars) > MAX_BARS else bar_traces(bars, view, unit)
+    if len(bars) > MAX_BARS:
+        drawn = [heat_trace(bars, unit)]
+    else:
+        drawn = [*bar_traces(bars, view, unit), *microbatch_labels(bars, unit)]
     data = [*drawn, *memory_traces(bars, view, unit)]
     return go.Figure(data, layout(bars, view, unit, unit_name, peak_gib(bars, view)))
 
@@ -49,7 +52,7 @@ def figure_of_bars(bars: Bars, view: View) -> Any:
 def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any]:
     """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of `axis`."""
     center, width = lane_geometry(bars.num_lanes)
-    numbers = bar_labels(bars)
+    numbers = np.where(_has_common_label(bars), NONE, bar_labels(bars))
     traces = []
     for code, kind in enumerate(bars.kinds):
         chosen = np.flatnonzero(bars.kind == code)
@@ -59,16 +62,14 @@ def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any
         traces.append(
             go.Bar(
                 name=kind.name,
+                legendgroup=kind.name,
                 orientation="h",
                 base=part.start / unit,
                 x=part.duration / unit,
                 y=part.rank + center[part.lane],
                 width=width[part.lane] if bars.num_lanes > 1 else _MAIN_LANE,
                 text=_texts(numbers[chosen]),
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                insidetextfont={"color": kind.ink, "size": 11},
+                **_text_style(kind.ink),
                 hovertext=hover_texts(part, view.bytes_per_element),
                 hoverinfo="text",
                 marker=_marker(kind.color, kind.pattern),
@@ -77,6 +78,54 @@ def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any
             )
         )
     return traces
+
+
+def microbatch_labels(bars: Bars, unit: float) -> list[Any]:
+    """Return one number over the bars of a microbatch's layers in a row, each too short to carry it."""
+    whole = merged(bars)
+    whole = whole.take(np.flatnonzero((whole.last != whole.event) & (bar_labels(whole) != NONE)))
+    center, width = lane_geometry(bars.num_lanes)
+    traces = []
+    for code, kind in enumerate(bars.kinds):
+        part = whole.take(whole.kind == code)
+        if not len(part):
+            continue
+        traces.append(
+            go.Bar(
+                name=kind.name,
+                legendgroup=kind.name,
+                showlegend=False,
+                orientation="h",
+                base=part.start / unit,
+                x=part.duration / unit,
+                y=part.rank + center[part.lane],
+                width=width[part.lane],
+                text=_texts(bar_labels(part)),
+                **_text_style(kind.ink),
+                hoverinfo="skip",
+                marker={"color": "rgba(0,0,0,0)", "line": {"width": 0}},
+            )
+        )
+    return traces
+
+
+def _has_common_label(bars: Bars) -> Bools:
+    """Tell which bars are in a row that `microbatch_labels` writes one number over, (num_bars,)."""
+    labels = bar_labels(bars)
+    first, last = rows_of_layers(bars)
+    order = np.lexsort((bars.start, bars.lane, bars.rank))
+    place = np.empty(len(bars), np.int64)
+    place[order] = np.arange(len(bars))
+    common = np.repeat((first != last) & (labels[first] == labels[last]), place[last] - place[first] + 1)
+    found = np.zeros(len(bars), dtype=bool)
+    found[order] = common
+    return found
+
+
+def _text_style(ink: str) -> dict[str, Any]:
+    """Return how the number on a bar is written: in the middle, or not at all where it does not fit."""
+    font = {"color": ink, "size": 11}
+    return {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont": font}
 
 
 def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:

@@ -34,7 +34,7 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
         "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
         "yaxis": rank_axis(bars.timeline.num_ranks, (split[1], 1)),
         "yaxis2": {**_memory_axis(peak_gib, view), "domain": (0, split[0])},
-        "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "itemsizing": "constant"},
+        "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
         "legend2": {"x": 1.01, "y": split[0], "xanchor": "left", "yanchor": "top", "font": {"size": 11}},
         **capacity,
     }
