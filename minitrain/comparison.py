@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, require_count
@@ -88,6 +90,18 @@ class Comparison:
         from minitrain.tables import comparison_table  # noqa: PLC0415  (rich only when somebody looks)
 
         return comparison_table(self)
+
+    def figure(self) -> Any:
+        """Return a Plotly figure: the runs that came to an end, above one another on one time axis."""
+        from minitrain.export import draw_comparison  # noqa: PLC0415  (plotly only when somebody looks)
+
+        return draw_comparison(self)
+
+    def write_html(self, path: str | PathLike[str]) -> Path:
+        """Write table and figure as one page that opens without internet, and return its path."""
+        from minitrain.export import write_comparison_page  # noqa: PLC0415
+
+        return write_comparison_page(self, path)
 
 
 def compare(

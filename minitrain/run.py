@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.events import COMPUTE, Event
@@ -186,6 +187,26 @@ class Run:
         from minitrain.runfile import save_run  # noqa: PLC0415
 
         save_run(self, path)
+
+    def figure(self) -> Any:
+        """Return a Plotly figure: what every rank does, over the memory it holds, on one time axis."""
+        from minitrain.export import view_of  # noqa: PLC0415
+        from minitrain.trace.gantt import figure  # noqa: PLC0415  (plotly only when somebody looks)
+
+        return figure(self.timeline, view_of(self))
+
+    def write_html(self, path: str | PathLike[str]) -> Path:
+        """Write the figure as one page that opens without internet, and return its path."""
+        from minitrain.export import view_of  # noqa: PLC0415
+        from minitrain.trace.page import write_html  # noqa: PLC0415
+
+        return write_html(Path(path), self.timeline, view_of(self))
+
+    def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
+        """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""
+        from minitrain.trace.chrome import write_chrome_trace  # noqa: PLC0415
+
+        return write_chrome_trace(Path(path), self.timeline, self.bytes_per_element)
 
 
 def _span(log: Sequence[Event]) -> float:
