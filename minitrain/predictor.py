@@ -159,11 +159,7 @@ class RuntimePredictor:
 
     def get_processing_time(self, flops: float, bytes_read_write: float) -> float:
         """Return the time of an operation limited by the slower of the two, s (the roofline)."""
-        compute_s = self.compute_flops_time(flops)
-        memory_s = self.compute_mem_time(bytes_read_write)
-        if self.system.processing_mode == "no_overlap":
-            return compute_s + memory_s
-        return max(compute_s, memory_s)
+        return max(self.compute_flops_time(flops), self.compute_mem_time(bytes_read_write))
 
     def get_forward_backward_time(self, batch_size: int) -> float:
         """Return the time of a forward or of a backward pass of one layer, s."""

@@ -1,0 +1,72 @@
+"""What the core's tests share: loops that shuffle, ranks driven by plain asyncio, and the goldens' flag."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from minitrain.dist import Dist
+from minitrain.model import Model
+
+settings.register_profile("minitrain", deadline=None, derandomize=True)
+settings.load_profile("minitrain")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that writes the golden event logs anew."""
+    parser.addoption("--update-goldens", action="store_true", help="write traces/golden/ anew instead of comparing")
+
+
+@pytest.fixture(scope="session")
+def update_goldens(request: pytest.FixtureRequest) -> bool:
+    """Whether goldens are to be written instead of compared."""
+    return bool(request.config.getoption("--update-goldens"))
+
+
+class ShufflingLoop(asyncio.SelectorEventLoop):
+    """An event loop that runs the callbacks of each iteration in a random, seeded order."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def _run_once(self) -> None:
+        ready: Any = self._ready  # type: ignore[attr-defined]  # asyncio's own list of callbacks
+        shuffled = list(ready)
+        self._random.shuffle(shuffled)
+        ready.clear()
+        ready.extend(shuffled)
+        super()._run_once()  # type: ignore[misc]  # asyncio's own
+
+
+@pytest.fixture(scope="session")
+def shuffling() -> Callable[[int], Callable[[], asyncio.AbstractEventLoop]]:
+    """Return what makes a loop factory from a seed."""
+    return lambda seed: partial(ShufflingLoop, seed)
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., list[Any]]:
+    """Return what drives a program of one model on every rank by `asyncio.gather`, and returns what they return."""
+
+    def run(
+        world_size: int,
+        program: Callable[[Model], Awaitable[Any]],
+        num_layers: int = 2,
+        global_batch_size: int = 4,
+        **dist: Any,
+    ) -> list[Any]:
+        async def main() -> list[Any]:
+            transport = Dist(world_size, **dist)
+            models = [Model(rank, transport, num_layers, global_batch_size) for rank in range(world_size)]
+            return await asyncio.gather(*(program(model) for model in models))
+
+        return asyncio.run(main())
+
+    return run
