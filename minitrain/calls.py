@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from minitrain.tensors import clone
@@ -21,42 +21,51 @@ class Call(ABC):
         value: what it brings.
         clock: when it was ready, s.
         detail: what else must agree between the callers (the root of a broadcast), or None.
+        settled: whether the outcome is known.
+        result: the outcome, once it is settled.
+        error: why there is none, or None.
+        waiter: what the last task that awaits it is parked on; the others are linked to it.
     """
 
     __slots__ = ("clock", "detail", "error", "op", "rank", "result", "settled", "value", "waiter")
 
-    def __init__(self, op: str, rank: int, value: Any, clock: float, detail: Any = None) -> None:
-        self.op = op
-        self.rank = rank
-        self.value = value
-        self.clock = clock
-        self.detail = detail
-        self.settled = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.waiter: Waiter | None = None
+    op: str
+    rank: int
+    value: Any
+    clock: float
+    detail: Any
+    settled: bool
+    result: Any
+    error: BaseException | None
+    waiter: Waiter | None
 
+    @staticmethod
     @abstractmethod
-    def terms(self, calls: list[Call], results: list[Any]) -> Any:
-        """Return what all participants of a collective share beside the start; asked of the lowest rank's call."""
+    def settle_all(
+        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[float], start: float, last: int
+    ) -> None:
+        """Give the calls of one collective, all of this class, their results.
 
-    @abstractmethod
-    def settle(self, result: Any, start: float, waited_for: int | None, terms: Any) -> None:
-        """Take the result of a collective that starts at `start`, s, because of rank `waited_for`."""
+        Args:
+            calls: in rank order.
+            results: one a call.
+            clocks: when each was ready, s.
+            start: when the last one was, s.
+            last: the lowest rank that was ready then.
+        """
 
     @abstractmethod
     def deliver(self, value: Any, sent: float, source: int) -> None:
         """Take the message that `source` sent at `sent`, s, and wake those that wait for it."""
 
-    def fail(self, error: BaseException) -> None:
-        """End the call with an error."""
-        if not self.settled:
-            self.settled = True
-            self.error = error
-
     @abstractmethod
     def describe(self) -> str:
         """Return the operation in words, as an error tells it."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error."""
+        self.settled = True
+        self.error = error
 
     def parked(self) -> Generator[Waiter, None, None]:
         """Yield what tasks are parked on that nobody has begun to wake."""
@@ -66,21 +75,6 @@ class Call(ABC):
                 yield waiter
             waiter = waiter.next
 
-    def waiters(self) -> Generator[Waiter, None, None]:
-        """Yield what the waiting tasks are parked on."""
-        waiter, self.waiter = self.waiter, None
-        while waiter is not None:
-            yield waiter
-            waiter = waiter.next
-
-    def wait(self) -> Generator[Any, None, None]:
-        """Suspend the running task until the call is settled; raise its error."""
-        if not self.settled:
-            self.waiter = waiter = Waiter(self.waiter)
-            yield from waiter.__await__()
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-
 
 class RawCall(Call):
     """A call made through `Dist` itself: its outcome is the result and the start time, unpriced."""
@@ -88,27 +82,45 @@ class RawCall(Call):
     __slots__ = ("start",)
 
     def __init__(self, op: str, rank: int, value: Any, clock: float) -> None:
-        super().__init__(op, rank, value, clock)
-        self.start = clock
+        self.op = op
+        self.rank = rank
+        self.value = value
+        self.clock = self.start = clock
+        self.detail = None
+        self.settled = False
+        self.result = None
+        self.error = None
+        self.waiter = None
 
-    def terms(self, calls: list[Call], results: list[Any]) -> None:
-        """Share nothing."""
-
-    def settle(self, result: Any, start: float, waited_for: int | None, terms: Any) -> None:  # noqa: ARG002
-        """Keep result and start."""
-        self.settled = True
-        self.result = result
-        self.start = start
+    @staticmethod
+    def settle_all(
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],  # noqa: ARG004  (nobody waits longer than another here)
+        start: float,
+        last: int,  # noqa: ARG004
+    ) -> None:
+        """Keep results and start."""
+        for call, result in zip(calls, results, strict=True):
+            call.result = result
+            call.start = start
+            call.settled = True
 
     def describe(self) -> str:
         """Return the operation's name."""
         return self.op
 
-    def deliver(self, value: Any, sent: float, source: int) -> None:
+    def deliver(self, value: Any, sent: float, source: int) -> None:  # noqa: ARG002
         """Keep the message."""
-        self.settle(clone(value), sent, source, None)
-        wake_soon(list(self.waiters()))
+        self.result = clone(value)
+        self.settled = True
+        if self.waiter is not None:
+            wake_soon([self.waiter])
 
     def __await__(self) -> Generator[Any, None, tuple[Any, float]]:
-        yield from self.wait()
+        if not self.settled:
+            self.waiter = waiter = Waiter(self.waiter)
+            yield waiter
+        if self.error is not None:
+            raise self.error.with_traceback(None)
         return self.result, self.start

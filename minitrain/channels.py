@@ -43,7 +43,8 @@ class Channel:
         if self.capacity is not None and len(self.sent) >= self.capacity:
             accepted = self.sent[self.capacity - 1]
             accepted.settled = True
-            wake_soon(list(accepted.waiters()))
+            if accepted.waiter is not None:
+                wake_soon([accepted.waiter])
 
     def _next_receiver(self) -> Call | None:
         """Return the oldest receive whose task has not given up."""

@@ -16,18 +16,21 @@ from minitrain.channels import Channel
 from minitrain.collectives import mismatch, perform
 from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.places import places_of, present_place
-from minitrain.waiting import Waiter, wake_soon
+from minitrain.waiting import wake_soon
 from minitrain.watch import Watch
 
 
 class Meeting:
     """One collective of a group while its members arrive."""
 
-    __slots__ = ("calls", "missing")
+    __slots__ = ("agrees", "calls", "detail", "missing", "op")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, first: Call) -> None:
         self.calls: list[Call | None] = [None] * size
         self.missing = size
+        self.op = first.op
+        self.detail = first.detail
+        self.agrees = True
 
 
 class Communicator:
@@ -39,14 +42,16 @@ class Communicator:
         whole: whether it spans the world.
         meetings: collectives that some members have started and others not, by their place in the group's order.
         barrier: counts the members that wait in `barrier`.
+        free: when the group's stream has done all it was given, s; kept for those who price.
     """
 
-    __slots__ = ("_indices", "_places", "barrier", "meetings", "ranks", "size", "whole")
+    __slots__ = ("_indices", "_places", "barrier", "free", "meetings", "ranks", "size", "whole")
 
     def __init__(self, ranks: tuple[int, ...], barrier: Barrier, *, whole: bool) -> None:
         self.ranks = ranks
         self.size = len(ranks)
         self.whole = whole
+        self.free = 0.0
         self.meetings: dict[int, Meeting] = {}
         self.barrier = barrier
         self._places = [0] * self.size
@@ -71,28 +76,40 @@ class Communicator:
         self._places[index] = place + 1
         meeting = self.meetings.get(place)
         if meeting is None:
-            meeting = self.meetings[place] = Meeting(self.size)
+            meeting = self.meetings[place] = Meeting(self.size, call)
         meeting.calls[index] = call
         meeting.missing -= 1
+        if call.op != meeting.op or call.detail != meeting.detail:
+            meeting.agrees = False
         if call.op == "barrier":
             self.barrier.arrive(call.rank)
         if not meeting.missing:
-            self._settle(meeting.calls)  # type: ignore[arg-type]  # nobody is missing
+            self._settle(meeting)
             del self.meetings[place]
 
-    def _settle(self, calls: list[Call]) -> None:
+    def _settle(self, meeting: Meeting) -> None:
         """Give every member its result, and wake those that wait."""
-        first = calls[0]
-        if any(call.op != first.op or call.detail != first.detail for call in calls):
+        calls: list[Call] = meeting.calls  # type: ignore[assignment]  # nobody is missing
+        if not meeting.agrees:
             raise self._mismatch(calls)
-        results = perform(first.op, [call.value for call in calls], self.ranks, first.detail, whole=self.whole)
+        results = perform(meeting.op, [call.value for call in calls], self.ranks, meeting.detail, whole=self.whole)
         clocks = [call.clock for call in calls]
         start = max(clocks)
         last = self.ranks[clocks.index(start)]
-        terms = first.terms(calls, results)
-        for call, clock, result in zip(calls, clocks, results, strict=True):
-            call.settle(result, start, None if clock == start else last, terms)
-        wake_soon([waiter for call in calls if call.waiter is not None for waiter in call.waiters()])
+        kinds = {type(call) for call in calls}
+        if len(kinds) == 1:
+            calls[0].settle_all(calls, results, clocks, start, last)
+        else:  # some came through `Dist` itself, others through their model
+            for kind in kinds:
+                places = [place for place, call in enumerate(calls) if type(call) is kind]
+                kind.settle_all(
+                    [calls[place] for place in places],
+                    [results[place] for place in places],
+                    [clocks[place] for place in places],
+                    start,
+                    last,
+                )
+        wake_soon([call.waiter for call in calls if call.waiter is not None])
 
     def _mismatch(self, calls: list[Call]) -> Exception:
         """Return the error for members that started different operations."""
@@ -209,11 +226,10 @@ class Dist:
         if self.error is not None:
             return
         self.error = error
-        waiters: list[Waiter] = []
-        for call in self.waiting():
+        calls = self.waiting()
+        for call in calls:
             call.fail(error)
-            waiters.extend(call.waiters())
-        wake_soon(waiters)
+        wake_soon([call.waiter for call in calls if call.waiter is not None])
 
     def waiting(self) -> list[Call]:
         """Return every call that is not settled."""
@@ -259,7 +275,7 @@ class Dist:
         communicator = self.world if group is None else self.communicator(group)
         call = RawCall(op, rank, inp, time)
         if communicator.size == 1:
-            call.settle(inp, time, None, None)
+            call.settle_all([call], [inp], [time], time, rank)
         else:
             self.join(communicator, communicator.index_of(rank), call)
         return call

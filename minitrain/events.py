@@ -85,6 +85,7 @@ class Stream:
 
 
 ON_COMPUTE = Stream(COMPUTE)
+NO_SAMPLES: frozenset[int] = frozenset()
 
 
 class Note:

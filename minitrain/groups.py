@@ -22,14 +22,13 @@ class Group:
         index: the place of this rank among them: its shard index.
     """
 
-    __slots__ = ("communicator", "free", "index", "rank", "stream")
+    __slots__ = ("communicator", "index", "rank", "stream")
 
     def __init__(self, communicator: Communicator, rank: int) -> None:
         self.communicator = communicator
         self.rank = rank
         self.index = communicator.index_of(rank)
         self.stream = Stream(COMM, None if communicator.whole else communicator.ranks)
-        self.free = 0.0  # s, when this rank's stream of the group has done all it was given
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -195,7 +195,7 @@ def _watch_memory(models: Sequence[Model], *, strict: bool) -> list[OutOfMemory]
 
     for model in models:
         model.account.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
-        model.account.on_overflow = lambda model=model: report(model)  # type: ignore[misc]
+        model.account.on_overflow = lambda model=model: report(model)
     return excesses
 
 

@@ -72,7 +72,7 @@ class Account:
         if total > self.peak_units:
             self.peak_units = total
             if total > self.limit_units:
-                self._overflow()
+                self.overflow()
 
     def high_water(self) -> int:
         """Return the highest total ever."""
@@ -96,17 +96,26 @@ class Account:
             self.peak_units = self.high_water()
             self._past_peaks.clear()
         if self.high_water() > self.limit_units:
-            self._overflow()
+            self.overflow()
 
-    def _overflow(self) -> None:
+    def overflow(self) -> None:
         """Report the first excess, once."""
         self.limit_units = float("inf")
         if self.on_overflow is not None:
             self.on_overflow()
 
 
+_keep = dict.setdefault
+_take = dict.pop
+_replace = dict.__setitem__
+
+
 class Store(dict[Any, V]):
-    """A dict of tensors that keeps its rank's account."""
+    """A dict of tensors that keeps its rank's account.
+
+    Storing and freeing are the most frequent things in a simulation, hence their form: one call into the dict, the
+    tensor's size and its home in hidden slots of the tensor, and one comparison for the high-water mark.
+    """
 
     __slots__ = ("account",)
 
@@ -117,16 +126,29 @@ class Store(dict[Any, V]):
     def __setitem__(self, key: Any, value: V) -> None:
         account = self.account
         units = account.units_of(value)
-        if key in self:
-            self._leave(dict.__getitem__(self, key))
-        dict.__setitem__(self, key, value)
-        if isinstance(value, Tensor):
-            value._home = account
-            value._units = units
-        account.grow(units)
+        size = len(self)
+        before = _keep(self, key, value)
+        if len(self) == size:  # the key was there
+            self._leave(before)
+            _replace(self, key, value)
+        try:
+            value._home = account  # type: ignore[attr-defined]  # anything else than a tensor is rare
+            value._units = units  # type: ignore[attr-defined]
+        except AttributeError:
+            pass
+        account.units = total = account.units + units
+        if total > account.peak_units:
+            account.peak_units = total
+            if total > account.limit_units:
+                account.overflow()
 
     def __delitem__(self, key: Any) -> None:
-        self._leave(dict.pop(self, key))
+        value = _take(self, key)
+        try:
+            value._home = None  # type: ignore[attr-defined]
+            self.account.units -= value._units  # type: ignore[attr-defined]
+        except AttributeError:
+            self._leave(value)
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account."""

@@ -5,30 +5,34 @@ that awaits it cancels everybody's, and it costs one loop callback a task; here 
 are woken by one.
 """
 
-import asyncio
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, CancelledError, get_running_loop
 from collections.abc import Callable, Generator, Iterable
 from contextvars import Context
 from typing import Any
 
 
 class Waiter:
-    """What one parked task waits for; `Call.waiters` links those of one call."""
+    """What one parked task waits for: `yield` it from an `__await__` right after making it, or `await` it.
+
+    Args:
+        following: the waiter of another task that waits for the same, woken with this one.
+    """
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_loop", "_step", "cancelled", "next")
 
-    def __init__(self, following: "Waiter | None" = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._asyncio_future_blocking = False
+    def __init__(self, following: Waiter | None = None) -> None:
+        self._loop: AbstractEventLoop = get_running_loop()
+        self._asyncio_future_blocking = True  # asyncio's sign that a task may wait for it
         self._step: Callable[[Waiter], object] | None = None
         self.cancelled = False
         self.next = following
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Suspend the running task until `wake`."""
-        self._asyncio_future_blocking = True
         yield self
 
-    def add_done_callback(self, step: Callable[["Waiter"], object], *, context: Context) -> None:
+    def add_done_callback(self, step: Callable[[Waiter], object], *, context: Context) -> None:
         """Keep the task's next step (asyncio's protocol)."""
         self._step = step
         self._context = context
@@ -40,7 +44,7 @@ class Waiter:
             asyncio.CancelledError: the task was cancelled meanwhile.
         """
         if self.cancelled:
-            raise asyncio.CancelledError
+            raise CancelledError
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002  (asyncio's protocol)
         """Wake the task with a cancellation, unless it is on its way already."""
@@ -68,13 +72,18 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
     rest = iter(waiters)
     try:
         for waiter in rest:
-            waiter.wake()
+            step = waiter._step
+            if step is not None:
+                waiter._step = None
+                waiter._context.run(step, waiter)
+            if waiter.next is not None:
+                wake_all([waiter.next])
     except BaseException:
-        asyncio.get_running_loop().call_soon(wake_all, rest)
+        get_running_loop().call_soon(wake_all, rest)
         raise
 
 
 def wake_soon(waiters: list[Waiter]) -> None:
     """Wake tasks in the next iteration of the loop, all in one callback."""
     if waiters:
-        asyncio.get_running_loop().call_soon(wake_all, waiters)
+        get_running_loop().call_soon(wake_all, waiters)

@@ -86,8 +86,8 @@ class Work(Call):
         """Run a collective as soon as all are there and the group's stream is free, and complete its events."""
         communicator = calls[0].owner.communicator
         price, common_samples = calls[0]._terms(calls, results)
-        waited = start > communicator.free or communicator.free == 0.0
-        begin = start if start > communicator.free else communicator.free
+        waited = start >= communicator.free
+        begin = start if waited else communicator.free
         communicator.free = end = begin + price.seconds
         for work, result, clock in zip(calls, results, clocks, strict=True):
             rows, row = work.model._rows, work.row

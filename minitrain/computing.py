@@ -1,0 +1,220 @@
+"""What a rank can do alone: load, forward, loss, backward, update.
+
+The laws are asked twice: first by one expression that every legal call passes, since this is the hot path of a
+simulation, then, where that fails, by the functions of `minitrain.laws`, which know the rarer legal cases and the
+message for every other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minitrain import laws
+from minitrain.events import NO_SAMPLES
+from minitrain.rank import Rank
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+
+
+class Computing(Rank):
+    """The operations on a rank's compute stream."""
+
+    def _may_forward(self, layer: int, inp: Activation, weight: Weight) -> bool:
+        """Return whether a forward is surely legal."""
+        try:
+            return (
+                weight.layer == layer == inp.layer
+                and weight._home is self.account
+                and len(weight.shards) == weight.num_shards
+                and weight.__class__ is Weight
+                and inp.__class__ is Activation
+            )
+        except AttributeError:  # no tensor, or one that was never in a store
+            return False
+
+    def _may_backward(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> bool:
+        """Return whether a backward is surely legal."""
+        try:
+            account = self.account
+            return (
+                weight.layer == layer == inp.layer == grad.layer
+                and weight._home is account
+                and inp._home is account
+                and grad._home is account
+                and (inp.samples is grad.samples or inp.samples == grad.samples)
+                and len(weight.shards) == weight.num_shards
+                and weight.__class__ is Weight
+                and inp.__class__ is Activation
+                and grad.__class__ is ActivationGrad
+            )
+        except AttributeError:
+            return False
+
+    def _may_update(self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState) -> bool:
+        """Return whether an update is surely legal."""
+        try:
+            return (
+                weight.layer == layer == weight_grad.layer == opt_state.layer
+                and len(weight_grad.samples) == self.global_batch_size
+                and weight.step == opt_state.step
+                and weight.num_shards == weight_grad.num_shards == opt_state.num_shards
+                and (weight.shards is weight_grad.shards or weight.shards == weight_grad.shards)
+                and (weight.shards is opt_state.shards or weight.shards == opt_state.shards)
+                and weight.__class__ is Weight
+                and weight_grad.__class__ is WeightGrad
+                and opt_state.__class__ is OptState
+            )
+        except AttributeError:
+            return False
+
+    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+        """Load one shard of a layer's weight and make its optimizer state, both of step 0.
+
+        Args:
+            layer: which layer.
+            shard: which shard of it.
+            num_shards: number of shards that the layer is cut into.
+
+        Raises:
+            LawError: there is no such layer or shard.
+        """
+        laws.load(self, layer, shard, num_shards)
+        if not self._entered:
+            self._enter()
+        shards = frozenset([shard])
+        self._record("load_weights", layer, self.runtime_predictor.load(1, num_shards), NO_SAMPLES)
+        return (
+            Weight(layer, self.num_layers, 0, shards, num_shards),
+            OptState(layer, self.num_layers, 0, shards, num_shards),
+        )
+
+    def set_final_weight(self, layer: int, weight: Weight) -> None:
+        """Hand in the trained weight of a layer (or this rank's shard of it).
+
+        Raises:
+            LawError: it is not a weight of that layer.
+        """
+        laws.final_weight(self, layer, weight)
+        self.final_weights[layer] = weight
+
+    def get_input_activation(self, samples: Iterable[int]) -> Activation:
+        """Return the model's input for some samples: an activation of layer 0.
+
+        Raises:
+            LawError: a sample is not of the global batch.
+        """
+        return Activation(0, self.num_layers, laws.input_samples(self, samples), self.global_batch_size)
+
+    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+        """Take an activation through a layer.
+
+        Args:
+            layer: which layer.
+            inp: its input.
+            weight: its complete weight, from a store.
+
+        Returns:
+            The input of layer + 1, for the same samples.
+
+        Raises:
+            LawError: the weight is incomplete or not in a store, or something is of another layer.
+        """
+        if not self._may_forward(layer, inp, weight):
+            laws.forward(self, "forward", layer, inp, weight)
+        samples = inp.samples
+        self._record("forward", layer, self.runtime_predictor.compute("forward", len(samples)), samples)
+        return Activation(layer + 1, self.num_layers, samples, self.global_batch_size)
+
+    def loss(self, inp: Activation) -> ActivationGrad:
+        """Return the gradient of the loss with respect to the model's output (free of cost).
+
+        Raises:
+            LawError: `inp` is not the model's output.
+        """
+        laws.loss(self, inp)
+        samples = inp.samples
+        self._record("loss", self.num_layers, self.runtime_predictor.compute("loss", len(samples)), samples)
+        return ActivationGrad(self.num_layers - 1, self.num_layers, samples, self.global_batch_size)
+
+    def backward(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
+    ) -> tuple[WeightGrad, ActivationGrad]:
+        """Take a gradient back through a layer.
+
+        Args:
+            layer: which layer.
+            inp: the layer's input, from a store.
+            grad: gradient of its output, from a store, for the same samples.
+            weight: its complete weight, from a store.
+
+        Returns:
+            The gradient of the weight, and that of the layer's input (an `ActivationGrad` of layer - 1).
+
+        Raises:
+            LawError: something is of another layer, of other samples, incomplete, or not in a store.
+        """
+        if not self._may_backward(layer, inp, grad, weight):
+            laws.backward(self, "backward", layer, inp, grad, weight)
+        samples = inp.samples
+        self._record("backward", layer, self.runtime_predictor.compute("backward", len(samples)), samples)
+        return (
+            WeightGrad(layer, self.num_layers, samples, self.global_batch_size),
+            ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size),
+        )
+
+    def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
+        """Take a gradient back to a layer's input alone: the first half of a split backward (Qi et al. 2023).
+
+        Args, Raises: as for `backward`.
+
+        Returns:
+            The gradient of the layer's input (an `ActivationGrad` of layer - 1).
+        """
+        if not self._may_backward(layer, inp, grad, weight):
+            laws.backward(self, "backward_input", layer, inp, grad, weight)
+        samples = inp.samples
+        price = self.runtime_predictor.compute("backward_input", len(samples))
+        self._record("backward_input", layer, price, samples)
+        return ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
+
+    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+        """Return the gradient of a layer's weight: the second half of a split backward (Qi et al. 2023).
+
+        Args:
+            layer: which layer.
+            inp: the layer's input, from a store.
+            grad: gradient of its output, from a store, for the same samples.
+
+        Raises:
+            LawError: something is of another layer, of other samples, or not in a store.
+        """
+        laws.backward(self, "backward_weight", layer, inp, grad)
+        samples = inp.samples
+        price = self.runtime_predictor.compute("backward_weight", len(samples))
+        self._record("backward_weight", layer, price, samples)
+        return WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
+
+    def update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
+    ) -> tuple[Weight, OptState]:
+        """Take an optimizer step on a weight, or on the shards of it that this rank holds.
+
+        Args:
+            layer: which layer.
+            weight_grad: gradient over all samples, of at least the weight's shards.
+            weight: the weight.
+            opt_state: its optimizer state, of the same step and of at least its shards.
+
+        Returns:
+            Weight and state, one step on; on a device they take the place of the old ones.
+
+        Raises:
+            LawError: a layer or step differs, a sample is missing, or shards do not match.
+        """
+        if not self._may_update(layer, weight_grad, weight, opt_state):
+            laws.update(self, layer, weight_grad, weight, opt_state)
+        price = self.runtime_predictor.update(len(weight.shards), weight.num_shards)
+        self._record("update", layer, price, weight_grad.samples)
+        return (
+            Weight(layer, self.num_layers, weight.step + 1, weight.shards, weight.num_shards),
+            OptState(layer, self.num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards),
+        )

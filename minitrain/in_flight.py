@@ -1,0 +1,76 @@
+"""The memory that an operation holds from its launch to its await.
+
+What it was given counts unless a store holds it already, and so does its result. Reductions work in place, as on a
+device: their result is part of what they were given. A result whose size is not known at the launch (a message that
+was not sent yet) is counted back to the launch as soon as it is, so that the log never depends on who was first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minitrain.events import MEMORY, NOTE, STRIDE, Note
+
+if TYPE_CHECKING:
+    from minitrain.work import Work
+
+_RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv"})
+
+
+class InFlight:
+    """What one launched operation holds.
+
+    Args:
+        work: the operation, just submitted.
+    """
+
+    __slots__ = ("awaited", "units", "window")
+
+    def __init__(self, work: Work) -> None:
+        account = work.model.account
+        self.awaited = False
+        self.window: int | None = None
+        self.units = sum(
+            account.units_of(value)
+            for value in _items(work.value)
+            if value is not None and getattr(value, "_home", None) is not account
+        )
+        account.grow(self.units)
+        mark_overlap(work)
+        if work.op in _RESULT_IS_NEW and work.detail != work.rank:
+            self.window = account.open_window()
+            if work.settled and work.error is None:
+                self.know_result(work)
+
+    def know_result(self, work: Work) -> None:
+        """Count the result from the launch on, now that it is known."""
+        if self.window is None:
+            return
+        account = work.model.account
+        units = sum(account.units_of(result) for result in _items(work.result))
+        account.backdate(self.window, units)
+        rows = work.model.log.rows
+        for row in range(work.row + STRIDE, len(rows), STRIDE):
+            rows[row + MEMORY] += units
+        self.units += units
+        self.window = None
+
+    def end(self, work: Work) -> None:
+        """Give everything back: whoever awaited the operation has the result now."""
+        self.awaited = True
+        work.model.account.units -= self.units
+        del work.model.in_flight[id(work)]
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the tensors of a bucket, or the one tensor."""
+    return value if isinstance(value, list) else [value]
+
+
+def mark_overlap(work: Work) -> Note:
+    """Return the note of an operation's event, which says that it may run beside others."""
+    rows = work.model.log.rows
+    note: Note = rows[work.row + NOTE] or Note()
+    rows[work.row + NOTE] = note
+    note.overlaps = True
+    return note
