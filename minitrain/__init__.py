@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minitrain import schedules
     from minitrain.comparison import Comparison, FailedRun, compare
     from minitrain.errors import (
         CollectiveMismatchError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from minitrain.model import Model
     from minitrain.run import Run
     from minitrain.runfile import load_run
+    from minitrain.scheduled import from_schedule
     from minitrain.simulation import simulate, simulate_async
 
 _HOMES = {
@@ -48,6 +50,7 @@ _HOMES = {
     "model": ("Model",),
     "run": ("Run",),
     "runfile": ("load_run",),
+    "scheduled": ("from_schedule",),
     "simulation": ("simulate", "simulate_async"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -67,7 +70,9 @@ __all__ = [
     "StrategyError",
     "UsageError",
     "compare",
+    "from_schedule",
     "load_run",
+    "schedules",
     "simulate",
     "simulate_async",
     "strategies",
@@ -76,6 +81,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name == "schedules":
+        return import_module("minitrain.schedules")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'minitrain' has no attribute {name!r}")
