@@ -65,7 +65,8 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
         close = difflib.get_close_matches(text, shipped, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StrategyError(
-            f"there is no strategy {text!r}{hint} Use one of {', '.join(shipped)}, or path.py:function", strategy=text
+            f"there is no strategy {text!r}{hint or ';'} use one of {', '.join(shipped)}, or path.py:function",
+            strategy=text,
         )
     return name, shipped[name]
 

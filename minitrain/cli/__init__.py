@@ -1,0 +1,5 @@
+"""The command line: it parses and prints; `minitrain.simulation` and `minitrain.comparison` do the work."""
+
+from minitrain.cli.app import app, main
+
+__all__ = ["app", "main"]

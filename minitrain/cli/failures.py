@@ -1,0 +1,110 @@
+"""How the command line ends: one message on stderr and an exit code, whatever went wrong.
+
+0: done. 1: a run failed (a broken law, a deadlock, out of memory with --strict-memory, an exception of the strategy),
+or a result could not be written. 2: what was asked for makes no sense (an unknown strategy, a bad value, a bad
+config). 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+import minitrain
+from minitrain.errors import MinitrainError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class RunFailedError(Exception):
+    """A strategy failed while it ran; the cause is why."""
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Turn whatever a strategy raises, even `SystemExit`, into a `RunFailedError`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise RunFailedError from error
+
+
+class Commands(TyperGroup):
+    """The commands, ending as this module says."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
+        """Run a command and leave with its exit code."""
+        extra["standalone_mode"] = False  # errors come here
+        arguments = list(sys.argv[1:] if args is None else args)
+        _never_fail_to_print()
+        try:
+            code = super().main(arguments, prog_name, **extra)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except typer.Abort:  # how older versions of typer report Ctrl-C
+            code = INTERRUPTED
+        except BrokenPipeError:
+            code = _reader_has_left()
+        except Exception as error:
+            code = report(error, debug="--debug" in arguments)
+        sys.exit(code)
+
+
+def _never_fail_to_print() -> None:
+    """Let a terminal that cannot show a character show "?" instead."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # suppressed where it has no such method
+
+
+def _reader_has_left() -> int:
+    """Let nothing more be written, not even when Python flushes at its end."""
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stdout = Path("/dev/null").open("w")  # noqa: SIM115  (the process ends next)
+    return FAILED
+
+
+def report(error: Exception, *, debug: bool) -> int:
+    """Print one message for an error, with its traceback if asked, and return the exit code."""
+    cause = error.__cause__ if isinstance(error, RunFailedError) and error.__cause__ is not None else error
+    if debug:
+        traceback.print_exception(cause)
+    format_message = getattr(error, "format_message", None)  # of the parser's own errors
+    if format_message is not None:
+        if format_message():  # there is none where the help was printed instead
+            complain(format_message())
+        return int(getattr(error, "exit_code", USAGE))
+    complain(message_of(cause))
+    return USAGE if isinstance(error, MinitrainError) else FAILED
+
+
+def complain(message: str) -> None:
+    """Print a message on stderr."""
+    print(f"minitrain: {message}", file=sys.stderr)
+
+
+def message_of(error: BaseException) -> str:
+    """Return an error in words: its kind where it is not ours, where it was raised, and what was noted on it."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, MinitrainError):
+        return f"{error}{notes}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{text}{_place(error)}{notes}"
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line outside of minitrain that an error came through."""
+    ours = str(Path(minitrain.__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    return f", in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

@@ -1,0 +1,201 @@
+"""The options that `run` and `compare` share, and what they mean for `simulate`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minitrain.errors import UsageError
+from minitrain.fixed import FixedPredictor
+from minitrain.loading import Strategy, load_strategy, require_options
+from minitrain.simulation import make_predictor, simulate_async
+
+DEFAULT_HARDWARE = "h100_80g_nvl8"
+
+# More than anybody simulates; it keeps a slip of the keyboard from filling the memory.
+MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
+
+_MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
+
+WorldSize = Annotated[
+    int, typer.Option("--world-size", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=_MODEL)
+]
+Layers = Annotated[
+    int, typer.Option("--layers", min=1, max=MOST_LAYERS, help="Layers of the model.", rich_help_panel=_MODEL)
+]
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--batch", min=1, max=MOST_SAMPLES, help="Samples of the step, over all ranks.", rich_help_panel=_MODEL
+    ),
+]
+Microbatch = Annotated[
+    int | None,
+    typer.Option(
+        "--microbatch",
+        min=1,
+        max=MOST_SAMPLES,
+        help="Samples a microbatch; batch / world size by default.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="An option of the strategy; repeat it for more.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Hardware = Annotated[
+    str | None,
+    typer.Option(
+        "--hw",
+        metavar="NAME|PATH",
+        help=f"A shipped hardware config (see `minitrain hw list`) or a file. [default: {DEFAULT_HARDWARE}]",
+        show_default=False,
+        rich_help_panel=_MACHINE,
+    ),
+]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="flat|hierarchical",
+        help="One network tier for the run, or the tier that each group needs. [default: flat]",
+        show_default=False,
+        rich_help_panel=_MACHINE,
+    ),
+]
+Durations = Annotated[
+    str | None,
+    typer.Option(
+        "--durations",
+        metavar="TYPE=SECONDS,...",
+        help="Durations by hand instead of hardware: forward=1,backward=2; 0 for all others.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+StrictMemory = Annotated[
+    bool,
+    typer.Option(
+        "--strict-memory", help="Fail when a rank holds more than the device's memory.", rich_help_panel=_MACHINE
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=_OUTPUT)]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write traces into.", rich_help_panel=_OUTPUT)]
+WriteTraces = Annotated[bool, typer.Option("--trace/--no-trace", help="Write traces.", rich_help_panel=_OUTPUT)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel=_OUTPUT)]
+
+_OWN_OPTIONS: Mapping[str, str] = {
+    "world_size": "--world-size",
+    "num_layers": "--layers",
+    "global_batch_size": "--batch",
+    "hardware": "--hw",
+    "network": "--network",
+    "strict_memory": "--strict-memory",
+}
+
+
+def priced(world_size: int, hardware: str | None, network: str | None, durations: str | None) -> Any:
+    """Return what prices the operations of a run.
+
+    Raises:
+        UsageError: the options do not fit together.
+        HardwareConfigError: the hardware cannot be found, read or believed.
+    """
+    if durations is None:
+        return make_predictor(hardware or DEFAULT_HARDWARE, world_size, network or "flat")
+    if hardware is not None or network is not None:
+        other = "--hw" if hardware is not None else "--network"
+        raise UsageError(f"--durations stands for a machine of its own; give it or {other}, not both")
+    return FixedPredictor(**parse_durations(durations))
+
+
+def parse_durations(text: str) -> dict[str, float]:
+    """Return the durations by event type, s.
+
+    >>> parse_durations("forward=1,backward=2e-3")
+    {'forward': 1.0, 'backward': 0.002}
+    """
+    durations: dict[str, float] = {}
+    for part in text.split(","):
+        typ, value = _pair("--durations", part.strip(), durations)
+        try:
+            durations[typ] = float(value)
+        except ValueError:
+            durations[typ] = math.nan
+        if not 0 <= durations[typ] < math.inf:
+            raise UsageError(f"--durations: {typ} must last a number of seconds of at least 0, got {value!r}")
+    return durations
+
+
+def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[str, Any]:
+    """Return the strategy's options: values are Python literals, or else text.
+
+    >>> strategy_options(["num_chunks=2", "order=breadth_first"], microbatch_size=4)
+    {'microbatch_size': 4, 'num_chunks': 2, 'order': 'breadth_first'}
+    """
+    options: dict[str, Any] = {} if microbatch_size is None else {"microbatch_size": microbatch_size}
+    simulation = inspect.signature(simulate_async).parameters
+    for pair in pairs:
+        name, value = _pair("--option", pair, options)
+        if name in simulation:
+            own = f"use {_OWN_OPTIONS[name]}" if name in _OWN_OPTIONS else "it is set in Python only"
+            raise UsageError(f"--option: {name} is no option of a strategy; {own}")
+        options[name] = _literal(value)
+    return options
+
+
+def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
+    """Return name and value of "name=value", which must not have been given before."""
+    name, equals, value = text.partition("=")
+    name, value = name.strip(), value.strip()
+    if not equals or not name.isidentifier() or not value:
+        raise UsageError(f"{option} takes name=value, got {text!r}")
+    if name in given:
+        raise UsageError(f"{option}: {name} is given twice")
+    return name, value
+
+
+def _literal(text: str) -> Any:
+    """Return the Python literal that a text is, or the text."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about odd spellings such as "1if"
+            return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def load_strategies(names: Sequence[str], options: Mapping[str, Any]) -> list[Strategy]:
+    """Return strategies by name or "path.py:function"; each must take the options.
+
+    Raises:
+        StrategyError: a strategy cannot be found, loaded, or called so.
+    """
+    found = [load_strategy(name) for name in names]
+    for name, function in found:
+        require_options(name, function, dict(options))
+    return [function for _, function in found]
+
+
+def require_folder(path: Path) -> None:
+    """Require that a path is a folder, or can become one.
+
+    Raises:
+        UsageError: there is something else.
+    """
+    for place in (path, *path.parents):
+        if place.is_dir():
+            return
+        if place.exists():
+            raise UsageError(f"--out must be a folder, but {place} is none; name another one")

@@ -1,0 +1,34 @@
+"""What goes to stdout: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(table: Table) -> None:
+    """Print a table as wide as the terminal allows."""
+    Console().print(table)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print text, wrapped between words."""
+    console = Console(soft_wrap=True)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, emoji=False)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON."""
+    print(json.dumps(data, indent=2, allow_nan=False))
+
+
+def user_prints_to_stderr(wanted: bool) -> contextlib.AbstractContextManager[Any]:
+    """Let what a strategy prints go to stderr, so that stdout stays pure."""
+    return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
