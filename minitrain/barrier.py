@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+from weakref import WeakSet
+
 from minitrain.errors import LawError, UsageError
 from minitrain.waiting import Waiter, wake_soon
 
@@ -21,6 +25,7 @@ class Barrier:
         self.counter = 0
         self._arrived: set[int] = set()
         self._waiters: list[Waiter] = []
+        self._passed: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def arrive(self, rank: int) -> bool:
         """Count a rank in and return whether it was the last; the last one sets everybody free.
@@ -48,10 +53,17 @@ class Barrier:
         """Wait until all ranks have arrived."""
         if not self.arrive(rank):
             await self._round()
+        task = asyncio.current_task()
+        if task is not None:
+            self._passed.add(task)
 
     async def reset(self) -> None:
-        """Return once nobody waits here any more; the counter is 0 then."""
-        if self.counter:
+        """Return once the round in progress is over.
+
+        A task that has passed has nothing to wait for: the barrier is ready for its next round, which others may
+        have begun.
+        """
+        if self.counter and asyncio.current_task() not in self._passed:
             await self._round()
 
     def _round(self) -> Waiter:
