@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from types import CoroutineType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note
@@ -14,6 +14,10 @@ from minitrain.predictor import FREE
 from minitrain.rank import Rank
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.work import PeerStream, Work
+
+if TYPE_CHECKING:
+    from minitrain.dist import Dist
+    from minitrain.predictor import Predictor
 
 T = TypeVar("T")
 
@@ -25,8 +29,16 @@ _TENSORS = frozenset({Weight, WeightGrad, OptState, Activation, ActivationGrad})
 class Communicating(Rank):
     """The operations on a rank's communication streams."""
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
+    def __init__(
+        self,
+        rank: int = 1,
+        dist: Dist | None = None,
+        num_layers: int = 2,
+        global_batch_size: int = 1,
+        *,
+        runtime_predictor: Predictor | None = None,
+    ) -> None:
+        super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
         self.launching = False
         self.in_flight: dict[int, Work] = {}
         self._groups: dict[tuple[int, ...], Group] = {self._world.ranks: self._world}

@@ -6,7 +6,7 @@ on which stream the operation ran, with whom, how much it moved, and for whom it
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -16,6 +16,9 @@ COMPUTE = "compute"
 COMM = "comm"
 SEND = "send"
 RECV = "recv"
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
 
 
 @dataclass(slots=True)
@@ -144,6 +147,12 @@ class EventLog(Sequence[Event]):
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __add__(self, other: Iterable[Event]) -> list[Event]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Event]) -> list[Event]:
+        return [*other, *self]
 
     def __repr__(self) -> str:
         return f"EventLog(rank={self.rank}, {list(self)!r})"

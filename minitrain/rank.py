@@ -7,7 +7,7 @@ from typing import Any
 
 from minitrain.dist import Dist
 from minitrain.errors import UsageError, require_count
-from minitrain.events import NO_SAMPLES, ON_COMPUTE, RECV, SEND, EventLog
+from minitrain.events import COMMUNICATIONS, NO_SAMPLES, ON_COMPUTE, RECV, SEND, EventLog
 from minitrain.groups import Group
 from minitrain.predictor import FREE, Predictor, Price, RuntimePredictor
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
@@ -127,7 +127,7 @@ class Rank:
             return predictor.update(held or 1, num_shards or 1)
         if typ == "load_weights":
             return predictor.load(held or 1, num_shards or 1)
-        if value is None:
+        if value is None or typ not in COMMUNICATIONS:
             return FREE
         if typ in (SEND, RECV):
             return predictor.p2p(typ, self.wire_bytes(value), self.rank, self.rank)

@@ -104,8 +104,8 @@ class Work(Call):
 
     def depart(self, price: Price) -> None:
         """Take a send's stream: a send never waits for its receiver's clock."""
+        self.clock = max(self.clock, self.owner.free)  # what the message carries, to the last float
         self._run(self.clock, None, price, samples_of(self.value))
-        self.clock = self.end - price.seconds
         self.result = None
 
     def deliver(self, value: Any, sent: float, source: int) -> None:
