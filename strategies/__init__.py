@@ -1,28 +1,66 @@
 """The shipped strategies: one a file, one public coroutine each, written against `minitrain.lib` alone."""
 
 import sys
+from collections.abc import Awaitable, Callable
 from types import ModuleType
-from typing import Any
+
+from minitrain.lib import Model
 
 from .ddp import ddp
+from .ddp_overlap import ddp_overlap
+from .dualpipe_v import dualpipe_v
 from .gpipe import gpipe
+from .hsdp import hsdp
+from .interleaved_1f1b import interleaved_1f1b
+from .interleaved_zero_bubble import interleaved_zero_bubble
+from .looped_bfs import looped_bfs
 from .one_f_one_b import one_f_one_b
+from .pp_dp import pp_dp
+from .pp_hsdp import pp_hsdp
+from .pp_zero1 import pp_zero1
+from .pp_zero3 import pp_zero3
 from .single import single
+from .zb_h1 import zb_h1
+from .zb_h2 import zb_h2
+from .zbv import zbv
 from .zero1 import zero1
 from .zero2 import zero2
 from .zero3 import zero3
+from .zero3_prefetch import zero3_prefetch
 
-__all__ = ["ddp", "gpipe", "one_f_one_b", "single", "zero1", "zero2", "zero3"]
+__all__ = [
+    "ddp",
+    "ddp_overlap",
+    "dualpipe_v",
+    "gpipe",
+    "hsdp",
+    "interleaved_1f1b",
+    "interleaved_zero_bubble",
+    "looped_bfs",
+    "one_f_one_b",
+    "pp_dp",
+    "pp_hsdp",
+    "pp_zero1",
+    "pp_zero3",
+    "single",
+    "zb_h1",
+    "zb_h2",
+    "zbv",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zero3_prefetch",
+]
 
 
-class _Shipped(ModuleType):
-    """This package, callable: Python binds it as `minitrain.strategies`, over the function of the public API."""
+class _Strategies(ModuleType):
+    """This module, which can be called: importing it puts it in the place of the function `minitrain.strategies`."""
 
-    def __call__(self) -> dict[str, Any]:
-        """Return the shipped strategies by name."""
-        from minitrain.loading import strategies  # noqa: PLC0415  (it imports this package)
+    def __call__(self) -> dict[str, Callable[..., Awaitable[Model]]]:
+        """Return the shipped strategies by name, as `minitrain.loading.strategies` does."""
+        from minitrain.loading import strategies  # noqa: PLC0415  (it imports this module)
 
         return strategies()
 
 
-sys.modules[__name__].__class__ = _Shipped
+sys.modules[__name__].__class__ = _Strategies

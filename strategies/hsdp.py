@@ -1,0 +1,57 @@
+"""Hybrid sharding (Zhao et al. 2023, section 3.2.2): ZeRO stage 3 inside a node, replicas across nodes."""
+
+from math import gcd
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, require_range, share
+
+
+async def hsdp(model: Model, microbatch_size: int | None = None, shard_size: int | None = None) -> Model:
+    """Shard in groups of ranks that follow one another; global_batch_size must be a multiple of world_size.
+
+    Whole weights never cross nodes: only shards of the gradients do, once a step.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; the rank's whole share if None.
+        shard_size: ranks that share one copy of the model, a divisor of world_size; if None, the most that divide both
+            world_size and a node of 8.
+    """
+    require_range("shard_size", shard_size, model.world_size, "hsdp")
+    shard_size = shard_size or gcd(model.world_size, 8)
+    require_multiple("world_size", model.world_size, "shard_size", shard_size, "hsdp")
+    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "hsdp")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    layers = range(model.num_layers)
+    samples_here = share(model.global_batch_size, model.world_size, model.rank)
+    mesh = model.mesh(replica=model.world_size // shard_size, shard=shard_size)
+    shards, replicas = mesh.group("shard"), mesh.group("replica")
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer, shards.index, shards.size)
+
+    for samples in microbatches(samples_here, microbatch_size, "hsdp"):
+        activations[0] = model.get_input_activation(samples)
+        for layer in layers:
+            weights["full"] = await model.all_gather(weights[layer], layer, group=shards)
+            activations[layer + 1] = model.forward(layer, activations[layer], weights["full"])
+            del weights["full"]
+
+        grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
+        for layer in reversed(layers):
+            weights["full"] = await model.all_gather(weights[layer], layer, group=shards)
+            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+                layer, activations[layer], grad_activations[layer], weights["full"]
+            )
+            del activations[layer], grad_activations[layer], weights["full"]
+            grad_weights["shard"] = await model.reduce_scatter(grad_weights.pop("full"), layer, group=shards)
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+        del grad_activations[-1]
+
+    for layer in layers:
+        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model

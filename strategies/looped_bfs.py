@@ -1,0 +1,24 @@
+"""Breadth-first pipeline (Lamy-Poirier 2023): each rank holds several stages, and runs one after the other."""
+
+from minitrain import schedules
+from minitrain.lib import Model
+
+from ._scheduled import run_schedule
+
+
+async def looped_bfs(
+    model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0, num_chunks: int = 2
+) -> Model:
+    """Run `minitrain.schedules.looped_bfs`, which draws the order, on pipelines of pp ranks.
+
+    num_layers must be a multiple of pp x num_chunks. The bubble is 1/num_chunks of GPipe's, and every microbatch is
+    alive at once.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; global_batch_size / world_size if None.
+        pp: ranks of a pipeline, a divisor of world_size, which it is if None; the rest are replicas.
+        zero: ZeRO stage of the replicas, 0 to 3.
+        num_chunks: stages a rank.
+    """
+    return await run_schedule(model, schedules.looped_bfs, num_chunks, microbatch_size, pp, zero)

@@ -1,0 +1,79 @@
+"""Three dimensions: 1F1B pipelines x replicas x shards of ZeRO stage 3."""
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, require_range, share
+
+
+async def pp_hsdp(model: Model, microbatch_size: int | None = None, pp: int = 2, shard_size: int = 2) -> Model:
+    """Train on a mesh of pp stages x replicas x shards, shards next to one another.
+
+    num_layers must be a multiple of pp, world_size of pp x shard_size, and global_batch_size of world_size. Weights are
+    gathered among the shards alone; each rank's shard of the gradient is summed over the replicas once a step.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; global_batch_size / world_size if None.
+        pp: stages of the pipeline.
+        shard_size: ranks that share one copy of a stage.
+    """
+    require_range("pp", pp, model.num_layers, "pp_hsdp")
+    require_range("shard_size", shard_size, model.world_size, "pp_hsdp")
+    require_multiple("world_size", model.world_size, "pp x shard_size", pp * shard_size, "pp_hsdp")
+    require_multiple("num_layers", model.num_layers, "pp", pp, "pp_hsdp")
+    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "pp_hsdp")
+    mesh = model.mesh(pp=pp, replica=model.world_size // (pp * shard_size), shard=shard_size)
+    shards, replicas, stage_ranks = mesh.group("shard"), mesh.group("replica"), mesh.group("replica", "shard")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    stage, before, after = mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
+    layers = share(model.num_layers, pp, stage)
+    samples_here = share(model.global_batch_size, stage_ranks.size, stage_ranks.index)
+    batches = microbatches(samples_here, microbatch_size or model.global_batch_size // model.world_size, "pp_hsdp")
+
+    async def forward(i: int) -> None:
+        if before is None:
+            activations[layers[0], i] = model.get_input_activation(batches[i])
+        else:
+            activations[layers[0], i] = await model.receive(before)
+        for layer in layers:
+            weights["full"] = await model.all_gather(weights[layer], layer, group=shards)
+            activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights["full"])
+            del weights["full"]
+        if after is not None:
+            await model.send(after, activations.pop((layers.stop, i)))
+
+    async def backward(i: int) -> None:
+        if after is None:
+            grad_activations[layers[-1]] = model.loss(activations.pop((layers.stop, i)))
+        else:
+            grad_activations[layers[-1]] = await model.receive(after)
+        for layer in reversed(layers):
+            weights["full"] = await model.all_gather(weights[layer], layer, group=shards)
+            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+                layer, activations[layer, i], grad_activations[layer], weights["full"]
+            )
+            del activations[layer, i], grad_activations[layer], weights["full"]
+            grad_weights["shard"] = await model.reduce_scatter(grad_weights.pop("full"), layer, group=shards)
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+        if before is not None:
+            await model.send(before, grad_activations[layers[0] - 1])
+        del grad_activations[layers[0] - 1]
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer, shards.index, shards.size)
+
+    warmup = min(pp - 1 - stage, len(batches))
+    for i in range(warmup):
+        await forward(i)
+    for i in range(warmup, len(batches)):  # steady
+        await forward(i)
+        await backward(i - warmup)
+    for i in range(len(batches) - warmup, len(batches)):  # cooldown
+        await backward(i)
+
+    for layer in layers:
+        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model

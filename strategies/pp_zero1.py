@@ -1,0 +1,76 @@
+"""1F1B pipelines with the optimizer state sharded among replicas: pipeline x ZeRO stage 1 (Megatron-LM)."""
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, require_range, share
+
+
+async def pp_zero1(model: Model, microbatch_size: int | None = None, pp: int = 2) -> Model:
+    """Train world_size / pp replicas of a 1F1B pipeline of pp stages, which share the optimizer state.
+
+    num_layers must be a multiple of pp, world_size too, and global_batch_size of world_size. What replicas exchange
+    does not grow with the number of microbatches, which makes this the usual partner of a pipeline.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; global_batch_size / world_size if None.
+        pp: stages of the pipeline.
+    """
+    require_range("pp", pp, model.num_layers, "pp_zero1")
+    require_multiple("world_size", model.world_size, "pp", pp, "pp_zero1")
+    require_multiple("num_layers", model.num_layers, "pp", pp, "pp_zero1")
+    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "pp_zero1")
+    mesh = model.mesh(pp=pp, dp=model.world_size // pp)
+    replicas = mesh.group("dp")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    stage, before, after = mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
+    layers = share(model.num_layers, pp, stage)
+    samples_here = share(model.global_batch_size, replicas.size, replicas.index)
+    batches = microbatches(samples_here, microbatch_size or model.global_batch_size // model.world_size, "pp_zero1")
+
+    async def forward(i: int) -> None:
+        if before is None:
+            activations[layers[0], i] = model.get_input_activation(batches[i])
+        else:
+            activations[layers[0], i] = await model.receive(before)
+        for layer in layers:
+            activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights[layer])
+        if after is not None:
+            await model.send(after, activations.pop((layers.stop, i)))
+
+    async def backward(i: int) -> None:
+        if after is None:
+            grad_activations[layers[-1]] = model.loss(activations.pop((layers.stop, i)))
+        else:
+            grad_activations[layers[-1]] = await model.receive(after)
+        for layer in reversed(layers):
+            grad_weights["new"], grad_activations[layer - 1] = model.backward(
+                layer, activations[layer, i], grad_activations[layer], weights[layer]
+            )
+            del activations[layer, i], grad_activations[layer]
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
+        if before is not None:
+            await model.send(before, grad_activations[layers[0] - 1])
+        del grad_activations[layers[0] - 1]
+
+    for layer in layers:
+        weights[layer], opt_state = model.load_weights(layer)
+        opt_states[layer] = opt_state.shard(replicas.index, replicas.size)
+
+    warmup = min(pp - 1 - stage, len(batches))
+    for i in range(warmup):
+        await forward(i)
+    for i in range(warmup, len(batches)):  # steady
+        await forward(i)
+        await backward(i - warmup)
+    for i in range(len(batches) - warmup, len(batches)):  # cooldown
+        await backward(i)
+
+    for layer in layers:
+        grad_weights[layer] = await model.reduce_scatter(grad_weights[layer], layer, group=replicas)
+        weights[layer] = weights[layer].shard(replicas.index, replicas.size)
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        weights[layer] = await model.all_gather(weights[layer], layer, group=replicas)
+        model.set_final_weight(layer, weights[layer])
+    return model

@@ -1,0 +1,75 @@
+"""ZB-H1 (Qi et al. 2023, section 2.1): 1F1B with the backward split, weight gradients filling the cooldown."""
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, share
+
+
+async def zb_h1(model: Model, microbatch_size: int | None = None) -> Model:
+    """Train a pipeline of world_size stages; num_layers must be a multiple of world_size.
+
+    The stage before waits for gradients of activations alone. Each weight gradient is taken `stage` backwards later,
+    so that every stage holds activations of up to num_stages microbatches, and the last ones fill what was a bubble.
+
+    Args:
+        model: the rank, which is the stage.
+        microbatch_size: samples a microbatch; global_batch_size / world_size if None, which must divide then.
+    """
+    stage, num_stages = model.rank, model.world_size
+    require_multiple("num_layers", model.num_layers, "world_size", num_stages, "zb_h1")
+    if microbatch_size is None:
+        require_multiple("global_batch_size", model.global_batch_size, "world_size", num_stages, "zb_h1")
+        microbatch_size = model.global_batch_size // num_stages
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    layers = share(model.num_layers, num_stages, stage)
+    batches = microbatches(range(model.global_batch_size), microbatch_size, "zb_h1")
+
+    async def forward(i: int) -> None:
+        if stage == 0:
+            activations[layers[0], i] = model.get_input_activation(batches[i])
+        else:
+            activations[layers[0], i] = await model.receive(stage - 1)
+        for layer in layers:
+            activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights[layer])
+        if stage < num_stages - 1:
+            await model.send(stage + 1, activations.pop((layers.stop, i)))
+
+    async def backward_input(i: int) -> None:
+        if stage == num_stages - 1:
+            grad_activations[layers[-1], i] = model.loss(activations.pop((layers.stop, i)))
+        else:
+            grad_activations[layers[-1], i] = await model.receive(stage + 1)
+        for layer in reversed(layers):
+            grad_activations[layer - 1, i] = model.backward_input(
+                layer, activations[layer, i], grad_activations[layer, i], weights[layer]
+            )
+        if stage > 0:
+            await model.send(stage - 1, grad_activations[layers[0] - 1, i])
+        del grad_activations[layers[0] - 1, i]
+
+    def backward_weight(i: int) -> None:
+        for layer in reversed(layers):
+            grad_weights["new"] = model.backward_weight(layer, activations[layer, i], grad_activations[layer, i])
+            del activations[layer, i], grad_activations[layer, i]
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer)
+
+    warmup, delay = min(num_stages - 1 - stage, len(batches)), min(stage, len(batches))
+    for i in range(warmup):
+        await forward(i)
+    for i in range(len(batches)):  # steady, then cooldown
+        if i + warmup < len(batches):
+            await forward(i + warmup)
+        await backward_input(i)
+        if i >= delay:
+            backward_weight(i - delay)
+    for i in range(len(batches) - delay, len(batches)):
+        backward_weight(i)
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model

@@ -1,0 +1,73 @@
+"""ZeRO stage 3 that hides its communication under compute, as FSDP does (Zhao et al. 2023, section 3.3)."""
+
+from collections import deque
+from collections.abc import Awaitable
+
+from minitrain.lib import Model, Weight, WeightGrad
+
+from ._batch import add, microbatches, require_multiple, require_range, share
+
+
+async def zero3_prefetch(model: Model, microbatch_size: int | None = None, lookahead: int = 1) -> Model:
+    """Shard everything, with overlap; global_batch_size must be a multiple of world_size.
+
+    While a layer is at work, the weights of the next `lookahead` layers are gathered, and the gradient of the layer
+    before it is reduced. Each of them is a whole weight in memory.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; the rank's whole share if None.
+        lookahead: layers gathered ahead, 1 to num_layers.
+    """
+    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero3_prefetch")
+    require_range("lookahead", lookahead, model.num_layers, "zero3_prefetch")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    layers = range(model.num_layers)
+    samples_here = share(model.global_batch_size, model.world_size, model.rank)
+    batches = microbatches(samples_here, microbatch_size, "zero3_prefetch")
+    to_gather = deque([*layers, *reversed(layers)] * len(batches))
+    gathers: deque[Awaitable[Weight]] = deque()
+    reductions: deque[Awaitable[WeightGrad]] = deque()
+
+    def launch_gather() -> None:
+        if to_gather:
+            layer = to_gather.popleft()
+            gathers.append(model.launch(model.all_gather(weights[layer], layer)))
+
+    async def finish_reduction() -> None:
+        grad_weights["shard"] = await reductions.popleft()
+        layer = grad_weights["shard"].layer
+        grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer, model.rank, model.world_size)
+    for _ in range(lookahead):
+        launch_gather()
+
+    for samples in batches:
+        activations[0] = model.get_input_activation(samples)
+        for layer in layers:
+            weights["full"] = await gathers.popleft()
+            launch_gather()
+            activations[layer + 1] = model.forward(layer, activations[layer], weights["full"])
+            del weights["full"]
+
+        grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
+        for layer in reversed(layers):
+            weights["full"] = await gathers.popleft()
+            launch_gather()
+            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+                layer, activations[layer], grad_activations[layer], weights["full"]
+            )
+            del activations[layer], grad_activations[layer], weights["full"]
+            if reductions:
+                await finish_reduction()
+            reductions.append(model.launch(model.reduce_scatter(grad_weights.pop("full"), layer)))
+        del grad_activations[-1]
+    await finish_reduction()
+
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model
