@@ -61,9 +61,9 @@ def compare(
     strategy: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STRATEGY]...",
-            help=f"Each {_STRATEGY}. [default: {' '.join(DEFAULT_STRATEGIES)}]",
-            show_default=False,
+            metavar="STRATEGY",
+            help=f"Each {_STRATEGY}.",
+            show_default=" ".join(DEFAULT_STRATEGIES),
         ),
     ] = None,
     world_size: given.WorldSize = 8,
@@ -82,8 +82,7 @@ def compare(
 ) -> None:
     """Simulate a training step of several strategies, and print which is fastest.
 
-    Unless --no-trace is given, the page, Chrome trace and event log of each are written into traces/NAME/, and a
-    page that compares them to traces/compare.html.
+    Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given.
     """
     with user_prints_to_stderr(as_json), Progress() as progress:
         chosen = given.strategy_options(option or (), microbatch)
@@ -115,7 +114,7 @@ def compare(
 
 @app.command()
 def run(
-    strategy: Annotated[str, typer.Argument(help=f"{_STRATEGY.capitalize()}.")],
+    strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
     world_size: given.WorldSize = 8,
     layers: given.Layers = 32,
     batch: given.Batch = 64,
@@ -132,7 +131,7 @@ def run(
 ) -> None:
     """Simulate a training step of one strategy, and print where each rank's time goes.
 
-    Unless --no-trace is given, its page, Chrome trace and event log are written into traces/NAME/.
+    Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given.
     """
     with user_prints_to_stderr(as_json), Progress() as progress:
         chosen = given.strategy_options(option or (), microbatch)

@@ -81,10 +81,17 @@ def report(error: Exception, *, debug: bool) -> int:
     format_message = getattr(error, "format_message", None)  # of the parser's own errors
     if format_message is not None:
         if format_message():  # there is none where the help was printed instead
-            complain(format_message())
+            complain(f"{format_message().rstrip('.')}{_help(error)}")
         return int(getattr(error, "exit_code", USAGE))
-    complain(message_of(cause))
+    unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None
+    complain(f"the output cannot be written: {unprinted}" if unprinted else message_of(cause))
     return USAGE if isinstance(error, MinitrainError) else FAILED
+
+
+def _help(error: Exception) -> str:
+    """Return how to see the options of the command that could not be parsed."""
+    command = getattr(getattr(error, "ctx", None), "command_path", "minitrain")
+    return f"; see `{command} --help`"
 
 
 def complain(message: str) -> None:
@@ -104,7 +111,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the last line outside of minitrain that an error came through."""
-    ours = str(Path(minitrain.__file__).parent)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    """Return the last line that an error came through which is neither minitrain's nor Python's own."""
+    others = (str(Path(minitrain.__file__).parent), str(Path(traceback.__file__).parent))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f", in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

@@ -16,7 +16,7 @@ from minitrain.tables import hardware_table, system_table
 
 hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME|PATH", help="A shipped config's name or a file.")]
+Name = Annotated[str, typer.Argument(metavar="CONFIG", help="A shipped config's name or a file.")]
 
 
 @hw.command("list")
@@ -50,7 +50,7 @@ def _raw(config: str) -> Any:
 def check(
     configs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME|PATH]...", help="Configs to check; all shipped ones if none is given."),
+        typer.Argument(metavar="CONFIG", help="Configs to check; all shipped ones if none is given."),
     ] = None,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:

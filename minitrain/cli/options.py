@@ -25,21 +25,29 @@ MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
 _MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
 
 WorldSize = Annotated[
-    int, typer.Option("--world-size", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=_MODEL)
+    int,
+    typer.Option("--world-size", metavar="N", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=_MODEL),
 ]
 Layers = Annotated[
-    int, typer.Option("--layers", min=1, max=MOST_LAYERS, help="Layers of the model.", rich_help_panel=_MODEL)
+    int,
+    typer.Option("--layers", metavar="N", min=1, max=MOST_LAYERS, help="Layers of the model.", rich_help_panel=_MODEL),
 ]
 Batch = Annotated[
     int,
     typer.Option(
-        "--batch", min=1, max=MOST_SAMPLES, help="Samples of the step, over all ranks.", rich_help_panel=_MODEL
+        "--batch",
+        metavar="N",
+        min=1,
+        max=MOST_SAMPLES,
+        help="Samples of the step, over all ranks.",
+        rich_help_panel=_MODEL,
     ),
 ]
 Microbatch = Annotated[
     int | None,
     typer.Option(
         "--microbatch",
+        metavar="N",
         min=1,
         max=MOST_SAMPLES,
         help="Samples a microbatch; batch / world size by default.",
@@ -60,9 +68,9 @@ Hardware = Annotated[
     str | None,
     typer.Option(
         "--hw",
-        metavar="NAME|PATH",
-        help=f"A shipped hardware config (see `minitrain hw list`) or a file. [default: {DEFAULT_HARDWARE}]",
-        show_default=False,
+        metavar="CONFIG",
+        help="A shipped hardware config (see `minitrain hw list`) or a file.",
+        show_default=DEFAULT_HARDWARE,
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -70,9 +78,9 @@ Network = Annotated[
     str | None,
     typer.Option(
         "--network",
-        metavar="flat|hierarchical",
-        help="One network tier for the run, or the tier that each group needs. [default: flat]",
-        show_default=False,
+        metavar="KIND",
+        help="flat: one network tier for the run; hierarchical: the tier that each group needs.",
+        show_default="flat",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -80,8 +88,8 @@ Durations = Annotated[
     str | None,
     typer.Option(
         "--durations",
-        metavar="TYPE=SECONDS,...",
-        help="Durations by hand instead of hardware: forward=1,backward=2; 0 for all others.",
+        metavar="TYPE=S,...",
+        help="Durations by hand instead of hardware, such as forward=1,backward=2; all others last 0.",
         rich_help_panel=_MACHINE,
     ),
 ]

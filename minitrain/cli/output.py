@@ -18,10 +18,10 @@ def print_table(table: Table) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print text, wrapped between words."""
-    console = Console(soft_wrap=True)
+    """Print text, wrapped between words on a terminal and one line each elsewhere."""
+    console = Console()
     for line in lines:
-        console.print(line, markup=False, highlight=False, emoji=False)
+        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
 
 
 def print_json(data: Any) -> None:
