@@ -49,11 +49,16 @@ def _brief(value: Any) -> str:
 
 def _agree(op: str, values: Sequence[Any], ranks: Sequence[int], *names: str) -> None:
     """Raise a CollectiveMismatchError unless all values are of one kind and agree in the named fields."""
-    first = values[0]
-    facts = [getattr(first, name) for name in names]
-    for value in values:
-        if type(value) is not type(first) or [getattr(value, name) for name in names] != facts:
-            raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
+    kind = type(values[0])
+    if any(value.__class__ is not kind for value in values) or any(
+        _differ([getattr(value, name) for value in values]) for name in names
+    ):
+        raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
+
+
+def _differ(facts: list[Any]) -> bool:
+    """Return whether the facts of the members are not all the same."""
+    return facts.count(facts[0]) != len(facts)  # counted in C; an object is equal to itself at once
 
 
 def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) -> CollectiveMismatchError:

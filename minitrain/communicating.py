@@ -228,7 +228,7 @@ class Communicating(Rank):
         if member.communicator.size == 1:
             work.settle_all([work], [value], [work.clock], work.clock, self.rank)
         else:
-            self.dist.join(member.communicator, member.index, work)
+            member.communicator.join(member.index, work)
         return work
 
     def _peer(self, kind: str, peer: int) -> PeerStream:

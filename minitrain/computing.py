@@ -16,7 +16,29 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 
 
 class Computing(Rank):
-    """The operations on a rank's compute stream."""
+    """The operations on a rank's compute stream.
+
+    A result knows its size from birth, from a tensor of its kind with as many samples or shards: measuring each one
+    would take longer than all else that storing it costs.
+    """
+
+    _whole_grad_units = 0
+
+    def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
+        """Measure the first whole gradient, in the name of all."""
+        self._whole_grad_units = self.account.size(weight_grad)
+        return self._whole_grad_units
+
+    def _load_units(self, num_shards: int) -> tuple[int, int]:
+        """Return the sizes of one shard of a weight and of its optimizer state."""
+        found = self._shard_units.get(num_shards)
+        if found is None:
+            shard = (0, 1, 0, frozenset([0]), num_shards)
+            found = self._shard_units[num_shards] = (
+                self.account.size(Weight(*shard)),
+                self.account.size(OptState(*shard)),
+            )
+        return found
 
     def _may_forward(self, layer: int, inp: Activation, weight: Weight) -> bool:
         """Return whether a forward is surely legal."""
@@ -82,10 +104,10 @@ class Computing(Rank):
             self._enter()
         shards = frozenset([shard])
         self._record("load_weights", layer, self.runtime_predictor.load(1, num_shards), NO_SAMPLES)
-        return (
-            Weight(layer, self.num_layers, 0, shards, num_shards),
-            OptState(layer, self.num_layers, 0, shards, num_shards),
-        )
+        weight = Weight(layer, self.num_layers, 0, shards, num_shards)
+        opt_state = OptState(layer, self.num_layers, 0, shards, num_shards)
+        weight._units, opt_state._units = self._load_units(num_shards)  # type: ignore[misc]  # a slot of the base
+        return weight, opt_state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in the trained weight of a layer (or this rank's shard of it).
@@ -122,7 +144,9 @@ class Computing(Rank):
             laws.forward(self, "forward", layer, inp, weight)
         samples = inp.samples
         self._record("forward", layer, self.runtime_predictor.compute("forward", len(samples)), samples)
-        return Activation(layer + 1, self.num_layers, samples, self.global_batch_size)
+        out = Activation(layer + 1, self.num_layers, samples, self.global_batch_size)
+        out._units = self.account.units_of(inp)  # type: ignore[misc]  # a slot of the base
+        return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss with respect to the model's output (free of cost).
@@ -156,10 +180,11 @@ class Computing(Rank):
             laws.backward(self, "backward", layer, inp, grad, weight)
         samples = inp.samples
         self._record("backward", layer, self.runtime_predictor.compute("backward", len(samples)), samples)
-        return (
-            WeightGrad(layer, self.num_layers, samples, self.global_batch_size),
-            ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size),
-        )
+        weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
+        grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
+        weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = grad._units  # type: ignore[misc]  # a slot of the base
+        return weight_grad, grad_inp
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input alone: the first half of a split backward (Qi et al. 2023).
@@ -174,7 +199,9 @@ class Computing(Rank):
         samples = inp.samples
         price = self.runtime_predictor.compute("backward_input", len(samples))
         self._record("backward_input", layer, price, samples)
-        return ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
+        grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
+        grad_inp._units = grad._units  # type: ignore[misc]  # a slot of the base
+        return grad_inp
 
     def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
         """Return the gradient of a layer's weight: the second half of a split backward (Qi et al. 2023).
@@ -191,7 +218,9 @@ class Computing(Rank):
         samples = inp.samples
         price = self.runtime_predictor.compute("backward_weight", len(samples))
         self._record("backward_weight", layer, price, samples)
-        return WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
+        weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
+        weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
+        return weight_grad
 
     def update(
         self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
@@ -214,7 +243,9 @@ class Computing(Rank):
             laws.update(self, layer, weight_grad, weight, opt_state)
         price = self.runtime_predictor.update(len(weight.shards), weight.num_shards)
         self._record("update", layer, price, weight_grad.samples)
-        return (
-            Weight(layer, self.num_layers, weight.step + 1, weight.shards, weight.num_shards),
-            OptState(layer, self.num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards),
-        )
+        units_of = self.account.units_of
+        updated = Weight(layer, self.num_layers, weight.step + 1, weight.shards, weight.num_shards)
+        updated._units = units_of(weight)  # type: ignore[misc]  # a slot of the base
+        state = OptState(layer, self.num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
+        state._units = units_of(opt_state)  # type: ignore[misc]  # a slot of the base
+        return updated, state

@@ -8,7 +8,7 @@ done on futures, one suspension a rank and operation.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from minitrain.barrier import Barrier
 from minitrain.calls import Call, RawCall
@@ -45,9 +45,10 @@ class Communicator:
         free: when the group's stream has done all it was given, s; kept for those who price.
     """
 
-    __slots__ = ("_indices", "_places", "barrier", "free", "meetings", "ranks", "size", "whole")
+    __slots__ = ("_indices", "_places", "barrier", "dist", "free", "meetings", "ranks", "size", "whole")
 
-    def __init__(self, ranks: tuple[int, ...], barrier: Barrier, *, whole: bool) -> None:
+    def __init__(self, dist: Dist, ranks: tuple[int, ...], barrier: Barrier, *, whole: bool) -> None:
+        self.dist = dist
         self.ranks = ranks
         self.size = len(ranks)
         self.whole = whole
@@ -71,21 +72,37 @@ class Communicator:
             raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks) from None
 
     def join(self, index: int, call: Call) -> None:
-        """Let a member take part in its next collective; the last one to come settles it for all."""
+        """Let a member take part in its next collective; the last one to come settles it for all.
+
+        Raises:
+            StrategyError: the transport was closed by an error.
+            LawError: the members' calls do not belong together; that closes the transport.
+        """
+        dist = self.dist
+        if dist.error is not None:
+            dist.refuse()
+        watch = dist.watch
+        watch.operations += 1
         place = self._places[index]
         self._places[index] = place + 1
         meeting = self.meetings.get(place)
         if meeting is None:
             meeting = self.meetings[place] = Meeting(self.size, call)
+        elif call.op != meeting.op or call.detail != meeting.detail:
+            meeting.agrees = False
         meeting.calls[index] = call
         meeting.missing -= 1
-        if call.op != meeting.op or call.detail != meeting.detail:
-            meeting.agrees = False
         if call.op == "barrier":
             self.barrier.arrive(call.rank)
         if not meeting.missing:
-            self._settle(meeting)
+            try:
+                self._settle(meeting)
+            except Exception as error:
+                dist.close(error)
+                raise
             del self.meetings[place]
+        elif not watch.looking:
+            watch.begin()
 
     def _settle(self, meeting: Meeting) -> None:
         """Give every member its result, and wake those that wait."""
@@ -142,7 +159,7 @@ class Dist:
         self.queue: dict[tuple[Any, ...], Channel] = {}
         self.error: BaseException | None = None
         self.watch = Watch(self)
-        self.world = Communicator(tuple(range(world_size)), self.barrier, whole=True)
+        self.world = Communicator(self, tuple(range(world_size)), self.barrier, whole=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
 
     def communicator(self, ranks: Iterable[int]) -> Communicator:
@@ -159,7 +176,7 @@ class Dist:
                     f"a group needs ranks of 0..{self.world_size - 1}, at least one; got {list(members)}",
                     ranks=members,
                 )
-            found = Communicator(members, Barrier(len(members)), whole=False)
+            found = Communicator(self, members, Barrier(len(members)), whole=False)
             self._communicators[members] = found
         return found
 
@@ -188,17 +205,6 @@ class Dist:
         if source == dest:
             raise UsageError(f"rank {source} cannot send to itself; keep the tensor", source=source, dest=dest)
 
-    def join(self, communicator: Communicator, index: int, call: Call) -> None:
-        """Take part in a group's next collective."""
-        self._begin()
-        try:
-            communicator.join(index, call)
-        except Exception as error:
-            self.close(error)
-            raise
-        if not call.settled:
-            self.watch.begin()
-
     def put(self, channel: Channel, call: Call) -> None:
         """Send a message."""
         self._begin()
@@ -217,9 +223,13 @@ class Dist:
         """Count an operation; raise a StrategyError after a run that failed."""
         self.watch.operations += 1
         if self.error is not None:
-            raise StrategyError(
-                f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
-            ) from self.error
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raise a StrategyError: this transport was closed."""
+        raise StrategyError(
+            f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
+        ) from self.error
 
     def close(self, error: BaseException) -> None:
         """End every waiting call with an error; nothing can be called afterwards."""
@@ -277,7 +287,7 @@ class Dist:
         if communicator.size == 1:
             call.settle_all([call], [inp], [time], time, rank)
         else:
-            self.join(communicator, communicator.index_of(rank), call)
+            communicator.join(communicator.index_of(rank), call)
         return call
 
     async def send(self, rank_source: int, rank_dest: int, v: Any, *, tag: Any = None) -> None:

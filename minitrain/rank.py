@@ -58,6 +58,7 @@ class Rank:
 
         self._rows = self.log.rows
         self._entered = False
+        self._shard_units: dict[int, tuple[int, int]] = {}
         self._world = Group(self.dist.world, rank)
 
     def _enter(self) -> None:

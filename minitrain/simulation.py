@@ -212,17 +212,62 @@ def _rare_collections() -> Iterator[None]:
 
 async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
     """Run the strategy on every rank; if one fails, end the others and raise its error."""
-    tasks = [asyncio.ensure_future(_run_rank(name, function, model, options)) for model in models]
-    failed: list[tuple[int, BaseException]] = []
+    crew = _Crew(name, function, len(models), options)
+    tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        await crew.ended
     finally:
-        failed += [(rank, error) for rank, task in enumerate(tasks) if (error := _error_of(task)) is not None]
-        for task in tasks:
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    if failed:
-        _raise_failure(name, models, *failed[0])
+        if pending:
+            await asyncio.gather(*pending, return_exceptions=True)
+    if crew.failures:
+        _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
+
+
+class _Crew:
+    """The ranks of one run on their way; `ended` is done when all have returned or one has failed."""
+
+    def __init__(self, name: str, function: Strategy, world_size: int, options: Mapping[str, Any]) -> None:
+        self.name = name
+        self.function = function
+        self.options = options
+        self.missing = world_size
+        self.failures: list[tuple[int, BaseException]] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, model: Model) -> None:
+        """Run the strategy on one rank, which must return its model."""
+        model.dist.watch.mark()
+        try:
+            result = await self.function(model, **self.options)
+            self._require_model(model, result)
+        except BaseException as error:
+            model.dist.watch.over = True
+            self._fail(model.rank, error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        else:
+            self.missing -= 1
+            if not self.missing and not self.ended.done():
+                self.ended.set_result(None)
+
+    def _fail(self, rank: int, error: BaseException) -> None:
+        """Note why a rank failed, unless it was cancelled because another had."""
+        if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
+            self.failures.append((rank, error))
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _require_model(self, model: Model, result: Any) -> None:
+        """Require that a rank returned its model."""
+        if result is not model:
+            raise StrategyError(
+                f"the strategy {self.name} must return the model of its rank, got {result!r:.80} on rank {model.rank}; "
+                "end it with `return model`",
+                rank=model.rank,
+            )
 
 
 def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseException) -> NoReturn:
@@ -233,25 +278,6 @@ def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseExc
     dist.close(error)
     error.add_note(f"on rank {rank} of {len(models)}, strategy {name}")
     raise error
-
-
-def _error_of(task: asyncio.Future[None]) -> BaseException | None:
-    """Return why a task failed, or None if it did not (yet)."""
-    if not task.done():
-        return None
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
-
-
-async def _run_rank(name: str, function: Strategy, model: Model, options: Mapping[str, Any]) -> None:
-    """Run the strategy on one rank, which must return its model."""
-    model.dist.watch.mark()
-    result = await function(model, **options)
-    if result is not model:
-        raise StrategyError(
-            f"the strategy {name} must return the model of its rank, got {result!r:.80} on rank {model.rank}; end it "
-            "with `return model`",
-            rank=model.rank,
-        )
 
 
 def _require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:

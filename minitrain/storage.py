@@ -52,19 +52,25 @@ class Account:
         self._past_peaks: list[int] = []
         self._open_windows = 0
 
-    def units_of(self, tensor: Any) -> int:
-        """Return the size of a tensor in units.
+    def size(self, tensor: Any) -> int:
+        """Measure a tensor, let it know its size, and return it in units.
 
         Raises:
-            TensorTypeError: it has no size.
+            TensorTypeError: it is no tensor.
         """
-        try:
-            return int(self.measure(tensor) * UNITS_PER_ELEMENT)
-        except AttributeError:
+        if not isinstance(tensor, Tensor):
             raise TensorTypeError(
-                f"only tensors can be held in a store, got {type(tensor).__name__} ({tensor!r:.80})",
-                value=tensor,
-            ) from None
+                f"only tensors can be held in a store, got {type(tensor).__name__} ({tensor!r:.80})", value=tensor
+            )
+        tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
+        return units
+
+    def units_of(self, tensor: Any) -> int:
+        """Return the size of a tensor in units: what it had when it was made or first stored."""
+        try:
+            return tensor._units  # type: ignore[no-any-return]
+        except AttributeError:
+            return self.size(tensor)
 
     def grow(self, units: int) -> None:
         """Add to the total and keep the high-water mark."""
@@ -125,17 +131,16 @@ class Store(dict[Any, V]):
 
     def __setitem__(self, key: Any, value: V) -> None:
         account = self.account
-        units = account.units_of(value)
+        try:
+            units = value._units  # type: ignore[attr-defined]  # what came out of an operation knows its size
+        except AttributeError:
+            units = account.size(value)
         size = len(self)
         before = _keep(self, key, value)
         if len(self) == size:  # the key was there
             self._leave(before)
             _replace(self, key, value)
-        try:
-            value._home = account  # type: ignore[attr-defined]  # anything else than a tensor is rare
-            value._units = units  # type: ignore[attr-defined]
-        except AttributeError:
-            pass
+        value._home = account  # type: ignore[attr-defined]
         account.units = total = account.units + units
         if total > account.peak_units:
             account.peak_units = total
@@ -143,29 +148,22 @@ class Store(dict[Any, V]):
                 account.overflow()
 
     def __delitem__(self, key: Any) -> None:
-        value = _take(self, key)
-        try:
-            value._home = None  # type: ignore[attr-defined]
-            self.account.units -= value._units  # type: ignore[attr-defined]
-        except AttributeError:
-            self._leave(value)
+        value: Any = _take(self, key)
+        value._home = None
+        self.account.units -= value._units
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account."""
-        if isinstance(value, Tensor):
-            value._home = None
-            self.account.units -= value._units
-        else:
-            self.account.units -= self.account.units_of(value)
+        value._home = None
+        self.account.units -= value._units
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:
         """Remove a key and return its value."""
-        if key not in self:
-            if default is _MISSING:
-                raise KeyError(key)
+        if default is not _MISSING and key not in self:
             return default
-        value = dict.pop(self, key)
-        self._leave(value)
+        value: Any = _take(self, key)
+        value._home = None
+        self.account.units -= value._units
         return value
 
     def popitem(self) -> tuple[Any, V]:

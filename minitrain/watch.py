@@ -41,17 +41,20 @@ class Watch:
         operations: number of operations begun so far.
         marked: whether the tasks of the run carry its mark (they do in `simulate`).
         entered: ranks whose model was used.
+        looking: whether it looks out now.
+        over: whether the run has ended already, well or not.
     """
 
-    __slots__ = ("_looking", "_pause_s", "_seen", "dist", "entered", "marked", "operations")
+    __slots__ = ("_pause_s", "_seen", "dist", "entered", "looking", "marked", "operations", "over")
 
     def __init__(self, dist: Dist) -> None:
         self.dist = dist
         self.operations = 0
         self.marked = False
+        self.over = False
         self.entered: set[int] = set()
         self._seen = 0
-        self._looking = False
+        self.looking = False
         self._pause_s = 0.0
 
     def mark(self) -> None:
@@ -61,8 +64,8 @@ class Watch:
 
     def begin(self) -> None:
         """Look out while calls wait."""
-        if not self._looking:
-            self._looking = True
+        if not self.looking:
+            self.looking = True
             self._pause_s = 0.0
             self._seen = self.operations
             asyncio.get_running_loop().call_soon(self._look)
@@ -76,13 +79,13 @@ class Watch:
             loop.call_soon(self._look)
             return
         waiting = self.dist.waiting()
-        if not waiting:
-            self._looking = False
+        if not waiting or self.over:
+            self.looking = False
         elif self._can_act(loop, waiting):
             self._pause_s = min(max(2 * self._pause_s, 1e-5), _LONGEST_PAUSE_S)
             loop.call_later(self._pause_s, self._look)
         else:
-            self._looking = False
+            self.looking = False
             self.dist.close(_deadlock(self.dist, waiting))
 
     def _can_act(self, loop: asyncio.AbstractEventLoop, waiting: Iterable[Call]) -> bool:
@@ -108,21 +111,41 @@ def _acts(task: asyncio.Task[Any], parked: set[Waiter]) -> bool:
     if isinstance(awaited, Waiter):
         return awaited not in parked
     if isinstance(awaited, asyncio.Task) or hasattr(awaited, "_children"):  # a task, or a gather of some
-        return bool(awaited.done())
-    return not _awaits_tasks(task)
+        return _ends(awaited)
+    joined = _joined(task)
+    return joined is None or any(_ends(future) for future in joined)
 
 
-def _awaits_tasks(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task awaits the end of a TaskGroup, or `asyncio.wait` without a timeout."""
+def _ends(future: Any) -> bool:
+    """Return whether a task or a gather is over, or will be as soon as the loop comes to it."""
+    children = getattr(future, "_children", None)
+    if future.done() or not children:
+        return bool(future.done())
+    return all(_ends(child) for child in children) or any(_failed(child) for child in children)
+
+
+def _failed(future: Any) -> bool:
+    """Return whether a future ended with an error."""
+    return future.done() and (future.cancelled() or future.exception() is not None)
+
+
+def _joined(task: asyncio.Task[Any]) -> list[Any] | None:
+    """Return what a task waits for at the end of a TaskGroup or in `asyncio.wait`; None if it is something else."""
     coroutine: Any = task.get_coro()
-    while getattr(coroutine, "cr_await", None) is not None and hasattr(coroutine.cr_await, "cr_frame"):
+    while hasattr(getattr(coroutine, "cr_await", None), "cr_frame"):
         coroutine = coroutine.cr_await
     frame = getattr(coroutine, "cr_frame", None)
     if frame is None:
-        return False
-    if isinstance(frame.f_locals.get("self"), asyncio.TaskGroup):
-        return True
-    return frame.f_code is asyncio.tasks._wait.__code__ and frame.f_locals.get("timeout") is None  # type: ignore[attr-defined]
+        return None
+    group = frame.f_locals.get("self")
+    if isinstance(group, asyncio.TaskGroup):
+        return list(group._tasks)
+    if frame.f_code is asyncio.tasks._wait.__code__ and frame.f_locals.get("timeout") is None:  # type: ignore[attr-defined]
+        futures = list(frame.f_locals["fs"])
+        if frame.f_locals.get("return_when") == asyncio.FIRST_COMPLETED:
+            return futures
+        return [future for future in futures if not future.done() or _failed(future)] or futures
+    return None
 
 
 def _context_of(task: asyncio.Task[Any]) -> Context | None:

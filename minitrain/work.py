@@ -15,7 +15,7 @@ from minitrain.calls import Call
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, STRIDE, TIME, WAITED_FOR, Stream
 from minitrain.in_flight import InFlight, mark_overlap
 from minitrain.predictor import Price
-from minitrain.tensors import clone
+from minitrain.tensors import Tensor, clone
 from minitrain.waiting import Waiter, wake_soon
 
 if TYPE_CHECKING:
@@ -89,7 +89,10 @@ class Work(Call):
         waited = start >= communicator.free
         begin = start if waited else communicator.free
         communicator.free = end = begin + price.seconds
+        units = calls[0].model.account.size(results[0]) if isinstance(results[0], Tensor) else None
         for work, result, clock in zip(calls, results, clocks, strict=True):
+            if units is not None:
+                result._units = units
             rows, row = work.model._rows, work.row
             rows[row + TIME] = begin
             rows[row + PRICE] = price
@@ -104,13 +107,15 @@ class Work(Call):
 
     def depart(self, price: Price) -> None:
         """Take a send's stream: a send never waits for its receiver's clock."""
-        self.clock = max(self.clock, self.owner.free)  # what the message carries, to the last float
+        owner: Any = self.owner
+        self.clock = max(self.clock, owner.free)  # what the message carries, to the last float
         self._run(self.clock, None, price, samples_of(self.value))
         self.result = None
 
     def deliver(self, value: Any, sent: float, source: int) -> None:
         """Take a message; it is received once those before it on the stream are."""
         self.result = clone(value)
+        self.result._units = self.model.account.units_of(value)
         self.carried = sent
         woken: list[Waiter] = []
         pending = self.owner.pending  # type: ignore[union-attr]  # a receive's owner is its peer's stream
