@@ -29,11 +29,12 @@ def comparison_table(comparison: Comparison) -> Table:
     table = _table(title_of(comparison))
     table.add_column("", width=1)
     table.add_column("\nstrategy", overflow="fold", min_width=8)
-    for column in ("step\nms", "peak\nGiB", "MFU\n%", "bubble\n%", "comm\n%"):
+    scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
+    for column in (f"step\n{unit}", "peak\nGiB", "MFU\n%", "bubble\n%", "comm\n%"):
         table.add_column(column, justify="right", no_wrap=True)
     winner = comparison.winner
     for run in comparison.succeeded:
-        table.add_row(*_cells(run, is_winner=run is winner), style="bold" if run is winner else "")
+        table.add_row(*_cells(run, scale, is_winner=run is winner), style="bold" if run is winner else "")
     for failure in comparison.failed:
         table.add_row("", failure.strategy, Text(_end(failure.error), style="red"), "", "", "", "")
     notes = comparison_notes(comparison)
@@ -52,13 +53,13 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     return notes + [f"{run.strategy}: {run.oom}" for run in comparison.succeeded if run.oom is not None]
 
 
-def _cells(run: Run, *, is_winner: bool) -> list[str | Text]:
+def _cells(run: Run, scale: float, *, is_winner: bool) -> list[str | Text]:
     """Return the cells of a run."""
     memory = f"{run.peak_memory_bytes / GIB:.2f}"
     return [
         Text("★", style="green") if is_winner else "",
         run.strategy,
-        _number(run.step_time * 1e3),
+        _number(run.step_time * scale),
         Text(f"{memory} OOM", style="red") if run.oom is not None else memory,
         "-" if run.mfu is None else f"{run.mfu * 100:.1f}",
         f"{run.bubble_fraction * 100:.1f}",
@@ -69,9 +70,10 @@ def _cells(run: Run, *, is_winner: bool) -> list[str | Text]:
 def run_table(run: Run) -> Table:
     """Return the figures of one run, a row each."""
     share = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / GIB:.4g}"
+    scale, unit = _unit(run.step_time)
     fullest = run.peak_memory_per_rank.index(run.peak_memory)
     rows = {
-        "step time": f"{_number(run.step_time * 1e3)} ms",
+        "step time": f"{_number(run.step_time * scale)} {unit}",
         "peak memory": f"{run.peak_memory_bytes / GIB:.2f}{share} GiB, on rank {fullest}",
         "MFU": "-" if run.mfu is None else f"{run.mfu * 100:.1f} %",
         "bubble": f"{run.bubble_fraction * 100:.1f} %",
@@ -101,14 +103,15 @@ def ranks_table(run: Run, most: int = 16) -> Table:
         most: ranks shown; of more, the first and the last ones are.
     """
     table = _table("")
-    for column in ("\nrank", "computing\nms", "exposed comm\nms", "waiting\nms", "peak\nGiB"):
+    scale, unit = _unit(run.step_time)
+    for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
         table.add_column(column, justify="right", no_wrap=True)
     parts = run.breakdown
     for rank in _ends(run.world_size, most):
         if rank is None:
             table.add_row(*["..."] * 5)
             continue
-        times = [_number(1e3 * part[rank]) for part in (parts.computing, parts.exposed, parts.waiting)]
+        times = [_number(scale * part[rank]) for part in (parts.computing, parts.exposed, parts.waiting)]
         size_bytes = run.peak_memory_per_rank[rank] * run.bytes_per_element
         table.add_row(str(rank), *times, f"{size_bytes / GIB:.2f}")
     return table
@@ -167,6 +170,11 @@ def _table(title: str) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
+
+
+def _unit(longest_s: float) -> tuple[float, str]:
+    """Return how many there are in a second of the unit that times up to `longest_s` are shown in, and its name."""
+    return (1, "s") if longest_s >= 10 else (1e3, "ms")
 
 
 def _number(value: float) -> str:

@@ -17,7 +17,7 @@ from minitrain.cli.hw import hw
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
 from minitrain.comparison import DEFAULT_STRATEGIES, Comparison
-from minitrain.export import conditions, write_comparison, write_run
+from minitrain.export import conditions, title_of, write_comparison, write_run
 from minitrain.run import Run
 from minitrain.tables import comparison_notes, comparison_table, ranks_table, run_table, strategies_table
 
@@ -186,7 +186,8 @@ def _written(write: Callable[[], Sequence[Path]]) -> Sequence[Path] | None:
 def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) -> None:
     """Print the table, who ran out of memory, and where the pictures are."""
     table = comparison_table(comparison)
-    table.caption = None  # who failed is said on stderr
+    table.title = table.caption = None  # a title wraps at the table's width; who failed is said on stderr
+    print_lines([title_of(comparison)])
     print_table(table)
     failed = len(comparison.failed)
     print_lines(comparison_notes(comparison)[failed:])
