@@ -37,8 +37,16 @@ class Communicating(Rank):
         global_batch_size: int = 1,
         *,
         runtime_predictor: Predictor | None = None,
+        memory_by_kind: bool = False,
     ) -> None:
-        super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
+        super().__init__(
+            rank,
+            dist,
+            num_layers,
+            global_batch_size,
+            runtime_predictor=runtime_predictor,
+            memory_by_kind=memory_by_kind,
+        )
         self.launching = False
         self.in_flight: dict[int, Work] = {}
         self._groups: dict[tuple[int, ...], Group] = {self._world.ranks: self._world}

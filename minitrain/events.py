@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from minitrain.storage import UNITS_PER_ELEMENT
 
@@ -70,6 +70,20 @@ class Event:
     def end(self) -> float:
         """When it finished, s."""
         return self.time + self.duration
+
+
+class MemoryChange(NamedTuple):
+    """Something entered or left a rank's memory.
+
+    Args:
+        place: how many events the rank had logged by then.
+        kind: weights, opt_states, activations, grad_activations, grad_weights (the stores) or in_flight.
+        elements: what entered, negative for what left.
+    """
+
+    place: int
+    kind: str
+    elements: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class InFlight:
             if value is not None and getattr(value, "_home", None) is not account
         )
         account.grow(self.units)
+        _enter(work, self.units)
         mark_overlap(work)
         if work.op in _RESULT_IS_NEW and work.detail != work.rank:
             self.window = account.open_window()
@@ -54,12 +55,21 @@ class InFlight:
             rows[row + MEMORY] += units
         self.units += units
         self.window = None
+        _enter(work, units)
 
     def end(self, work: Work) -> None:
         """Give everything back: whoever awaited the operation has the result now."""
         self.awaited = True
         work.model.account.units -= self.units
+        _enter(work, -self.units, len(work.model.log))
         del work.model.in_flight[id(work)]
+
+
+def _enter(work: Work, units: int, place: int | None = None) -> None:
+    """Enter a change in the account's journal, at the operation's launch unless another place is given."""
+    journal = work.model.account.journal
+    if journal is not None and units:
+        journal.append((work.row // STRIDE + 1 if place is None else place, "in_flight", units))
 
 
 def _items(value: Any) -> list[Any]:

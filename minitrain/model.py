@@ -23,6 +23,7 @@ class Model(Computing, Communicating):
         num_layers: layers of the trained model.
         global_batch_size: samples of one step, over all ranks.
         runtime_predictor: what prices the operations; an H100 server by default.
+        memory_by_kind: keep a journal of every change of every store (see `Run.memory_journals`).
 
     Attributes:
         time: the clock of the rank's compute stream, s.

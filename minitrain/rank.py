@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from minitrain.dist import Dist
 from minitrain.errors import UsageError, require_count
-from minitrain.events import COMMUNICATIONS, NO_SAMPLES, ON_COMPUTE, RECV, SEND, EventLog
+from minitrain.events import COMMUNICATIONS, NO_SAMPLES, ON_COMPUTE, RECV, SEND, EventLog, MemoryChange
 from minitrain.groups import Group
+from minitrain.journal import JournalledStore
 from minitrain.predictor import FREE, Predictor, Price, RuntimePredictor
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
@@ -36,6 +38,7 @@ class Rank:
         global_batch_size: int = 1,
         *,
         runtime_predictor: Predictor | None = None,
+        memory_by_kind: bool = False,
     ) -> None:
         self.dist = Dist(1) if dist is None else dist
         self.world_size = self.dist.world_size
@@ -50,16 +53,24 @@ class Rank:
         self.log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
         self.account = Account(self.runtime_predictor.workload.memory_elements)
-        self.weights: Store[Weight] = Store(self.account)
-        self.opt_states: Store[OptState] = Store(self.account)
-        self.activations: Store[Activation] = Store(self.account)
-        self.grad_activations: Store[ActivationGrad] = Store(self.account)
-        self.grad_weights: Store[WeightGrad] = Store(self.account)
+        if memory_by_kind:
+            self.account.journal = []
+        self.weights: Store[Weight] = self._store("weights")
+        self.opt_states: Store[OptState] = self._store("opt_states")
+        self.activations: Store[Activation] = self._store("activations")
+        self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
+        self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
         self._rows = self.log.rows
         self._entered = False
         self._shard_units: dict[int, tuple[int, int]] = {}
         self._world = Group(self.dist.world, rank)
+
+    def _store(self, name: str) -> Store[Any]:
+        """Make one of the five stores."""
+        if self.account.journal is None:
+            return Store(self.account)
+        return JournalledStore(self.account, name, self.log)
 
     def _enter(self) -> None:
         """Tell the transport, once, that a task uses this model."""
@@ -80,6 +91,12 @@ class Rank:
     def peak_memory(self) -> float:
         """The most elements ever held at once, also between events."""
         return self.account.high_water() / UNITS_PER_ELEMENT
+
+    @property
+    def memory_journal(self) -> list[MemoryChange]:
+        """Every change of every store so far, in program order; empty unless it was asked for."""
+        changes = sorted(self.account.journal or (), key=itemgetter(0))
+        return [MemoryChange(place, kind, units / UNITS_PER_ELEMENT) for place, kind, units in changes]
 
     def holds(self, value: Any) -> bool:
         """Return whether a tensor, or an equal one, is in one of the stores."""

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.events import COMPUTE, Event
+from minitrain.events import COMPUTE, Event, MemoryChange
 
 if TYPE_CHECKING:
     from minitrain.model import Model
@@ -67,6 +67,7 @@ class Run:
         peak_flop_per_s: the device's peak rate, or None where durations were given by hand.
         capacity_bytes: the device's memory, or None likewise.
         oom: where and when the device's memory was exceeded, or None.
+        memory_journals: every change of every store, one list a rank, if they were asked for.
         models: the model of each rank; empty for a run that was read from a file.
     """
 
@@ -83,6 +84,7 @@ class Run:
     peak_flop_per_s: float | None
     capacity_bytes: float | None
     oom: OutOfMemory | None = None
+    memory_journals: Sequence[Sequence[MemoryChange]] = field(default=(), repr=False)
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
 
     @cached_property

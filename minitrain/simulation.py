@@ -76,6 +76,7 @@ async def simulate_async(
     p2p_buffer: int | None = 1,
     check: bool = True,
     strict_memory: bool = False,
+    memory_by_kind: bool = False,
     **options: Any,
 ) -> Run:
     """Simulate one training step of a strategy in the running event loop.
@@ -92,6 +93,7 @@ async def simulate_async(
         p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
         check: verify the final weights.
         strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
+        memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
         options: the strategy's own.
 
     Returns:
@@ -116,7 +118,14 @@ async def simulate_async(
     predictors = _slowed(predictor, world_size, slowdown or {})
     dist = Dist(world_size, p2p_buffer=p2p_buffer)
     models = [
-        Model(rank, dist, num_layers, global_batch_size, runtime_predictor=predictors.get(rank, predictor))
+        Model(
+            rank,
+            dist,
+            num_layers,
+            global_batch_size,
+            runtime_predictor=predictors.get(rank, predictor),
+            memory_by_kind=memory_by_kind,
+        )
         for rank in range(world_size)
     ]
     excesses = _watch_memory(models, strict=strict_memory)
@@ -140,6 +149,7 @@ async def simulate_async(
         peak_flop_per_s=predictor.peak_flop_per_s,
         capacity_bytes=predictor.capacity_bytes,
         oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
+        memory_journals=[model.memory_journal for model in models] if memory_by_kind else (),
         models=models,
     )
 

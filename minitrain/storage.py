@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from minitrain.errors import TensorTypeError
-from minitrain.tensors import Tensor
 
 UNITS_PER_ELEMENT = 2**40
 
@@ -26,11 +25,17 @@ class Account:
         measure: returns the elements that a tensor holds.
         limit_units: the device's capacity in units; passing it calls `on_overflow` once.
         on_overflow: called when the total first exceeds the limit.
+
+    Attributes:
+        units: the total now.
+        peak_units: the highest total since the last window was opened, or ever.
+        journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
     """
 
     __slots__ = (
         "_open_windows",
         "_past_peaks",
+        "journal",
         "limit_units",
         "measure",
         "on_overflow",
@@ -47,6 +52,7 @@ class Account:
         self.measure = measure
         self.limit_units = limit_units
         self.on_overflow = on_overflow
+        self.journal: list[tuple[int, str, int]] | None = None
         self.units = 0
         self.peak_units = 0  # since the last window was opened, or ever
         self._past_peaks: list[int] = []
@@ -58,11 +64,12 @@ class Account:
         Raises:
             TensorTypeError: it is no tensor.
         """
-        if not isinstance(tensor, Tensor):
+        try:
+            tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
+        except AttributeError:
             raise TensorTypeError(
                 f"only tensors can be held in a store, got {type(tensor).__name__} ({tensor!r:.80})", value=tensor
-            )
-        tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
+            ) from None
         return units
 
     def units_of(self, tensor: Any) -> int:
