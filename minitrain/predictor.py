@@ -34,12 +34,14 @@ class Price:
         size_bytes: bytes it puts on the wire, 0 for compute.
         algorithm: "ring" or "hierarchical" where the network offers the choice, else None.
         processor_usage: share of the processor that driving the transfer takes, 0 to 1.
+        tier_size: processors that the network tier carrying it spans, which tells tiers apart; 0 for compute.
     """
 
     seconds: float
     size_bytes: float = 0
     algorithm: str | None = None
     processor_usage: float = 0.0
+    tier_size: int = 0
 
 
 FREE = Price(0.0)
@@ -210,11 +212,11 @@ class RuntimePredictor:
         if len(ranks) == 1:
             return Price(0.0, size_bytes)
         found = self.topology.collective(op, size_bytes, ranks)
-        return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage)
+        return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage, found.tier.size)
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002  (both sides pay)
         found = self.topology.p2p(size_bytes, source, dest)
-        return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage)
+        return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage, found.tier.size)
 
 
 def _topology(predictor: RuntimePredictor, network: str, placement: Sequence[int] | None) -> Topology:

@@ -104,7 +104,7 @@ class Run:
     @cached_property
     def step_time(self) -> float:
         """The latest final clock of all ranks, s."""
-        if self.models:
+        if self.models and self.models[0].log is self.logs[0]:  # nobody has timed the run again
             return max(model.time for model in self.models)
         return self.timeline.step_time
 

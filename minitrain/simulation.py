@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from minitrain.contention import with_contention
 from minitrain.dist import Dist
 from minitrain.errors import OutOfMemoryError, StrategyError, UsageError, require_count
 from minitrain.loading import Strategy, load_strategy, require_options
@@ -73,6 +74,7 @@ async def simulate_async(
     network: str = "flat",
     placement: Sequence[int] | None = None,
     slowdown: Mapping[int, float] | None = None,
+    contention: bool = False,
     p2p_buffer: int | None = 1,
     check: bool = True,
     strict_memory: bool = False,
@@ -90,6 +92,8 @@ async def simulate_async(
         network: "flat" (one tier for the run) or "hierarchical" (the tier that each group needs).
         placement: node of each rank, for the hierarchical network.
         slowdown: factor by which computing takes longer, by rank.
+        contention: slow computing down by the communication beside it (see `minitrain.contention`); `model.time`
+            during the run does not know of it.
         p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
         check: verify the final weights.
         strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
@@ -142,7 +146,7 @@ async def simulate_async(
         global_batch_size=global_batch_size,
         hardware=_hardware_name(hardware, predictor),
         options=options,
-        logs=[model.log for model in models],
+        logs=with_contention([model.log for model in models]) if contention else [model.log for model in models],
         peak_memory_per_rank=[model.peak_memory for model in models],
         bytes_per_element=workload.bytes_per_element,
         useful_flop=workload.training_flop(global_batch_size, num_layers),
