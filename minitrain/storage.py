@@ -202,3 +202,9 @@ class Store(dict[Any, V]):
     def copy(self) -> dict[Any, V]:
         """Return a plain dict, which holds no memory of its own."""
         return dict(self)
+
+    __copy__ = copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and deep-copy as a plain dict."""
+        return dict, (dict(self),)
