@@ -169,7 +169,12 @@ def require_whole(results: Results, values: Sequence[Any], ranks: Sequence[int])
 def broadcast(values: Sequence[Any], ranks: Sequence[int], root: int) -> Results:
     """Return the root's value, once for each member."""
     value = values[ranks.index(root)]
-    return [copy.copy(value) for _ in values]
+    return [_duplicate(value) for _ in values]
+
+
+def _duplicate(value: Any) -> Any:
+    """Return an equal value, an object of its own; so are the tensors of a bucket."""
+    return [_duplicate(item) for item in value] if isinstance(value, list) else copy.copy(value)
 
 
 def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
@@ -180,7 +185,7 @@ def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
                 f"all_to_all needs one tensor for each of the {len(values)} ranks, rank {rank} brought {len(value)}",
                 rank=rank,
             )
-    return [[copy.copy(value[index]) for value in values] for index in range(len(values))]
+    return [[_duplicate(value[index]) for value in values] for index in range(len(values))]
 
 
 _FUNCTIONS: Mapping[str, Callable[[Sequence[Any], Sequence[int]], Results]] = MappingProxyType(
@@ -211,12 +216,17 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
         return [None] * len(values)
     if op == "broadcast":
         return broadcast(values, ranks, detail)
-    if op != "all_to_all" and any(isinstance(value, list) for value in values):
+    if op != "all_to_all" and any(map(_is_bucket, values)):
         return _bucket(op, values, ranks, whole=whole)
     results = _FUNCTIONS[op](values, ranks)
     if whole and op == "all_gather":
         require_whole(results, values, ranks)
     return results
+
+
+def _is_bucket(value: Any) -> bool:
+    """Return whether a value is a list of tensors; any other list is a value that may add like a number."""
+    return isinstance(value, list) and all(isinstance(item, Tensor) or _is_bucket(item) for item in value)
 
 
 def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], *, whole: bool) -> Results:

@@ -64,12 +64,11 @@ class Communicator:
         Raises:
             UsageError: the rank is not a member.
         """
-        if self._indices is None:
+        if self.whole and (self.size == 1 or 0 <= rank < self.size):
             return rank if self.size > 1 else 0  # in a world of one, the rank may have any number
-        try:
-            return self._indices[rank]
-        except KeyError:
-            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks) from None
+        if self._indices is None or rank not in self._indices:
+            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks)
+        return self._indices[rank]
 
     def join(self, index: int, call: Call) -> None:
         """Let a member take part in its next collective; the last one to come settles it for all.
