@@ -11,27 +11,25 @@ import pytest
 import minitrain.lib as lib
 from minitrain.errors import UsageError
 
-NAMES = set(
-    [
-        "BLOCK_SIZE",
-        "BYTES_PER_ELEMENT",
-        "DATATYPE",
-        "HIDDEN_SIZE",
-        "Activation",
-        "ActivationGrad",
-        "Barrier",
-        "Dist",
-        "Event",
-        "Gatherable",
-        "Model",
-        "OptState",
-        "Reduceable",
-        "ReduceableGatherable",
-        "RuntimePredictor",
-        "Weight",
-        "WeightGrad",
-    ]
-)
+NAMES = {
+    "BLOCK_SIZE",
+    "BYTES_PER_ELEMENT",
+    "DATATYPE",
+    "HIDDEN_SIZE",
+    "Activation",
+    "ActivationGrad",
+    "Barrier",
+    "Dist",
+    "Event",
+    "Gatherable",
+    "Model",
+    "OptState",
+    "Reduceable",
+    "ReduceableGatherable",
+    "RuntimePredictor",
+    "Weight",
+    "WeightGrad",
+}
 
 NOTHING = inspect.Parameter.empty
 SIGNATURES: dict[str, dict[str, Any]] = {
