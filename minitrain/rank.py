@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -28,7 +29,28 @@ class Rank:
     """The state of one rank: the common root of what a `Model` can do.
 
     Args and Attributes: see `minitrain.model.Model`.
+
+    A model that follows its tensors (strict accounting, numerics) is a subclass that extends the operations; what
+    the transport makes, it is told of by `after_collective` and `after_message`, if it is `attentive`.
     """
+
+    attentive = False
+
+    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+        """Take note of the results of a collective, before anybody gets them; asked of the lowest member.
+
+        Args:
+            works: each member's part, in rank order, with its `model` and the `value` it brought.
+            results: each member's result.
+        """
+
+    def after_message(self, value: Any, result: Any) -> None:
+        """Take note of a received tensor.
+
+        Args:
+            value: what the sender sent.
+            result: what this rank gets.
+        """
 
     def __init__(
         self,

@@ -77,7 +77,12 @@ class Work(Call):
             size_bytes = max(self.model.wire_bytes(work.value) for work in works)
             return predictor.collective(self.op, size_bytes, ranks), None
         value = results[0] if self.op == "broadcast" else self.value
-        return predictor.collective(self.op, self.model.wire_bytes(value), ranks), samples_of(results[0])
+        size_bytes = self.model.wire_bytes(value)
+        if self.op == "all_reduce" and len(ranks) < self.model.world_size:
+            # Summing shards moves the shards alone (hybrid sharding); the specified size counts each one whole.
+            grads = value if isinstance(value, list) else [value]
+            size_bytes = sum(self.model.wire_bytes(grad) * len(grad.shards) // grad.num_shards for grad in grads)
+        return predictor.collective(self.op, size_bytes, ranks), samples_of(results[0])
 
     @staticmethod
     def settle_all(
@@ -89,6 +94,8 @@ class Work(Call):
         waited = start >= communicator.free
         begin = start if waited else communicator.free
         communicator.free = end = begin + price.seconds
+        if calls[0].model.attentive:
+            calls[0].model.after_collective(calls, results)
         units = calls[0].model.account.size(results[0]) if isinstance(results[0], Tensor) else None
         for work, result, clock in zip(calls, results, clocks, strict=True):
             if units is not None:
@@ -116,6 +123,8 @@ class Work(Call):
         """Take a message; it is received once those before it on the stream are."""
         self.result = clone(value)
         self.result._units = self.model.account.units_of(value)
+        if self.model.attentive:
+            self.model.after_message(value, self.result)
         self.carried = sent
         woken: list[Waiter] = []
         pending = self.owner.pending  # type: ignore[union-attr]  # a receive's owner is its peer's stream
