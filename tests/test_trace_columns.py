@@ -49,7 +49,7 @@ def test_every_group_and_every_peer_has_a_stream_of_its_own() -> None:
 def test_only_an_operation_awaited_later_than_at_once_overlaps() -> None:
     line = as_timeline(_logs())
     assert line.overlaps.tolist() == [False, False, True, False]
-    assert line.sampled.tolist() == [0.0, 2.0, 4.0, 2.0]
+    assert line.sampled.tolist() == [0.0, 1.5, 4.0, 2.0]
 
 
 def test_equal_groups_are_one_group_whoever_made_them() -> None:
