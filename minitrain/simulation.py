@@ -236,6 +236,8 @@ async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], opt
             task.cancel()
         if pending:
             await asyncio.gather(*pending, return_exceptions=True)
+        for task in tasks:
+            task.cancelled() or task.exception()  # asyncio logs what nobody looked at, such as Ctrl-C
     if crew.failures:
         _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
 
