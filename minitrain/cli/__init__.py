@@ -1,5 +1,5 @@
 """The command line: it parses and prints; `minitrain.simulation` and `minitrain.comparison` do the work."""
 
-from minitrain.cli.app import app, main
+from minitrain.cli.commands import app, main
 
 __all__ = ["app", "main"]

@@ -8,7 +8,9 @@ config). 130: Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,6 +48,7 @@ class Commands(TyperGroup):
         extra["standalone_mode"] = False  # errors come here
         arguments = list(sys.argv[1:] if args is None else args)
         _never_fail_to_print()
+        before = _interrupt_at_once()
         try:
             code = super().main(arguments, prog_name, **extra)
         except KeyboardInterrupt:
@@ -56,7 +59,26 @@ class Commands(TyperGroup):
             code = _reader_has_left()
         except Exception as error:
             code = report(error, debug="--debug" in arguments)
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
         sys.exit(code)
+
+
+def _interrupt_at_once() -> Any:
+    """Let Ctrl-C end a strategy that computes for long; asyncio's own way waits for its next `await`.
+
+    Returns:
+        What was done on Ctrl-C before, None outside of the main thread, where nothing can be changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(_signal: int, _frame: Any) -> None:
+    """Do what Python does by default; asyncio replaces the default, but not this."""
+    raise KeyboardInterrupt
 
 
 def _never_fail_to_print() -> None:

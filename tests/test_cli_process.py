@@ -1,0 +1,103 @@
+"""The command line as a process: decoys, signals, pipes, and how soon it starts."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MINITRAIN = (sys.executable, "-c", "from minitrain.cli import main; main()")
+POISON = "raise SystemExit('a folder of the working directory was imported')\n"
+
+
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "COLUMNS": "80", "NO_COLOR": "1", **variables}
+    return subprocess.run(
+        [*MINITRAIN, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_folders_of_the_working_directory_never_shadow_the_shipped_ones(tmp_path: Path) -> None:
+    for decoy in ("strategies", "hw_configs", "minitrain"):
+        (tmp_path / decoy).mkdir()
+        for name in ("__init__.py", "ddp.py", "cli.py"):
+            (tmp_path / decoy / name).write_text(POISON)
+        (tmp_path / decoy / "h100_80g_nvl8.json").write_text("{}")
+    (tmp_path / "h100_80g_nvl8.json").write_text("{}")
+    (tmp_path / "ddp").mkdir()
+    result = run(tmp_path, "compare", "--json", "--layers", "8")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [run["error"] for run in json.loads(result.stdout)] == [None] * 6
+    assert (tmp_path / "traces" / "compare.html").is_file()
+
+
+def test_a_terminal_without_unicode_gets_a_table_all_the_same(tmp_path: Path) -> None:
+    result = run(tmp_path, "compare", "ddp", "--layers", "2", "--no-trace", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "|? |ddp" in result.stdout
+
+
+def test_help_starts_quickly(tmp_path: Path) -> None:
+    took = []
+    for _ in range(3):  # the machine may be busy
+        start = time.perf_counter()
+        assert run(tmp_path, "--help").returncode == 0
+        took.append(time.perf_counter() - start)
+    assert min(took) < 1  # 0.25 s on an idle machine
+
+
+def test_help_loads_neither_numpy_nor_plotly(tmp_path: Path) -> None:
+    code = "import sys, minitrain.cli; print(sorted({'numpy', 'plotly', 'pydantic', 'jax'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+@contextlib.contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command whose strategy says when it is at work."""
+    source = "import time\nasync def slow(model):\n    print('working', flush=True)\n    time.sleep(60)\n"
+    (folder / "slow.py").write_text(source)
+    command = [*MINITRAIN, "run", "slow.py:slow", *arguments]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_ctrl_c_ends_it_quietly_with_130_and_no_files(tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+        assert (process.returncode, stdout, stderr.replace("simulating slow.py:slow\n", "")) == (130, "", "")
+    assert not (tmp_path / "traces").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pipe that closes")
+@pytest.mark.parametrize("arguments", [("hw", "list"), ("hw", "list", "--json")])
+def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [*MINITRAIN, *arguments], cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert process.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [*MINITRAIN, "hw", "list"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 1
+    assert result.stderr == "minitrain: the output cannot be written: No space left on device\n"
