@@ -183,7 +183,7 @@ class Computing(Rank):
         weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
         grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
-        grad_inp._units = grad._units  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = self.account.units_of(grad)  # type: ignore[misc]  # a slot of the base
         return weight_grad, grad_inp
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
@@ -200,7 +200,7 @@ class Computing(Rank):
         price = self.runtime_predictor.compute("backward_input", len(samples))
         self._record("backward_input", layer, price, samples)
         grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
-        grad_inp._units = grad._units  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = self.account.units_of(grad)  # type: ignore[misc]  # a slot of the base
         return grad_inp
 
     def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:

@@ -7,6 +7,7 @@ anything is logged and before any clock moves, and they hold under `python -O` t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from minitrain.collectives import describe
@@ -137,7 +138,7 @@ def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: An
 
 def _require_all_samples(model: Rank, layer: int, weight_grad: WeightGrad) -> None:
     """Require a gradient of the whole batch."""
-    if len(weight_grad.samples) != model.global_batch_size:
+    if weight_grad.samples != _all_samples(model.global_batch_size):
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
         raise _broken(
             model,
@@ -149,6 +150,12 @@ def _require_all_samples(model: Rank, layer: int, weight_grad: WeightGrad) -> No
             samples=weight_grad.samples,
             missing=missing,
         )
+
+
+@lru_cache
+def _all_samples(global_batch_size: int) -> frozenset[int]:
+    """Return the samples of the global batch."""
+    return frozenset(range(global_batch_size))
 
 
 def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
