@@ -52,6 +52,8 @@ async def zero3_prefetch(model: Model, microbatch_size: int | None = None, looka
             activations[layer + 1] = model.forward(layer, activations[layer], weights["full"])
             del weights["full"]
 
+        if reductions:  # the last one of the microbatch before
+            await finish_reduction()
         grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
         for layer in reversed(layers):
             weights["full"] = await gathers.popleft()
