@@ -123,7 +123,8 @@ class Run:
         """Model FLOPs utilization (Chowdhery et al. 2022): useful FLOP over peak rate x ranks x step time."""
         if self.peak_flop_per_s is None:
             return None
-        return self.useful_flop / (self.peak_flop_per_s * self.world_size * self.step_time)
+        possible_flop = self.peak_flop_per_s * self.world_size * self.step_time
+        return self.useful_flop / possible_flop if possible_flop else 0.0
 
     @property
     def bubble_fraction(self) -> float:

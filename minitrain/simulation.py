@@ -39,8 +39,11 @@ def simulate(strategy: str | Strategy, *, loop_factory: LoopFactory | None = Non
         UsageError: a parameter is outside its rule.
         MinitrainError: of the kind that says what went wrong in the strategy; its own exceptions pass unchanged.
     """
-    with contextlib.suppress(RuntimeError):
+    try:
         asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
         return _in_thread(lambda: simulate(strategy, loop_factory=loop_factory, **parameters))
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(simulate_async(strategy, **parameters))
