@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from asyncio import get_running_loop
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from minitrain.tensors import clone
 from minitrain.waiting import Waiter, wake_soon
 
 
-class Call(ABC):
+class Call(Waiter, ABC):
     """What a rank asked of the transport: an operation, its value, and the clock at which the rank was ready.
 
-    The transport settles a call once, with its result or with an error; whoever awaits it goes on then.
+    The transport settles a call once, with its result or with an error; whoever awaits it goes on then. The first
+    task that awaits it is parked on the call itself, any other one on a `Waiter` linked to it.
 
     Attributes:
         op: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send or recv.
@@ -22,12 +24,11 @@ class Call(ABC):
         clock: when it was ready, s.
         detail: what else must agree between the callers (the root of a broadcast), or None.
         settled: whether the outcome is known.
-        result: the outcome, once it is settled.
+        outcome: its result, once it is settled.
         error: why there is none, or None.
-        waiter: what the last task that awaits it is parked on; the others are linked to it.
     """
 
-    __slots__ = ("clock", "detail", "error", "op", "rank", "result", "settled", "value", "waiter")
+    __slots__ = ("clock", "detail", "error", "op", "outcome", "rank", "settled", "value")
 
     op: str
     rank: int
@@ -35,9 +36,8 @@ class Call(ABC):
     clock: float
     detail: Any
     settled: bool
-    result: Any
+    outcome: Any
     error: BaseException | None
-    waiter: Waiter | None
 
     @staticmethod
     @abstractmethod
@@ -69,11 +69,20 @@ class Call(ABC):
 
     def parked(self) -> Generator[Waiter, None, None]:
         """Yield what tasks are parked on that nobody has begun to wake."""
-        waiter = self.waiter
+        waiter: Waiter | None = self
         while waiter is not None:
-            if waiter.parked:
+            if waiter.is_parked:
                 yield waiter
             waiter = waiter.next
+
+    def park(self) -> Waiter:
+        """Return what the running task is to be parked on: `yield` it at once."""
+        if self._step is not None:
+            self.next = Waiter(self.next)
+            return self.next
+        self._loop = get_running_loop()
+        self._asyncio_future_blocking = True
+        return self
 
 
 class RawCall(Call):
@@ -88,9 +97,11 @@ class RawCall(Call):
         self.clock = self.start = clock
         self.detail = None
         self.settled = False
-        self.result = None
+        self.outcome = None
         self.error = None
-        self.waiter = None
+        self._step = None
+        self.cancelled = False
+        self.next = None
 
     @staticmethod
     def settle_all(
@@ -102,7 +113,7 @@ class RawCall(Call):
     ) -> None:
         """Keep results and start."""
         for call, result in zip(calls, results, strict=True):
-            call.result = result
+            call.outcome = result
             call.start = start
             call.settled = True
 
@@ -112,15 +123,13 @@ class RawCall(Call):
 
     def deliver(self, value: Any, sent: float, source: int) -> None:  # noqa: ARG002
         """Keep the message."""
-        self.result = clone(value)
+        self.outcome = clone(value)
         self.settled = True
-        if self.waiter is not None:
-            wake_soon([self.waiter])
+        wake_soon([self])
 
     def __await__(self) -> Generator[Any, None, tuple[Any, float]]:
         if not self.settled:
-            self.waiter = waiter = Waiter(self.waiter)
-            yield waiter
+            yield self.park()
         if self.error is not None:
             raise self.error.with_traceback(None)
-        return self.result, self.start
+        return self.outcome, self.start

@@ -43,14 +43,13 @@ class Channel:
         if self.capacity is not None and len(self.sent) >= self.capacity:
             accepted = self.sent[self.capacity - 1]
             accepted.settled = True
-            if accepted.waiter is not None:
-                wake_soon([accepted.waiter])
+            wake_soon([accepted])
 
     def _next_receiver(self) -> Call | None:
         """Return the oldest receive whose task has not given up."""
         while self.receivers:
             receive = self.receivers.popleft()
-            if receive.waiter is None or not receive.waiter.cancelled:
+            if not receive.cancelled:
                 return receive
         return None
 

@@ -10,6 +10,7 @@ import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -49,16 +50,13 @@ def _brief(value: Any) -> str:
 
 def _agree(op: str, values: Sequence[Any], ranks: Sequence[int], *names: str) -> None:
     """Raise a CollectiveMismatchError unless all values are of one kind and agree in the named fields."""
-    kind = type(values[0])
-    if any(value.__class__ is not kind for value in values) or any(
-        _differ([getattr(value, name) for value in values]) for name in names
-    ):
+    facts_of = attrgetter("__class__", *names)
+    try:
+        facts = [*map(facts_of, values)]
+    except AttributeError:  # kinds so different that not even the fields are the same
+        facts = []
+    if not facts or facts.count(facts[0]) != len(values):
         raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
-
-
-def _differ(facts: list[Any]) -> bool:
-    """Return whether the facts of the members are not all the same."""
-    return facts.count(facts[0]) != len(facts)  # counted in C; an object is equal to itself at once
 
 
 def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) -> CollectiveMismatchError:

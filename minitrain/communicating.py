@@ -7,13 +7,13 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
-from minitrain.events import NO_SAMPLES, RECV, SEND, Note
+from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
 from minitrain.groups import Group, Mesh, require_axes
 from minitrain.in_flight import InFlight
 from minitrain.predictor import FREE
 from minitrain.rank import Rank
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.work import PeerStream, Work
+from minitrain.work import Launched, PeerStream, Work
 
 if TYPE_CHECKING:
     from minitrain.dist import Dist
@@ -168,7 +168,7 @@ class Communicating(Rank):
         """
         return await self._receive(source, tag)
 
-    def launch(self, operation: Coroutine[Any, Any, T]) -> Work:
+    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit one communication of this model to run beside what follows: `work = model.launch(model.send(...))`.
 
         The operation is submitted before this returns, at the present clock; `await work` gives its result and moves
@@ -187,7 +187,7 @@ class Communicating(Rank):
         operation.close()
         work.flight = InFlight(work)
         self.in_flight[id(work)] = work
-        return work
+        return Launched(work)
 
     def _require_operation(self, operation: Any) -> None:
         """Require a coroutine that one of this model's communications has just returned."""
@@ -210,14 +210,14 @@ class Communicating(Rank):
             return group if group.rank == self.rank else self.group(group.ranks)
         return self.group(group)
 
-    def _reserve(self, op: str, layer: int | None, owner: Group | PeerStream, tag: Hashable = None) -> int:
+    def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
         """Log an operation that may still have to wait, and return its row, to be completed when it is settled."""
         if not self._entered:
             self._enter()
         rows, time = self._rows, self.time
         row = len(rows)
         note = None if tag is None else Note(tag)
-        rows.extend((op, layer, time, FREE, self.account.units, NO_SAMPLES, owner.stream, None, time, note))
+        rows.extend((op, layer, time, FREE, self.account.units, NO_SAMPLES, stream, None, time, note))
         return row
 
     def _communicable(self, op: str, v: Any) -> Any:
@@ -232,7 +232,7 @@ class Communicating(Rank):
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in _TENSORS else self._communicable(op, v)
-        work = Work(self, op, value, member, self._reserve(op, layer, member), detail)
+        work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         if member.communicator.size == 1:
             work.settle_all([work], [value], [work.clock], work.clock, self.rank)
         else:
@@ -252,7 +252,7 @@ class Communicating(Rank):
         size_bytes = self.runtime_predictor.workload.message_bytes(v)
         price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
         owner = self._peer(SEND, dest)
-        work = Work(self, SEND, v, owner, self._reserve(SEND, v.layer, owner, tag), None)
+        work = Work(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
         work.depart(price)
         self.dist.put(channel, work)
         return work
@@ -261,7 +261,7 @@ class Communicating(Rank):
         """Submit a receive."""
         channel = self.dist.channel(source, self.rank, tag)
         owner = self._peer(RECV, source)
-        work = Work(self, RECV, None, owner, self._reserve(RECV, None, owner, tag), None)
+        work = Work(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
         owner.pending.append(work)
         self.dist.get(channel, work)
         return work

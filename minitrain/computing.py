@@ -24,6 +24,13 @@ class Computing(Rank):
 
     _whole_grad_units = 0
 
+    def _is_whole_batch(self, samples: frozenset[int]) -> bool:
+        """Return whether a set holds every sample; the ranks share the answer, as they share the sets."""
+        whole = len(samples) == self.global_batch_size and samples == frozenset(range(self.global_batch_size))
+        if whole:
+            self._whole_batches[id(samples)] = samples
+        return whole
+
     def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
         """Measure the first whole gradient, in the name of all."""
         self._whole_grad_units = self.account.size(weight_grad)
@@ -76,7 +83,7 @@ class Computing(Rank):
         try:
             return (
                 weight.layer == layer == weight_grad.layer == opt_state.layer
-                and len(weight_grad.samples) == self.global_batch_size
+                and (id(weight_grad.samples) in self._whole_batches or self._is_whole_batch(weight_grad.samples))
                 and weight.step == opt_state.step
                 and weight.num_shards == weight_grad.num_shards == opt_state.num_shards
                 and (weight.shards is weight_grad.shards or weight.shards == weight_grad.shards)
@@ -99,7 +106,12 @@ class Computing(Rank):
         Raises:
             LawError: there is no such layer or shard.
         """
-        laws.load(self, layer, shard, num_shards)
+        if not (
+            layer.__class__ is shard.__class__ is num_shards.__class__ is int
+            and 0 <= layer < self.num_layers
+            and 0 <= shard < num_shards
+        ):
+            laws.load(self, layer, shard, num_shards)
         if not self._entered:
             self._enter()
         shards = frozenset([shard])

@@ -125,7 +125,7 @@ class Communicator:
                     start,
                     last,
                 )
-        wake_soon([call.waiter for call in calls if call.waiter is not None])
+        wake_soon([call for call in calls if call._step is not None])
 
     def _mismatch(self, calls: list[Call]) -> Exception:
         """Return the error for members that started different operations."""
@@ -156,6 +156,7 @@ class Dist:
         self.p2p_buffer = p2p_buffer
         self.barrier = Barrier(world_size)
         self.queue: dict[tuple[Any, ...], Channel] = {}
+        self.whole_batches: dict[int, frozenset[int]] = {}  # by identity, for the ranks' models
         self.error: BaseException | None = None
         self.watch = Watch(self)
         self.world = Communicator(self, tuple(range(world_size)), self.barrier, whole=True)
@@ -238,7 +239,7 @@ class Dist:
         calls = self.waiting()
         for call in calls:
             call.fail(error)
-        wake_soon([call.waiter for call in calls if call.waiter is not None])
+        wake_soon(calls)
 
     def waiting(self) -> list[Call]:
         """Return every call that is not settled."""

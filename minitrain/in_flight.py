@@ -48,7 +48,7 @@ class InFlight:
         if self.window is None:
             return
         account = work.model.account
-        units = sum(account.units_of(result) for result in _items(work.result))
+        units = sum(account.units_of(result) for result in _items(work.outcome))
         account.backdate(self.window, units)
         rows = work.model.log.rows
         for row in range(work.row + STRIDE, len(rows), STRIDE):

@@ -84,6 +84,7 @@ class Rank:
         self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
         self._rows = self.log.rows
+        self._whole_batches = self.dist.whole_batches
         self._entered = False
         self._shard_units: dict[int, tuple[int, int]] = {}
         self._world = Group(self.dist.world, rank)

@@ -15,6 +15,7 @@ after each microbatch (2, 3), and whole weights are gathered for one layer at a 
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import Any
 
 from minitrain.errors import StrategyError
 from minitrain.groups import Mesh
@@ -22,7 +23,7 @@ from minitrain.loading import Strategy
 from minitrain.model import Model
 from minitrain.schedules import Action, Schedule, validate
 from minitrain.tensors import Weight, WeightGrad
-from minitrain.work import Work
+from minitrain.work import Launched
 
 ZERO_STAGES = (0, 1, 2, 3)
 
@@ -104,8 +105,8 @@ class _Rank:
         self.here = mesh.coord("pp")
         self.batches = batches
         self.replica = replica
-        self.receives: dict[tuple[str, int, int], Work] = {}  # by tag
-        self.sends: dict[int, Work] = {}  # the last one to each rank
+        self.receives: dict[tuple[str, int, int], Launched[Any]] = {}  # by tag
+        self.sends: dict[int, Launched[Any]] = {}  # the last one to each rank
 
     async def run(self) -> None:
         """Train one step."""
@@ -225,7 +226,7 @@ class _Replica:
         self.model = model
         self.group = mesh.group("dp")
         self.zero = zero if self.group.size > 1 else 0
-        self.reduction: tuple[int, Work] | None = None
+        self.reduction: tuple[int, Launched[Any]] | None = None
 
     def load(self, layer: int) -> None:
         """Load what this rank holds of a layer: its shard (ZeRO-3), or the whole weight."""

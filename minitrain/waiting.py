@@ -8,7 +8,7 @@ are woken by one.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, CancelledError, get_running_loop
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -29,7 +29,7 @@ class Waiter:
         self.cancelled = False
         self.next = following
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[Any, None, Any]:
         yield self
 
     def add_done_callback(self, step: Callable[[Waiter], object], *, context: Context) -> None:
@@ -55,7 +55,7 @@ class Waiter:
         return True
 
     @property
-    def parked(self) -> bool:
+    def is_parked(self) -> bool:
         """Whether a task waits here and nobody has begun to wake it."""
         return self._step is not None and not self.cancelled
 
@@ -83,7 +83,7 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
         raise
 
 
-def wake_soon(waiters: list[Waiter]) -> None:
+def wake_soon(waiters: Sequence[Waiter]) -> None:
     """Wake tasks in the next iteration of the loop, all in one callback."""
     if waiters:
         get_running_loop().call_soon(wake_all, waiters)

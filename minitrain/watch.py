@@ -172,7 +172,7 @@ def _at(place: str | None) -> str:
 def _deadlock(dist: Dist, waiting: list[Call]) -> DeadlockError:
     """Return the error that says what every rank waits for."""
     places = places_of(waiting)
-    calls = sorted((call for call in waiting if call.waiter is not None), key=lambda call: call.rank)
+    calls = sorted((call for call in waiting if call.is_parked), key=lambda call: call.rank)
     lines = [f"  rank {call.rank} at {call.clock:.6g} s: {call.describe()}{_at(places.get(call))}" for call in calls]
     shown = lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more"]
     silent = sorted(set(range(dist.world_size)) - {call.rank for call in calls})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.calls import Call
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, STRIDE, TIME, WAITED_FOR, Stream
@@ -17,6 +17,8 @@ from minitrain.in_flight import InFlight, mark_overlap
 from minitrain.predictor import Price
 from minitrain.tensors import Tensor, clone
 from minitrain.waiting import Waiter, wake_soon
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from minitrain.communicating import Communicating
@@ -66,7 +68,9 @@ class Work(Call):
         self.row = row
         self.settled = False
         self.error = None
-        self.waiter = None
+        self._step = None
+        self.cancelled = False
+        self.next = None
         self.flight: InFlight | None = None
 
     def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
@@ -107,7 +111,7 @@ class Work(Call):
             if clock < start and waited:
                 rows[row + WAITED_FOR] = last
             work.end = end
-            work.result = result
+            work.outcome = result
             work.settled = True
             if work.flight is not None:
                 work.flight.know_result(work)
@@ -117,30 +121,29 @@ class Work(Call):
         owner: Any = self.owner
         self.clock = max(self.clock, owner.free)  # what the message carries, to the last float
         self._run(self.clock, None, price, samples_of(self.value))
-        self.result = None
+        self.outcome = None
 
     def deliver(self, value: Any, sent: float, source: int) -> None:
         """Take a message; it is received once those before it on the stream are."""
-        self.result = clone(value)
-        self.result._units = self.model.account.units_of(value)
+        self.outcome = clone(value)
+        self.outcome._units = self.model.account.units_of(value)
         if self.model.attentive:
-            self.model.after_message(value, self.result)
+            self.model.after_message(value, self.outcome)
         self.carried = sent
         woken: list[Waiter] = []
         pending = self.owner.pending  # type: ignore[union-attr]  # a receive's owner is its peer's stream
         while pending and hasattr(pending[0], "carried"):
             work = pending.popleft()
             work._receive(source)
-            if work.waiter is not None:
-                woken.append(work.waiter)
+            woken.append(work)
         wake_soon(woken)
 
     def _receive(self, source: int) -> None:
         """Time a receive whose message is here and whose stream is free."""
         late = self.carried > self.clock
-        self.model._rows[self.row + LAYER] = self.result.layer
-        price = self.model.runtime_predictor.p2p(RECV, self.model.wire_bytes(self.result), source, self.rank)
-        self._run(self.carried if late else self.clock, source if late else None, price, samples_of(self.result))
+        self.model._rows[self.row + LAYER] = self.outcome.layer
+        price = self.model.runtime_predictor.p2p(RECV, self.model.wire_bytes(self.outcome), source, self.rank)
+        self._run(self.carried if late else self.clock, source if late else None, price, samples_of(self.outcome))
         self.settled = True
         if self.flight is not None:
             self.flight.know_result(self)
@@ -175,15 +178,14 @@ class Work(Call):
         if model.launching:
             yield self  # `Communicating.launch` takes it from here
         if not self.settled:
-            self.waiter = waiter = Waiter(self.waiter)
-            yield waiter
+            yield self.park()
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self.end > model.time:
             model.time = self.end
         if self.flight is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
-        return self.result
+        return self.outcome
 
     def _arrive(self) -> None:
         """Note the first await of an operation that ran beside others."""
@@ -192,6 +194,22 @@ class Work(Call):
                 return
             self.flight.end(self)
         mark_overlap(self).awaited = len(self.model._rows) // STRIDE
+
+
+class Launched(Generic[T]):
+    """An operation that runs beside others, as the strategy holds it: `await` it for its result, any number of times.
+
+    Attributes:
+        work: the operation.
+    """
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.work.__await__()
 
 
 def samples_of(value: Any) -> frozenset[int]:
