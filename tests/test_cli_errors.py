@@ -2,9 +2,11 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -122,6 +124,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of bad files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("minitrain.cli.progress.PATIENCE_S", 3600.0)  # a busy machine changes nothing
     Path("folder.py").mkdir()
     Path("mine.py").write_text(MINE)
     Path("broken.py").write_text("def f(:\n")
@@ -276,3 +279,35 @@ def test_progress_is_silent_at_first_and_then_says_what_goes_on(
         said = Path("log").read_text()
         progress.__exit__(None, None, None)
     assert "simulating gpipe" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (typer.Abort(), 130, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 1, ""),
+        (
+            OSError(28, "No space left on device"),
+            1,
+            "minitrain: the output cannot be written: No space left on device\n",
+        ),
+    ],
+)
+def test_whatever_ends_a_command_early_is_no_traceback(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(table: object) -> None:
+        raise error
+
+    monkeypatch.setattr("minitrain.cli.commands.print_table", interrupted)
+    result = CliRunner().invoke(app, ["strategies"])
+    assert (result.exit_code, result.stderr) == (code, message)
+
+
+def test_a_command_runs_outside_of_the_main_thread_too() -> None:
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(CliRunner().invoke(app, ["hw", "list"])))
+    thread.start()
+    thread.join()
+    assert results[0].exit_code == 0

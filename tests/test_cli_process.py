@@ -33,7 +33,7 @@ def test_folders_of_the_working_directory_never_shadow_the_shipped_ones(tmp_path
     (tmp_path / "h100_80g_nvl8.json").write_text("{}")
     (tmp_path / "ddp").mkdir()
     result = run(tmp_path, "compare", "--json", "--layers", "8")
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0, result.stderr
     assert [run["error"] for run in json.loads(result.stdout)] == [None] * 6
     assert (tmp_path / "traces" / "compare.html").is_file()
 
@@ -94,10 +94,11 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path, arguments: tuple[s
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [("hw", "list"), ("strategies", "--json")])
+def test_a_full_disk_is_one_message(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
-            [*MINITRAIN, "hw", "list"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*MINITRAIN, *arguments], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert result.returncode == 1
     assert result.stderr == "minitrain: the output cannot be written: No space left on device\n"

@@ -22,12 +22,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
 
 import minitrain
-from minitrain.cli import app
+from minitrain.cli import app, progress
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -97,7 +98,8 @@ def _printed(command: str) -> str:
         ).stdout
     else:
         variables = {"COLUMNS": "80", "NO_COLOR": "1", "FORCE_COLOR": None, "GITHUB_ACTIONS": None}
-        printed = CliRunner().invoke(app, shlex.split(command)[1:], env=variables).output
+        with patch.object(progress, "PATIENCE_S", 3600.0):  # a busy machine changes nothing
+            printed = CliRunner().invoke(app, shlex.split(command)[1:], env=variables).output
     text = "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n")
     return f"{text}\n" if text else ""
 

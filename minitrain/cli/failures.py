@@ -8,6 +8,7 @@ config). 130: Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -51,12 +52,12 @@ class Commands(TyperGroup):
         before = _interrupt_at_once()
         try:
             code = super().main(arguments, prog_name, **extra)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        except typer.Abort:  # how older versions of typer report Ctrl-C
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what fails must fail here
+        except (KeyboardInterrupt, typer.Abort):  # the latter is how older versions of typer report the former
             code = INTERRUPTED
         except BrokenPipeError:
-            code = _reader_has_left()
+            code = _print_no_more()
         except Exception as error:
             code = report(error, debug="--debug" in arguments)
         finally:
@@ -88,10 +89,10 @@ def _never_fail_to_print() -> None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # suppressed where it has no such method
 
 
-def _reader_has_left() -> int:
-    """Let nothing more be written, not even when Python flushes at its end."""
-    with contextlib.suppress(OSError, AttributeError):
-        sys.stdout = Path("/dev/null").open("w")  # noqa: SIM115  (the process ends next)
+def _print_no_more() -> int:
+    """Let what is still to be printed go nowhere, so that Python does not fail at its very end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # where stdout is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED
 
 
@@ -106,6 +107,8 @@ def report(error: Exception, *, debug: bool) -> int:
             complain(f"{format_message().rstrip('.')}{_help(error)}")
         return int(getattr(error, "exit_code", USAGE))
     unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None
+    if unprinted:
+        _print_no_more()
     complain(f"the output cannot be written: {unprinted}" if unprinted else message_of(cause))
     return USAGE if isinstance(error, MinitrainError) else FAILED
 

@@ -18,15 +18,15 @@ class Progress:
 
     Args:
         console: where to say it; stderr by default.
-        patience_s: how long to be silent, s.
+        patience_s: how long to be silent, s; `PATIENCE_S` by default.
     """
 
-    def __init__(self, console: Console | None = None, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, console: Console | None = None, patience_s: float | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._words = ""
         self._status: Status | None = None
         self._lock = threading.Lock()
-        self._timer = threading.Timer(patience_s, self._begin)
+        self._timer = threading.Timer(PATIENCE_S if patience_s is None else patience_s, self._begin)
         self._timer.daemon = True
 
     def __enter__(self) -> Progress:
