@@ -8,9 +8,9 @@ import numpy as np
 
 from minitrain.trace.breakdown import checked_step_time
 from minitrain.trace.columns import NONE, Bools, Floats, Ints, Timeline
+from minitrain.trace.idle import gaps_of
 from minitrain.trace.kinds import RECOMPUTED, WAITING, Kind, kind_of, legend_place
 from minitrain.trace.lanes import lanes
-from minitrain.trace.sweep import sweep_timeline
 
 _ROUNDING = 1e-12  # of the step time: a shorter gap is the rounding of a sum
 
@@ -77,7 +77,7 @@ def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
     """Return a bar for every operation that takes time, and for every gap in which a rank waits."""
     step = checked_step_time(timeline, step_time)
     codes, kinds = _kinds(timeline)
-    wait_rank, wait_start, wait_end, wait_event = _waits(timeline, step)
+    wait_rank, wait_start, wait_end, wait_event = gaps_of(timeline, step)
     num_waits, drawn = len(wait_rank), np.flatnonzero(timeline.duration > 0)
     rank = np.concatenate([timeline.rank[drawn], wait_rank])
     start = np.concatenate([timeline.time[drawn], wait_start])
@@ -109,20 +109,6 @@ def _kinds(timeline: Timeline) -> tuple[Ints, tuple[Kind, ...]]:
     place = np.zeros(len(typs), np.int64)
     place[order] = np.arange(len(order))
     return place[codes], (*(kind_of(typs[code], stream_of[code]) for code in order), kind_of(WAITING))
-
-
-def _waits(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:
-    """Return rank, start, end and ending event of every gap, from 0 to the step's end."""
-    swept = sweep_timeline(timeline)
-    gap = swept.start - swept.busy_until > _ROUNDING * step
-    last = swept.last_end(timeline.num_ranks)
-    early = np.flatnonzero(step - last > _ROUNDING * step)
-    return (
-        np.concatenate([swept.rank[gap], early]),
-        np.concatenate([swept.busy_until[gap], last[early]]),
-        np.concatenate([swept.start[gap], np.full(len(early), step)]),
-        np.concatenate([swept.order[gap], np.full(len(early), NONE)]),
-    )
 
 
 def merged(bars: Bars) -> Bars:
