@@ -268,6 +268,13 @@ def test_ddp_overlap_pays_for_the_last_bucket_alone() -> None:
         assert plain.step_time == 2 * 3 * num_layers + 2 * num_layers
 
 
+def test_ddp_overlap_hides_the_last_sum_under_the_updates_of_the_other_layers() -> None:
+    for num_layers, all_reduce in product((1, 4, 8), (1, 2)):
+        sizes: Sizes = {"world_size": 2, "num_layers": num_layers, "global_batch_size": 2}
+        run = mt.simulate("ddp_overlap", hardware=units(all_reduce=all_reduce, update=0.5), **sizes)
+        assert run.step_time == 3 * num_layers + max(all_reduce, 0.5 * (num_layers - 1)) + 0.5
+
+
 def test_ddp_overlap_moves_what_ddp_moves_in_the_memory_of_ddp() -> None:
     for bucket in (1, 2, 5):
         runs = [mt.simulate("ddp", num_layers=5), mt.simulate("ddp_overlap", num_layers=5, bucket_size=bucket)]
