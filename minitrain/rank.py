@@ -180,6 +180,19 @@ class Rank:
         self._rows.extend((typ, layer, time, price, self.account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
 
+    def held_bytes(self, value: Any) -> int:
+        """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.
+
+        By the specification a sharded tensor counts whole; that is right where all ranks work on all of it, and would
+        make sharding useless where some ranks exchange one shard among themselves (hybrid sharding).
+        """
+        if isinstance(value, list):
+            return sum(map(self.held_bytes, value))
+        size_bytes = self.wire_bytes(value)
+        if isinstance(value, Weight | WeightGrad):
+            return size_bytes * len(value.shards) // value.num_shards
+        return size_bytes
+
     def wire_bytes(self, value: Any) -> int:
         """Return the bytes that a tensor or a bucket puts on the wire."""
         if value is None:

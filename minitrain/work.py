@@ -75,18 +75,14 @@ class Work(Call):
 
     def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
         """Return the price of a collective and the samples of its results, None where they differ."""
-        predictor = self.model.runtime_predictor
-        ranks = self.owner.communicator.ranks  # type: ignore[union-attr]  # a collective's owner is its group
+        model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
+        price = model.runtime_predictor.collective
         if self.op == "all_to_all":
-            size_bytes = max(self.model.wire_bytes(work.value) for work in works)
-            return predictor.collective(self.op, size_bytes, ranks), None
-        value = results[0] if self.op == "broadcast" else self.value
-        size_bytes = self.model.wire_bytes(value)
-        if self.op == "all_reduce" and len(ranks) < self.model.world_size:
-            # Summing shards moves the shards alone (hybrid sharding); the specified size counts each one whole.
-            grads = value if isinstance(value, list) else [value]
-            size_bytes = sum(self.model.wire_bytes(grad) * len(grad.shards) // grad.num_shards for grad in grads)
-        return predictor.collective(self.op, size_bytes, ranks), samples_of(results[0])
+            size_bytes = max(model.wire_bytes(work.value) for work in works)
+            return price(self.op, size_bytes, communicator.ranks), None
+        value = results[0] if self.op in ("all_gather", "broadcast") else self.value
+        size_bytes = model.wire_bytes(value) if communicator.whole else model.held_bytes(value)
+        return price(self.op, size_bytes, communicator.ranks), samples_of(results[0])
 
     @staticmethod
     def settle_all(
