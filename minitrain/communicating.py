@@ -123,9 +123,12 @@ class Communicating(Rank):
             UsageError: the source is not in the group.
         """
         member = self._member(group)
-        if source not in member.ranks and member.size > 1:
+        members = member.ranks if self.world_size > 1 else (0, self.rank)  # in a world of one, any number
+        if source not in members:
             raise UsageError(f"the source of a broadcast must be in the group {member.ranks}, got {source!r}")
-        value = v if source == self.rank else None
+        value = v if source == self.rank or member.size == 1 else None
+        if value is None and source == self.rank:
+            raise TensorTypeError(f"broadcast on rank {self.rank} needs a tensor, got None", rank=self.rank)
         return await self._collective("broadcast", value, layer, member, source)  # type: ignore[no-any-return]
 
     async def all_to_all(self, v: Sequence[T], layer: int | None = None, *, group: Groupish = None) -> list[T]:
@@ -225,6 +228,8 @@ class Communicating(Rank):
         if v is None and op not in ("barrier", "broadcast"):
             raise TensorTypeError(f"{op} on rank {self.rank} needs a tensor, got None", rank=self.rank)
         value = list(v) if isinstance(v, tuple) else v
+        if isinstance(value, list) and any(item is None for item in value):
+            raise TensorTypeError(f"{op} on rank {self.rank} needs tensors, got {value!r:.80}", rank=self.rank)
         self.wire_bytes(value)  # raises for anything that is not a tensor
         return value
 

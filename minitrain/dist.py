@@ -92,7 +92,7 @@ class Communicator:
         meeting.calls[index] = call
         meeting.missing -= 1
         if call.op == "barrier":
-            self.barrier.arrive(call.rank)
+            self._arrive(call.rank, place)
         if not meeting.missing:
             try:
                 self._settle(meeting)
@@ -100,8 +100,22 @@ class Communicator:
                 dist.close(error)
                 raise
             del self.meetings[place]
+            self._follow(meeting)
         elif not watch.looking:
             watch.begin()
+
+    def _arrive(self, rank: int, place: int) -> None:
+        """Count a rank in, unless it has launched this barrier while it waits at an earlier one."""
+        if not any(earlier < place and meeting.op == "barrier" for earlier, meeting in self.meetings.items()):
+            self.barrier.arrive(rank)
+
+    def _follow(self, meeting: Meeting) -> None:
+        """After a barrier, count in those who have launched the next one already."""
+        if meeting.op == "barrier" and self.meetings:
+            barriers = [place for place, other in self.meetings.items() if other.op == "barrier"]
+            for call in self.meetings[min(barriers)].calls if barriers else []:
+                if call is not None:
+                    self.barrier.arrive(call.rank)
 
     def _settle(self, meeting: Meeting) -> None:
         """Give every member its result, and wake those that wait."""
@@ -131,7 +145,10 @@ class Communicator:
         """Return the error for members that started different operations."""
         places = places_of(calls)
         here = present_place()
-        brought = [f"{call.describe()} ({places.get(call, here)})" for call in calls]
+        roots = ["" if call.detail is None else f" from rank {call.detail}" for call in calls]
+        brought = [
+            f"{call.describe()}{root} ({places.get(call, here)})" for call, root in zip(calls, roots, strict=True)
+        ]
         return mismatch("a group", brought, self.ranks, "must start the same collectives in the same order")
 
 

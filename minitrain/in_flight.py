@@ -38,7 +38,8 @@ class InFlight:
         account.grow(self.units)
         _enter(work, self.units)
         mark_overlap(work)
-        if work.op in _RESULT_IS_NEW and work.detail != work.rank:
+        alone = work.settled and work.outcome is work.value  # a lone rank gets what it gave
+        if work.op in _RESULT_IS_NEW and work.detail != work.rank and not alone:
             self.window = account.open_window()
             if work.settled and work.error is None:
                 self.know_result(work)
