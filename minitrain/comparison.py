@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, require_count
 from minitrain.loading import Strategy, load_strategy
-from minitrain.run import Run
-from minitrain.simulation import simulate
+from minitrain.run import Run, plain
+from minitrain.simulation import simulate, simulate_async
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+SIZES = ("world_size", "num_layers", "global_batch_size")
 DEFAULT_STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "gpipe", "1f1b")
 
 _FIGURES = (
@@ -47,9 +49,13 @@ class FailedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the keys of `Run.summary`, None where there is no figure, and the error."""
+        known = inspect.signature(simulate_async).parameters
+        hardware = self.parameters.get("hardware", known["hardware"].default)
         return {
             "strategy": self.strategy,
-            **{name: value for name, value in self.parameters.items() if isinstance(value, int | float | str)},
+            **{name: self.parameters.get(name, known[name].default) for name in SIZES},
+            "hardware": str(getattr(hardware, "name", None) or hardware),
+            "options": {name: plain(value) for name, value in self.parameters.items() if name not in known},
             **dict.fromkeys(_FIGURES),
             "error": f"{type(self.error).__name__}: {self.error}",
         }
@@ -123,7 +129,7 @@ def compare(
     Raises:
         StrategyError: a strategy cannot be found.
     """
-    for name in ("world_size", "num_layers", "global_batch_size"):
+    for name in SIZES:
         require_count(name, parameters.get(name, 1))
     found = [load_strategy(strategy) for strategy in (DEFAULT_STRATEGIES if strategies is None else strategies)]
     runs: dict[str, Run | FailedRun] = {}

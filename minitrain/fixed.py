@@ -55,13 +55,14 @@ class FixedPredictor:
                 raise UsageError(f"there is no event type {typ!r}; use {', '.join(EVENT_TYPES)}", typ=typ)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise UsageError(f"the duration of {typ} must be a number of at least 0, got {seconds!r}", typ=typ)
+        self._given = durations
         self.durations = {
             typ: float(seconds) for typ, seconds in {"recv": durations.get("send", 0), **durations}.items()
         }
         self._slowdown = 1.0
 
     def __repr__(self) -> str:
-        return f"FixedPredictor({', '.join(f'{typ}={seconds}' for typ, seconds in self.durations.items())})"
+        return f"FixedPredictor({', '.join(f'{typ}={seconds:g}' for typ, seconds in self._given.items())})"
 
     def slowed(self, factor: float) -> FixedPredictor:
         """Return the same durations for a rank whose computing takes `factor` times as long."""

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,8 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise StrategyError(
-            f"the strategy file {path} cannot be loaded: {type(error).__name__}: {error}", path=str(path)
+            f"the strategy file {path} cannot be loaded: {type(error).__name__}: {error}{_line_of(error, path)}",
+            path=str(path),
         ) from error
     function = getattr(module, function_name, None)
     if function is None:
@@ -93,6 +95,12 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
             path=str(path),
         )
     return function  # type: ignore[no-any-return]  # load_strategy checks what it is
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """Return the line of the file at which an error was raised, in words."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""  # a syntax error names its line itself
 
 
 def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> None:

@@ -1,0 +1,5 @@
+"""`python -m minitrain`: the command line."""
+
+from minitrain.cli import main
+
+main()
