@@ -75,9 +75,7 @@ TORCH_ORDERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "rank_0", "rank_1"), TORCH_ORDERS, ids=lambda item: getattr(item, "name", "")
-)
+@pytest.mark.parametrize(("schedule", "rank_0", "rank_1"), TORCH_ORDERS, ids=lambda item: getattr(item, "name", ""))
 def test_an_order_that_torch_offers_equals_torchs(schedule: Schedule, rank_0: str, rank_1: str) -> None:
     assert text(schedule) == [rank_0, rank_1]
 
@@ -121,9 +119,7 @@ def test_looped_bfs_is_legal_for_any_size(p: int, m: int, v: int) -> None:
 
 @settings(deadline=None)
 @given(generator=st.sampled_from(IN_ROUNDS), p=ranks, m=st.integers(1, 48), v=chunks)
-def test_an_interleaved_schedule_is_legal_or_names_sizes_that_are(
-    generator: Generator, p: int, m: int, v: int
-) -> None:
+def test_an_interleaved_schedule_is_legal_or_names_sizes_that_are(generator: Generator, p: int, m: int, v: int) -> None:
     try:
         check(generator(p, m, v), p, m, v)
     except UsageError as error:
@@ -189,9 +185,7 @@ def test_microbatches_that_cut_into_unequal_rounds_are_refused(generator: Genera
 
 
 def test_too_few_microbatches_for_dualpipe_v_are_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"\(5\) must be at least the number of stages \(6\) .* use 6 or more"
-    ):
+    with pytest.raises(UsageError, match=r"\(5\) must be at least the number of stages \(6\) .* use 6 or more"):
         schedules.dualpipe_v(3, 5)
 
 

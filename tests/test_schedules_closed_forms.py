@@ -98,9 +98,7 @@ def multiples(*, least: int = 1) -> Iterator[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("generator", [schedules.gpipe, schedules.one_f_one_b])
 @pytest.mark.parametrize("times", TIMES)
-def test_gpipe_and_1f1b_take_m_plus_p_minus_1_turns(
-    generator: Generator, times: tuple[int, int, int]
-) -> None:
+def test_gpipe_and_1f1b_take_m_plus_p_minus_1_turns(generator: Generator, times: tuple[int, int, int]) -> None:
     for p, m in SIZES:
         assert run(generator(p, m, 1), *times).makespan == (m + p - 1) * sum(times)
 
@@ -121,12 +119,8 @@ def test_looped_bfs_has_its_bubble_for_any_m_from_p(times: tuple[int, int, int])
 
 
 @settings(deadline=None)
-@given(
-    data=st.data(), p=st.integers(1, 6), extra=st.integers(0, 12), tf=st.integers(1, 9), ti=st.integers(1, 9)
-)
-def test_zb_h1_saves_the_weight_gradients_twice(
-    data: st.DataObject, p: int, extra: int, tf: int, ti: int
-) -> None:
+@given(data=st.data(), p=st.integers(1, 6), extra=st.integers(0, 12), tf=st.integers(1, 9), ti=st.integers(1, 9))
+def test_zb_h1_saves_the_weight_gradients_twice(data: st.DataObject, p: int, extra: int, tf: int, ti: int) -> None:
     tw, m = data.draw(st.integers(0, min(tf, ti))), p + extra
     bubble = run(schedules.zb_h1(p, m), tf, ti, tw).makespan - m * (tf + ti + tw)
     assert bubble == (p - 1) * (tf + ti - tw)

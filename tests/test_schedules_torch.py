@@ -96,9 +96,7 @@ def test_every_order_that_torch_offers_is_torchs(
 
 @pytest.mark.parametrize(("ours", "theirs"), SINGLE)
 @pytest.mark.parametrize("p", range(2, 9))
-def test_a_schedule_of_one_stage_a_rank_is_what_torch_runs(
-    torch: Any, ours: Generator, theirs: str, p: int
-) -> None:
+def test_a_schedule_of_one_stage_a_rank_is_what_torch_runs(torch: Any, ours: Generator, theirs: str, p: int) -> None:
     for m in range(p, p + 6):
         orders = []
         for rank in range(p):

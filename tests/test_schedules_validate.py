@@ -73,8 +73,7 @@ def test_a_schedule_without_ranks_is_refused() -> None:
 def test_ranks_that_wait_for_one_another_are_listed() -> None:
     error = refuse("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1")
     assert str(error) == (
-        "the order can never run: rank 0, position 1: 0B0 waits for 1B0 or 1I0; "
-        "rank 1, position 1: 1F1 waits for 0F1"
+        "the order can never run: rank 0, position 1: 0B0 waits for 1B0 or 1I0; rank 1, position 1: 1F1 waits for 0F1"
     )
     assert [str(action) for action in error.stuck] == ["0B0", "1F1"]
     assert (error.rank, error.position, error.action) == (0, 1, error.stuck[0])

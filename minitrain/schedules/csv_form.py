@@ -56,9 +56,7 @@ def _cell_text(cell: Cell) -> str:
 
 def _read_row(rank: int, line: list[str]) -> Row:
     """Read one rank's cells, without those that communicate."""
-    computing = (
-        (column, text) for column, text in enumerate(line) if not _COMMUNICATION.fullmatch(text.strip())
-    )
+    computing = ((column, text) for column, text in enumerate(line) if not _COMMUNICATION.fullmatch(text.strip()))
     return tuple(_read_cell(text.strip(), rank, column) for column, text in computing)
 
 

@@ -46,9 +46,7 @@ def validate(schedule: Schedule) -> None:
 def _check_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
     """Check one rank's actions against those before them."""
     if not order:
-        raise StrategyError(
-            f"rank {rank} has no action; a schedule has one row a rank, each with a stage", rank=rank
-        )
+        raise StrategyError(f"rank {rank} has no action; a schedule has one row a rank, each with a stage", rank=rank)
     done: set[Action] = set()
     for position, action in enumerate(order):
         fault = _fault(schedule, rank, action, done)

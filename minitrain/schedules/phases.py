@@ -23,9 +23,7 @@ def follow(phases: Iterable[Phase], stages: tuple[int, ...]) -> list[Cell]:
         stages: the stage of each of the rank's chunks.
     """
     reader = _Reader(stages)
-    return [
-        reader.cell(tokens) for pattern, times in phases for _ in range(times) for tokens in pattern.split()
-    ]
+    return [reader.cell(tokens) for pattern, times in phases for _ in range(times) for tokens in pattern.split()]
 
 
 @final

@@ -22,6 +22,4 @@ def check_chunks(name: str, num_chunks: int, legal: int, remedy: str) -> None:
         UsageError: naming the legal number and a schedule for others.
     """
     if num_chunks != legal:
-        raise UsageError(
-            f"num_chunks ({num_chunks}) must be {legal} for {name}; {remedy}", num_chunks=num_chunks
-        )
+        raise UsageError(f"num_chunks ({num_chunks}) must be {legal} for {name}; {remedy}", num_chunks=num_chunks)

@@ -32,10 +32,7 @@ def zb_h1(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
     """
     check_sizes("zb_h1", num_ranks, num_microbatches, num_chunks)
     check_chunks("zb_h1", num_chunks, 1, "use interleaved_zero_bubble for several stages a rank")
-    orders = (
-        _one_stage(rank, num_microbatches, warmup=num_ranks - 1 - rank, delay=rank)
-        for rank in range(num_ranks)
-    )
+    orders = (_one_stage(rank, num_microbatches, warmup=num_ranks - 1 - rank, delay=rank) for rank in range(num_ranks))
     return Schedule.from_orders(orders, "zb_h1")
 
 
