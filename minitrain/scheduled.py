@@ -51,13 +51,14 @@ def from_schedule(schedule: Schedule) -> Strategy:
     27.0
     """
     validate(schedule)
+    num_microbatches = schedule.num_microbatches  # counted over all actions: once, and not on every rank
 
     async def strategy(model: Model, microbatch_size: int | None = None, zero: int = 0) -> Model:
         mesh = _mesh(model, schedule)
         if zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {schedule.name}, got {zero!r}")
         _require_multiple("num_layers", model.num_layers, "num_stages", schedule.num_stages, schedule.name)
-        batches = _batches(model, schedule, mesh, microbatch_size)
+        batches = _batches(model, schedule.name, num_microbatches, mesh, microbatch_size)
         await _Rank(model, schedule, mesh, batches, _Replica(model, mesh, zero)).run()
         return model
 
@@ -73,10 +74,9 @@ def _mesh(model: Model, schedule: Schedule) -> Mesh:
     return model.mesh(pp=num_ranks, dp=model.world_size // num_ranks)
 
 
-def _batches(model: Model, schedule: Schedule, mesh: Mesh, microbatch_size: int | None) -> list[range]:
+def _batches(model: Model, name: str, num_microbatches: int, mesh: Mesh, microbatch_size: int | None) -> list[range]:
     """Return the samples of each of the schedule's microbatches, on this rank's replica."""
-    name, num_replicas, num_microbatches = schedule.name, mesh.size("dp"), schedule.num_microbatches
-    total = model.global_batch_size
+    num_replicas, total = mesh.size("dp"), model.global_batch_size
     _require_multiple("global_batch_size", total, "replicas x microbatches", num_replicas * num_microbatches, name)
     size = total // num_replicas // num_microbatches
     if microbatch_size not in (None, size):
@@ -104,6 +104,7 @@ class _Rank:
         self.mesh = mesh
         self.here = mesh.coord("pp")
         self.batches = batches
+        self.stage_size = model.num_layers // schedule.num_stages
         self.replica = replica
         self.receives: dict[tuple[str, int, int], Launched[Any]] = {}  # by tag
         self.sends: dict[int, Launched[Any]] = {}  # the last one to each rank
@@ -129,8 +130,7 @@ class _Rank:
 
     def layers(self, stage: int) -> range:
         """Return the layers of a stage."""
-        size = self.model.num_layers // self.schedule.num_stages
-        return range(stage * size, (stage + 1) * size)
+        return range(stage * self.stage_size, (stage + 1) * self.stage_size)
 
     async def forward(self, stage: int, i: int) -> None:
         """Take microbatch i through a stage."""
