@@ -41,7 +41,7 @@ class Communicator:
         size: number of members.
         whole: whether it spans the world.
         meetings: collectives that some members have started and others not, by their place in the group's order.
-        barrier: counts the members that wait in `barrier`.
+        barrier: the specified barrier, which shows how many members wait in `Model.barrier`.
         free: when the group's stream has done all it was given, s; kept for those who price.
     """
 
@@ -92,7 +92,7 @@ class Communicator:
         meeting.calls[index] = call
         meeting.missing -= 1
         if call.op == "barrier":
-            self._arrive(call.rank, place)
+            self.barrier.counter = (self.size - meeting.missing) % self.size
         if not meeting.missing:
             try:
                 self._settle(meeting)
@@ -100,22 +100,8 @@ class Communicator:
                 dist.close(error)
                 raise
             del self.meetings[place]
-            self._follow(meeting)
         elif not watch.looking:
             watch.begin()
-
-    def _arrive(self, rank: int, place: int) -> None:
-        """Count a rank in, unless it has launched this barrier while it waits at an earlier one."""
-        if not any(earlier < place and meeting.op == "barrier" for earlier, meeting in self.meetings.items()):
-            self.barrier.arrive(rank)
-
-    def _follow(self, meeting: Meeting) -> None:
-        """After a barrier, count in those who have launched the next one already."""
-        if meeting.op == "barrier" and self.meetings:
-            barriers = [place for place, other in self.meetings.items() if other.op == "barrier"]
-            for call in self.meetings[min(barriers)].calls if barriers else []:
-                if call is not None:
-                    self.barrier.arrive(call.rank)
 
     def _settle(self, meeting: Meeting) -> None:
         """Give every member its result, and wake those that wait."""
