@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -39,8 +40,7 @@ def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     if isinstance(strategy, str):
         name, function = _load_from_text(strategy)
     else:
-        name, function = getattr(strategy, "__name__", type(strategy).__name__), strategy
-        name = _SPELLED_OTHERWISE.get(name, name) if function in strategies().values() else name
+        name, function = _name_of(strategy), strategy
     if not _is_coroutine_function(function):
         raise StrategyError(
             f"a strategy must be an async function, `async def {name}(model): ...`, got {function!r:.80}", strategy=name
@@ -48,10 +48,23 @@ def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     return name, function
 
 
-def _is_coroutine_function(function: Any) -> bool:
-    """Return whether calling gives a coroutine, for functions, partials and callable objects."""
+def _name_of(strategy: Any) -> str:
+    """Return the name of a function, of the one in a partial, or of a callable object's class."""
+    function = _unwrapped(strategy)
+    name = getattr(function, "__name__", type(function).__name__)
+    return _SPELLED_OTHERWISE.get(name, name) if function in strategies().values() else name
+
+
+def _unwrapped(function: Any) -> Any:
+    """Return the function in a partial of it."""
     while hasattr(function, "func"):
         function = function.func
+    return function
+
+
+def _is_coroutine_function(function: Any) -> bool:
+    """Return whether calling gives a coroutine, for functions, partials and callable objects."""
+    function = _unwrapped(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  (not whether, but what kind)
 
 
@@ -80,6 +93,7 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
     assert spec is not None  # the name ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickles look for what a class refers to
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
