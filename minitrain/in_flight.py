@@ -24,17 +24,16 @@ class InFlight:
         work: the operation, just submitted.
     """
 
-    __slots__ = ("awaited", "units", "window")
+    __slots__ = ("awaited", "lent", "units", "window")
 
     def __init__(self, work: Work) -> None:
         account = work.model.account
         self.awaited = False
         self.window: int | None = None
-        self.units = sum(
-            account.units_of(value)
-            for value in _items(work.value)
-            if value is not None and getattr(value, "_home", None) is not account
-        )
+        values = [value for value in _items(work.value) if value is not None]
+        self.lent = [value for value in values if getattr(value, "_home", None) is account]
+        account.loans.update((id(value), 0) for value in self.lent)
+        self.units = sum(account.units_of(value) for value in values if getattr(value, "_home", None) is not account)
         account.grow(self.units)
         _enter(work, self.units)
         mark_overlap(work)
@@ -61,7 +60,10 @@ class InFlight:
     def end(self, work: Work) -> None:
         """Give everything back: whoever awaited the operation has the result now."""
         self.awaited = True
-        work.model.account.units -= self.units
+        account = work.model.account
+        for value in self.lent:
+            self.units += account.loans.pop(id(value), 0)
+        account.units -= self.units
         _enter(work, -self.units, len(work.model.log))
         del work.model.in_flight[id(work)]
 

@@ -26,31 +26,37 @@ class JournalledStore(Store[V]):
         self.name = name
         self.log = log
 
-    def _enter(self, before: int) -> None:
-        """Enter what has changed since the total was `before`."""
-        if self.account.journal is not None:
-            self.account.journal.append((len(self.log), self.name, self.account.units - before))
+    def _enter(self, before: int, change: int) -> None:
+        """Enter how the store changed; what else the total did since `before` was changing hands with operations."""
+        journal = self.account.journal
+        if journal is not None:
+            place = len(self.log)
+            journal.append((place, self.name, change))
+            if self.account.units - before != change:
+                journal.append((place, "in_flight", self.account.units - before - change))
 
     def __setitem__(self, key: Any, value: V) -> None:
         before = self.account.units
+        replaced = self.account.units_of(self[key]) if key in self else 0
         super().__setitem__(key, value)
-        self._enter(before)
+        self._enter(before, self.account.units_of(value) - replaced)
 
     def __delitem__(self, key: Any) -> None:
-        before = self.account.units
+        value, before = self[key], self.account.units
         super().__delitem__(key)
-        self._enter(before)
+        self._enter(before, -self.account.units_of(value))
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Remove a key and return its value."""
-        before = self.account.units
+        held, before = key in self, self.account.units
         value = super().pop(key, *default)
-        self._enter(before)
+        if held:
+            self._enter(before, -self.account.units_of(value))
         return value
 
     def popitem(self) -> tuple[Any, V]:
         """Remove and return the pair that came last."""
         before = self.account.units
-        pair = super().popitem()
-        self._enter(before)
-        return pair
+        key, value = super().popitem()
+        self._enter(before, -self.account.units_of(value))
+        return key, value

@@ -29,6 +29,8 @@ class Account:
     Attributes:
         units: the total now.
         peak_units: the highest total since the last window was opened, or ever.
+        loans: stored tensors that a launched operation uses, by identity: what it counts of them itself, which is
+            nothing as long as a store does.
         journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
     """
 
@@ -37,6 +39,7 @@ class Account:
         "_past_peaks",
         "journal",
         "limit_units",
+        "loans",
         "measure",
         "on_overflow",
         "peak_units",
@@ -53,6 +56,7 @@ class Account:
         self.limit_units = limit_units
         self.on_overflow = on_overflow
         self.journal: list[tuple[int, str, int]] | None = None
+        self.loans: dict[int, int] = {}
         self.units = 0
         self.peak_units = 0  # since the last window was opened, or ever
         self._past_peaks: list[int] = []
@@ -86,6 +90,14 @@ class Account:
             self.peak_units = total
             if total > self.limit_units:
                 self.overflow()
+
+    def change_hands(self, value: Any, *, stored: bool) -> None:
+        """Let a launched operation count what it uses exactly while no store does."""
+        counted = self.loans.get(id(value))
+        if counted is not None:
+            wanted = 0 if stored else value._units
+            self.units += wanted - counted
+            self.loans[id(value)] = wanted
 
     def high_water(self) -> int:
         """Return the highest total ever."""
@@ -148,6 +160,8 @@ class Store(dict[Any, V]):
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
+        if account.loans:
+            account.change_hands(value, stored=True)
         account.units = total = account.units + units
         if total > account.peak_units:
             account.peak_units = total
@@ -155,22 +169,22 @@ class Store(dict[Any, V]):
                 account.overflow()
 
     def __delitem__(self, key: Any) -> None:
-        value: Any = _take(self, key)
-        value._home = None
-        self.account.units -= value._units
+        self._leave(_take(self, key))
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account."""
+        account = self.account
         value._home = None
-        self.account.units -= value._units
+        account.units -= value._units
+        if account.loans:
+            account.change_hands(value, stored=False)
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:
         """Remove a key and return its value."""
         if default is not _MISSING and key not in self:
             return default
-        value: Any = _take(self, key)
-        value._home = None
-        self.account.units -= value._units
+        value = _take(self, key)
+        self._leave(value)
         return value
 
     def popitem(self) -> tuple[Any, V]:

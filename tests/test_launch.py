@@ -160,7 +160,6 @@ def test_a_stored_tensor_in_flight_counts_once() -> None:
     assert [event.memory for event in simulate(program).logs[0]] == [H2, H2, H2]
 
 
-@pytest.mark.xfail(reason="a stored tensor that leaves its store while it is in flight is not counted until `await`")
 def test_a_tensor_freed_while_it_is_in_flight_still_counts() -> None:
     async def program(model: Model) -> Model:
         grads = model.grad_weights
