@@ -59,15 +59,35 @@ class ReduceableGatherable(Reduceable[TO], Gatherable[TO], Protocol[TO]):
     __slots__ = ()
 
 
+class Content(Protocol):
+    """What a tensor carries for whoever follows it; it takes part in what the tensor itself can do."""
+
+    __slots__ = ()
+
+    def add(self, other: Any) -> Content:
+        """Return the content of the sum."""
+        ...
+
+    def shard(self, shard: int, num_shards: int) -> Content:
+        """Return the content of one of `num_shards` parts."""
+        ...
+
+    def combine(self, other: Any) -> Content:
+        """Return the content of the combination."""
+        ...
+
+
 class Tensor:
     """The common root of the five kinds.
 
-    Its slots belong to the rank that stores the tensor (see `minitrain.storage`): they take no part in equality,
-    repr, copies or pickles, and are unset until the tensor enters a store.
+    Its slots take no part in equality, repr, copies or pickles. `_home` and `_units` belong to the rank that stores
+    the tensor (see `minitrain.storage`), and are unset until it enters a store. `_content` is what whoever follows
+    tensors makes of this one (numbers, in `minitrain.numerics`), and is unset where nobody does.
     """
 
-    __slots__ = ("__weakref__", "_home", "_units")
+    __slots__ = ("__weakref__", "_content", "_home", "_units")
 
+    _content: Content
     _home: Any
     _units: int
 
@@ -82,6 +102,20 @@ def clone(value: T) -> T:
     if isinstance(value, Activation | ActivationGrad):
         return type(value)(value.layer, value.layers, value.samples, value.total_samples)
     return copy.copy(value) if isinstance(value, Tensor) else value
+
+
+def _combined(result: T, left: Any, right: Any) -> T:
+    """Return the result of combining two tensors, with their content if both have any."""
+    if hasattr(left, "_content") and hasattr(right, "_content"):
+        result._content = left._content.combine(right._content)  # type: ignore[attr-defined]  # a slot of the base
+    return result
+
+
+def _sharded(result: T, whole: Any, shard: int, num_shards: int) -> T:
+    """Return a shard of a tensor, with its part of the content if there is any."""
+    if hasattr(whole, "_content"):
+        result._content = whole._content.shard(shard, num_shards)  # type: ignore[attr-defined]  # a slot of the base
+    return result
 
 
 def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
@@ -135,7 +169,8 @@ class Weight(Tensor, Gatherable["Weight"]):
     def combine(self, other: Weight) -> Weight:
         """Return the weight that holds the shards of both; layer, step and num_shards must agree."""
         _require_same("weights that combine", self, other, "layer", "step", "num_shards")
-        return Weight(self.layer, self.layers, self.step, self.shards | other.shards, self.num_shards)
+        shards = self.shards | other.shards
+        return _combined(Weight(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
 
     def memory(self) -> float:
         """Return the size in elements: the share of shards held times H x H."""
@@ -144,7 +179,8 @@ class Weight(Tensor, Gatherable["Weight"]):
     def shard(self, shard: int, num_shards: int) -> Weight:
         """Return one of `num_shards` parts of a complete weight."""
         _require_shardable(self, shard, num_shards)
-        return Weight(self.layer, self.layers, self.step, frozenset([shard]), num_shards)
+        part = Weight(self.layer, self.layers, self.step, frozenset([shard]), num_shards)
+        return _sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
@@ -196,19 +232,26 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
         """Return the sum, which covers the samples of both; layer and shards must agree."""
         _require_same("gradients that add", self, other, "layer", "shards", "num_shards")
         samples = self.samples | other.samples
-        return WeightGrad(self.layer, self.layers, samples, self.total_samples, self.shards, self.num_shards)
+        total = WeightGrad(self.layer, self.layers, samples, self.total_samples, self.shards, self.num_shards)
+        if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
+            total._units = self._units  # type: ignore[misc]  # a slot of the base
+        if hasattr(self, "_content") and hasattr(other, "_content"):
+            total._content = self._content.add(other._content)  # type: ignore[misc]  # a slot of the base
+        return total
 
     def combine(self, other: WeightGrad) -> WeightGrad:
         """Return the gradient that holds the shards of both; layer, samples and num_shards must agree."""
         _require_same("gradients that combine", self, other, "layer", "samples", "num_shards")
         shards = self.shards | other.shards
-        return WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, self.num_shards)
+        grad = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, self.num_shards)
+        return _combined(grad, self, other)
 
     def shard(self, shard: int, num_shards: int) -> WeightGrad:
         """Return one of `num_shards` parts of a complete gradient."""
         _require_shardable(self, shard, num_shards)
         shards = frozenset([shard])
-        return WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
+        part = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
+        return _sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
@@ -240,7 +283,8 @@ class OptState(Tensor, Gatherable["OptState"]):
     def combine(self, other: OptState) -> OptState:
         """Return the state that holds the shards of both; layer, step and num_shards must agree."""
         _require_same("optimizer states that combine", self, other, "layer", "step", "num_shards")
-        return OptState(self.layer, self.layers, self.step, self.shards | other.shards, self.num_shards)
+        shards = self.shards | other.shards
+        return _combined(OptState(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
 
     def memory(self) -> float:
         """Return the size in elements: H x H times the share of shards held."""
@@ -249,7 +293,8 @@ class OptState(Tensor, Gatherable["OptState"]):
     def shard(self, shard: int, num_shards: int) -> OptState:
         """Return one of `num_shards` parts of a complete state."""
         _require_shardable(self, shard, num_shards)
-        return OptState(self.layer, self.layers, self.step, frozenset([shard]), num_shards)
+        part = OptState(self.layer, self.layers, self.step, frozenset([shard]), num_shards)
+        return _sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
