@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from minitrain.model import Model
     from minitrain.trace.breakdown import Breakdown
     from minitrain.trace.columns import Timeline
+    from minitrain.trace.explain import Explanation
 
 _PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
 
@@ -196,20 +197,31 @@ class Run:
         from minitrain.export import view_of  # noqa: PLC0415
         from minitrain.trace.gantt import figure  # noqa: PLC0415  (plotly only when somebody looks)
 
-        return figure(self.timeline, view_of(self))
+        return figure(self.timeline, view_of(self), self.memory_journals)
 
     def write_html(self, path: str | PathLike[str]) -> Path:
         """Write the figure as one page that opens without internet, and return its path."""
         from minitrain.export import view_of  # noqa: PLC0415
         from minitrain.trace.page import write_html  # noqa: PLC0415
 
-        return write_html(Path(path), self.timeline, view_of(self))
+        return write_html(Path(path), self.timeline, view_of(self), journals=self.memory_journals)
 
     def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
         """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""
         from minitrain.trace.chrome import write_chrome_trace  # noqa: PLC0415
 
-        return write_chrome_trace(Path(path), self.timeline, self.bytes_per_element)
+        return write_chrome_trace(Path(path), self.timeline, self.bytes_per_element, self.memory_journals)
+
+    def explain(self) -> Explanation:
+        """Return why every rank waits, what sets the step time, what would help, and what fills the memory."""
+        from minitrain.trace.explain import Explanation  # noqa: PLC0415
+
+        step, journals = self.step_time, self.memory_journals
+        return Explanation(self.timeline, step, self.strategy, self.options, journals, self.bytes_per_element)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
+        """Show the figure in a notebook."""
+        return self.figure()._repr_mimebundle_()
 
 
 def _span(log: Sequence[Event]) -> float:

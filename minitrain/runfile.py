@@ -1,27 +1,32 @@
 """The event-log file: JSON Lines that `Run.save` writes and `load_run` reads.
 
-The first line is an object with the run's figures, `"format": "minitrain-run"`, `"version": 1`, and `"fields"`, the
-names of an event's places. Every further line is one event as an array in that order, trailing defaults left out; the
-events of a rank stand in program order, rank after rank. `samples` and `group` are lists of [first, past-the-last]
-ranges; times are in seconds, memory in elements, and floats are written so that reading gives the same float.
+The first line is an object with the run's figures, `"format": "minitrain-run"`, `"version"`, and `"fields"`, the names
+of an event's places. Every further line is one event as an array in that order, trailing defaults left out; the events
+of a rank stand in program order, rank after rank. `samples` and `group` are lists of [first, past-the-last] ranges;
+times are in seconds, memory in elements, and floats are written so that reading gives the same float.
+
+Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
+version 1, which older readers know.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from minitrain.errors import UsageError
-from minitrain.events import Event
+from minitrain.events import Event, MemoryChange
 from minitrain.run import OutOfMemory, Run, plain
 from minitrain.trace.files import write_text
 
 FORMAT = "minitrain-run"
-VERSION = 1
+VERSION, VERSION_WITH_JOURNALS = 1, 2
 
 _FIELDS = tuple(field.name for field in fields(Event))
 _DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
@@ -54,13 +59,25 @@ def _lines(run: Run) -> Iterator[str]:
         "capacity_bytes": run.oom.capacity_bytes,
         "held_bytes": dict(run.oom.held_bytes),
     }
-    header = {"format": FORMAT, "version": VERSION, "fields": _FIELDS, **{name: getattr(run, name) for name in _HEADER}}
+    version = VERSION_WITH_JOURNALS if run.memory_journals else VERSION
+    header = {"format": FORMAT, "version": version, "fields": _FIELDS, **{name: getattr(run, name) for name in _HEADER}}
+    header["num_events"] = run.num_events
     header["options"] = {name: plain(value) for name, value in run.options.items()}
     header["oom"] = oom
     yield json.dumps(header)
     for log in run.logs:
         for event in log:
-            yield json.dumps(_pack(event), separators=(",", ":"))
+            yield json.dumps(_pack(event), separators=(",", ":"), default=repr)  # a tag may be anything
+    for rank, journal in enumerate(run.memory_journals):
+        yield json.dumps(_pack_journal(rank, journal), separators=(",", ":"))
+
+
+def _pack_journal(rank: int, journal: Sequence[MemoryChange]) -> dict[str, Any]:
+    """Return a journal as an object: changes are [place, index of the kind, elements]."""
+    kinds = list(dict.fromkeys(change.kind for change in journal))
+    codes = {kind: code for code, kind in enumerate(kinds)}
+    changes = [[place, codes[kind], int(size) if size == int(size) else size] for place, kind, size in journal]
+    return {"rank": rank, "kinds": kinds, "changes": changes}
 
 
 def _pack(event: Event) -> list[Any]:
@@ -93,57 +110,96 @@ def load_run(path: str | PathLike[str]) -> Run:
     """
     file = Path(path)
     try:
-        with file.open(encoding="utf-8") as lines:
+        with _open(file) as lines:
             header = _header(json.loads(next(lines, "")))
-            logs = _logs(lines, header)
+            logs, journals = _logs(lines, header)
+        oom = None if header["oom"] is None else OutOfMemory(**header["oom"])
     except OSError as error:
         raise UsageError(f"the run file {file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, EOFError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(
             f"{file} is not a {FORMAT} file, or it is damaged: {error}; write it with run.save()"
         ) from error
-    oom = header["oom"]
     return Run(
         **{name: header[name] for name in _HEADER},
         options=header["options"],
         logs=logs,
-        oom=None if oom is None else OutOfMemory(**oom),
+        oom=oom,
+        memory_journals=journals,
     )
+
+
+def _open(file: Path) -> TextIO:
+    """Open a file, compressed or not, for reading."""
+    return gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
 
 
 def _header(header: Any) -> Mapping[str, Any]:
     """Return the first line if this program can read what follows."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError("its first line does not say so")
-    if header.get("version") != VERSION:
-        raise UsageError(f"the run file is of version {header.get('version')!r}; this minitrain reads {VERSION}")
+    if header.get("version") not in (VERSION, VERSION_WITH_JOURNALS):
+        known = f"{VERSION} and {VERSION_WITH_JOURNALS}"
+        raise UsageError(f"the run file is of version {header.get('version')!r}; this minitrain reads {known}")
     missing = [name for name in (*_HEADER, "options", "oom", "fields") if name not in header]
     if missing:
         raise ValueError(f"its first line lacks {', '.join(missing)}")
     return header
 
 
-def _logs(lines: Iterable[str], header: Mapping[str, Any]) -> Sequence[Sequence[Event]]:
-    """Read the events of every rank."""
+def _logs(
+    lines: Iterable[str], header: Mapping[str, Any]
+) -> tuple[Sequence[Sequence[Event]], Sequence[Sequence[MemoryChange]]]:
+    """Read the events of every rank, and their journals if there are any."""
     names = header["fields"]
     places = [place for place, name in enumerate(names) if name in _SETS]
     logs: list[list[Event]] = [[] for _ in range(header["world_size"])]
+    journals: dict[int, list[MemoryChange]] = {}
     for line in lines:
         values = json.loads(line)
-        for place in places:
-            if place < len(values) and values[place] is not None:
-                values[place] = [number for first, stop in values[place] for number in range(first, stop)]
-        known = dict(zip(names, values, strict=False))
-        known["samples"] = frozenset(known["samples"])
-        if known.get("group") is not None:
-            known["group"] = tuple(known["group"])
-        if isinstance(known.get("tag"), list):
-            known["tag"] = _tuples(known["tag"])
-        event = Event(**known)
-        logs[event.rank].append(event)
-    return logs
+        if isinstance(values, dict):
+            journals[_rank(values["rank"], logs)] = _journal(values)
+            continue
+        event = _event(names, values, places)
+        logs[_rank(event.rank, logs)].append(event)
+    number = sum(map(len, logs))
+    if header.get("num_events", number) != number:
+        raise ValueError(f"it has {number} of {header['num_events']} events")
+    if header["version"] == VERSION_WITH_JOURNALS and len(journals) < len(logs):
+        raise ValueError(f"it has the journals of {len(journals)} of {len(logs)} ranks")
+    return logs, [journals[rank] for rank in sorted(journals)] or ()
+
+
+def _rank(rank: Any, logs: Sequence[Any]) -> int:
+    """Return a rank, which must be one of the run's."""
+    if type(rank) is not int or not 0 <= rank < len(logs):
+        raise ValueError(f"rank {rank!r} is none of 0..{len(logs) - 1}")
+    return rank
+
+
+def _event(names: Sequence[str], values: list[Any], places: Sequence[int]) -> Event:
+    """Return the event of one line."""
+    for place in places:
+        if place < len(values) and values[place] is not None:
+            values[place] = [number for first, stop in values[place] for number in range(first, stop)]
+    known = dict(zip(names, values, strict=False))
+    known["samples"] = frozenset(known["samples"])
+    if known.get("group") is not None:
+        known["group"] = tuple(known["group"])
+    if isinstance(known.get("tag"), list):
+        known["tag"] = _tuples(known["tag"])
+    event = Event(**known)
+    if not all(math.isfinite(number) for number in (event.time, event.duration, event.memory)):
+        raise ValueError(f"an event of rank {event.rank} has a time or a memory that is not finite")
+    return event
+
+
+def _journal(values: Mapping[str, Any]) -> list[MemoryChange]:
+    """Return the journal of one rank."""
+    kinds = values["kinds"]
+    return [MemoryChange(place, kinds[code], float(size)) for place, code, size in values["changes"]]
 
 
 def _tuples(value: Any) -> Any:

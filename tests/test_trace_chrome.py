@@ -40,13 +40,22 @@ def test_every_operation_is_one_slice_with_its_facts() -> None:
     forward, reduce = _phase(chrome_trace([log, []]), "X")
     assert (forward["name"], forward["cat"], forward["pid"]) == ("forward", "compute", 0)
     assert (forward["ts"], forward["dur"]) == (500000, 250000)
-    assert forward["args"] == {"memory_bytes": 16, "layer": 3, "samples": "0-2,5", "recomputed": True}
+    assert forward["args"] == {
+        "memory_bytes": 16,
+        "layer": 3,
+        "samples": "0-2,5",
+        "recomputed": True,
+        "idle_before": "warm-up bubble",
+        "idle_for": "what comes before forward of layer 3",
+    }
     assert reduce["cat"] == "communication"
     assert reduce["args"] == {
         "memory_bytes": 18,
         "bytes": 64,
         "waited_us": 250000,
         "reason": "waited for rank 1",
+        "idle_before": "straggler",
+        "idle_for": "what comes before all_reduce",
     }
 
 

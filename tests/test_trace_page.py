@@ -34,7 +34,8 @@ def test_a_figure_has_one_trace_a_kind_and_a_curve_a_rank() -> None:
     drawn = figure(one_f_one_b(4, 6), _VIEW)
     kinds = ["load_weights", "forward", "backward", "update", "send", "recv", "waiting"]
     assert [trace.name for trace in _bars(drawn)] == kinds
-    assert [trace.name for trace in drawn.data if trace.type == "scatter"] == [f"rank {rank}" for rank in range(4)]
+    curves = [f"rank {rank}" for rank in range(4)]
+    assert [trace.name for trace in drawn.data if trace.type == "scatter"] == [*curves, "critical path (click)"]
     assert len({trace.marker.color for trace in _bars(drawn)}) == len(kinds)
 
 
@@ -90,17 +91,17 @@ def test_overlapping_communication_has_thinner_bars_below_its_rank() -> None:
 
 def test_many_bars_become_a_heat_map_and_many_ranks_a_band() -> None:
     drawn = figure(_large())
-    assert [trace.type for trace in drawn.data] == ["heatmap", "scatter", "scatter", "scatter"]
-    assert drawn.data[0].z.shape[0] == 40
-    names = [trace.name for trace in drawn.data[1:]]
-    assert names == ["lowest rank", "highest rank", "rank 0 (peak)"]
+    assert [trace.type for trace in drawn.data] == ["scatter", "scatter", "scatter", "scatter", "heatmap"]
+    assert drawn.data[-1].z.shape[0] == 40
+    names = [trace.name for trace in drawn.data[:-1]]
+    assert names == ["lowest rank", "highest rank", "rank 0 (peak)", "critical path (click)"]
 
 
 def test_curves_of_long_logs_are_thinned_without_losing_the_peak() -> None:
     log = [Event("forward", 0, 0, float(t), 1.0, float(t == 12345) * 2**29) for t in range(21_000)]
     drawn = figure([log])
-    assert len(drawn.data[1].x) == 1000
-    assert drawn.data[1].y.max() == 1.0
+    assert len(drawn.data[0].x) == 1000
+    assert drawn.data[0].y.max() == 1.0
 
 
 def test_an_empty_log_is_an_empty_figure() -> None:
@@ -123,7 +124,7 @@ def test_a_page_holds_its_figure_and_needs_no_other_file(tmp_path: Path) -> None
     text = path.read_text()
     assert "<title>a &lt;b&gt; title</title>" in text
     data = json.loads(re.findall(r'<script id="data"[^>]*>(.*?)</script>', text)[0])
-    assert len(data["data"]) == 9
+    assert len(data["data"]) == 10
     assert [entry.name for entry in path.parent.iterdir()] == ["page.html"]
     assert len(text) > 3_000_000
 

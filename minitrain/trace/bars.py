@@ -8,7 +8,7 @@ import numpy as np
 
 from minitrain.trace.breakdown import checked_step_time
 from minitrain.trace.columns import NONE, Bools, Floats, Ints, Timeline
-from minitrain.trace.idle import gaps_of
+from minitrain.trace.idle import Gaps, find_gaps
 from minitrain.trace.kinds import RECOMPUTED, WAITING, Kind, kind_of, legend_place
 from minitrain.trace.lanes import lanes
 
@@ -29,7 +29,9 @@ class Bars:
         lane: 0 for the rank's main lane, 1 and up for what overlaps it.
         event: the operation, or the one that ended a wait; `NONE` for a wait until the step's end.
         last: the last operation of a bar that stands for several in a row; otherwise `event`.
+        gap: index into `gaps` of a wait, `NONE` for an operation.
         kinds: how each kind looks, in the legend's order.
+        gaps: every idle time, with its reason.
     """
 
     timeline: Timeline
@@ -41,7 +43,9 @@ class Bars:
     lane: Ints
     event: Ints
     last: Ints
+    gap: Ints
     kinds: tuple[Kind, ...]
+    gaps: Gaps
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -69,7 +73,9 @@ class Bars:
             self.lane[chosen],
             self.event[chosen],
             self.last[chosen],
+            self.gap[chosen],
             self.kinds,
+            self.gaps,
         )
 
 
@@ -77,23 +83,25 @@ def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
     """Return a bar for every operation that takes time, and for every gap in which a rank waits."""
     step = checked_step_time(timeline, step_time)
     codes, kinds = _kinds(timeline)
-    wait_rank, wait_start, wait_end, wait_event = gaps_of(timeline, step)
-    num_waits, drawn = len(wait_rank), np.flatnonzero(timeline.duration > 0)
-    rank = np.concatenate([timeline.rank[drawn], wait_rank])
-    start = np.concatenate([timeline.time[drawn], wait_start])
+    gaps = find_gaps(timeline, step)
+    num_waits, drawn = len(gaps), np.flatnonzero(timeline.duration > 0)
+    rank = np.concatenate([timeline.rank[drawn], gaps.rank])
+    start = np.concatenate([timeline.time[drawn], gaps.start])
     order = np.lexsort((start, rank))
-    event = np.concatenate([drawn, wait_event])[order]
+    event = np.concatenate([drawn, gaps.event])[order]
     return Bars(
         timeline=timeline,
         step_time=step,
         rank=rank[order],
         start=start[order],
-        duration=np.concatenate([timeline.duration[drawn], wait_end - wait_start])[order],
+        duration=np.concatenate([timeline.duration[drawn], gaps.duration])[order],
         kind=np.concatenate([codes[drawn], np.full(num_waits, len(kinds) - 1)])[order],
         lane=np.concatenate([lanes(timeline)[drawn], np.zeros(num_waits, np.int64)])[order],
         event=event,
         last=event,
+        gap=np.concatenate([np.full(len(drawn), NONE), np.arange(num_waits)])[order],
         kinds=kinds,
+        gaps=gaps,
     )
 
 

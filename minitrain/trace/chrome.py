@@ -1,9 +1,9 @@
 """Event logs -> Chrome Trace Event JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process a rank, one thread a stream. Operations are complete events ("X"), the memory of each rank is a
-counter ("C"), and arrows ("s", "t", "f") lead from a send to its receive and through the members of a
-collective in rank order. Times are in µs, in whole nanoseconds (what Perfetto keeps), and events on a thread
-never overlap, not even by a rounding error, because Perfetto drops those that do. An operation that lasts 0
+One process a rank, one thread a stream. Operations are complete events ("X"), the memory of each rank is a counter
+("C"; by kind too, where a journal was kept), and arrows ("s", "t", "f") lead from a send to its receive and through
+the members of a collective in rank order. Times are in µs, in whole nanoseconds (what Perfetto keeps), and events on
+a thread never overlap, not even by a rounding error, because Perfetto drops those that do. An operation that lasts 0
 ns has no arrows: viewers find nothing there to tie them to.
 """
 
@@ -20,37 +20,44 @@ import numpy as np
 from minitrain.events import COMPUTE
 from minitrain.tensors import BYTES_PER_ELEMENT
 from minitrain.trace.columns import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
+from minitrain.trace.counters import kind_counters, memory_counters
 from minitrain.trace.files import write_text
 from minitrain.trace.flows import collectives, messages
+from minitrain.trace.idle import GAP_KINDS, find_gaps
 from minitrain.trace.labels import ranges, stream_name
-from minitrain.trace.micros import Micros, as_micros, micros, nanoseconds
+from minitrain.trace.micros import Micros, micros
+from minitrain.trace.stores import Journals
 
 _CHUNK = 4096
 
 
-def chrome_trace(trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT) -> dict[str, Any]:
+def chrome_trace(trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, journals: Journals = ()) -> dict[str, Any]:
     """Return a trace in Chrome's format, as JSON-ready data.
 
     Args:
         trace: one log a rank, or columns.
         bytes_per_element: bytes of one element of memory.
+        journals: every change of every store, for counters by kind, if they were kept.
     """
-    data: dict[str, Any] = json.loads("".join(_text(as_timeline(trace), bytes_per_element)))
+    data: dict[str, Any] = json.loads("".join(_text(as_timeline(trace), bytes_per_element, journals)))
     return data
 
 
-def write_chrome_trace(path: str | Path, trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT) -> Path:
+def write_chrome_trace(
+    path: str | Path, trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, journals: Journals = ()
+) -> Path:
     """Write a trace in Chrome's format to `path`, compressed if it ends in ".gz", and return the path."""
-    return write_text(path, _text(as_timeline(trace), bytes_per_element))
+    return write_text(path, _text(as_timeline(trace), bytes_per_element, journals))
 
 
-def _text(timeline: Timeline, bytes_per_element: float) -> Iterator[str]:
+def _text(timeline: Timeline, bytes_per_element: float, journals: Journals) -> Iterator[str]:
     """Write the file, some thousand events at a time."""
     clock = micros(timeline)
     lines = chain(
         _metadata(timeline),
         _slices(timeline, clock, bytes_per_element),
-        _counters(timeline, bytes_per_element),
+        memory_counters(timeline, bytes_per_element),
+        kind_counters(timeline, journals, bytes_per_element),
         _arrows(timeline, clock),
     )
     yield '{"displayTimeUnit":"ms","traceEvents":[\n'
@@ -120,19 +127,12 @@ def _details(timeline: Timeline) -> list[str]:
         rank = timeline.waited_for[place]
         reason = f"waited for rank {rank}" if rank != NONE else "waited for an earlier operation of its stream"
         details[place] += f',"waited_us":{waited[place]:.3f},"reason":"{reason}"'
+    gaps = find_gaps(timeline)
+    for gap in np.flatnonzero(gaps.event != NONE).tolist():
+        details[gaps.event[gap]] += f',"idle_before":"{GAP_KINDS[gaps.kind[gap]]}","idle_for":"{gaps.reason(gap)}"'
     for place in np.flatnonzero(timeline.recomputed).tolist():
         details[place] += ',"recomputed":true'
     return details
-
-
-def _counters(timeline: Timeline, bytes_per_element: float) -> Iterator[str]:
-    """Write each rank's memory whenever it changes."""
-    changed = np.ones(timeline.num_events, dtype=bool)
-    changed[1:] = (np.diff(timeline.memory) != 0) | (np.diff(timeline.rank) != 0)
-    at = as_micros(nanoseconds(timeline.sampled[changed])).tolist()
-    size = (timeline.memory[changed] * bytes_per_element).tolist()
-    for rank, start, memory in zip(timeline.rank[changed].tolist(), at, size, strict=True):
-        yield f'{{"ph":"C","name":"memory","pid":{rank},"ts":{start},"args":{{"bytes":{memory:.0f}}}}}'
 
 
 def _arrows(timeline: Timeline, clock: Micros) -> Iterator[str]:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 from minitrain.trace.bars import Bars
 from minitrain.trace.columns import Floats
 from minitrain.trace.memory import curve, highest_in_spans
+from minitrain.trace.stores import Journals, high_water
 from minitrain.trace.texts import GIB
 from minitrain.trace.view import View
 
@@ -38,9 +39,10 @@ def memory_traces(bars: Bars, view: View, unit: float) -> list[Any]:
     return traces
 
 
-def peak_gib(bars: Bars, view: View) -> float:
-    """Return the most memory any rank held, GiB."""
-    return float(bars.timeline.memory.max(initial=0.0)) * view.bytes_per_element / GIB
+def peak_gib(bars: Bars, view: View, journals: Journals = ()) -> float:
+    """Return the most memory any rank held, GiB: in a journal also between events."""
+    marks = [mark.elements for mark in high_water(bars.timeline, journals)]
+    return max(marks, default=0.0) * view.bytes_per_element / GIB
 
 
 def rank_color(rank: int, num_ranks: int) -> str:

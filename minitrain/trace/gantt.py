@@ -15,38 +15,56 @@ from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
 from minitrain.trace.columns import NONE, Bools, Floats, Ints, Trace, as_timeline
 from minitrain.trace.curves import memory_traces, peak_gib
 from minitrain.trace.heat import heat
+from minitrain.trace.kind_curves import kind_traces, rank_menu
 from minitrain.trace.labels import time_unit
 from minitrain.trace.layout import layout
+from minitrain.trace.overlay import path_trace
+from minitrain.trace.stores import Journals
 from minitrain.trace.texts import bar_labels, hover_texts
 from minitrain.trace.view import View
 
 MAX_BARS = 5000
 _MAIN_LANE, _LANE_GAP = 0.8, 0.04
+_BELOW_NUMBERS = 0.36  # of a bar's height below its middle: where the critical path runs
 
 
-def figure(trace: Trace, view: View | None = None) -> Any:
+def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> Any:
     """Draw one run.
 
     Args:
         trace: one log a rank, or columns.
         view: title, facts and units; plain ones if None.
+        journals: every change of every store, for memory by kind, if they were kept.
 
     Returns:
         A `plotly.graph_objects.Figure`.
     """
     view = view or View()
-    return figure_of_bars(make_bars(as_timeline(trace), view.step_time), view)
+    return figure_of_bars(make_bars(as_timeline(trace), view.step_time), view, journals)[0]
 
 
-def figure_of_bars(bars: Bars, view: View) -> Any:
-    """Draw bars that were made already."""
+def figure_of_bars(bars: Bars, view: View, journals: Journals = ()) -> tuple[Any, int]:
+    """Draw bars that were made already.
+
+    Returns:
+        The figure, and how many of its traces are the same however far one zooms: memory, and what lies over the bars.
+        They come first, so that menus find them.
+    """
     unit, unit_name = time_unit(bars.step_time)
+    totals = memory_traces(bars, view, unit)
+    kinds, owners = kind_traces(bars, view, unit, journals) if journals else ([], [])
+    for trace in totals if kinds else ():
+        trace.visible = False
+    center, width = lane_geometry(bars.num_lanes)
+    overlays = [path_trace(bars, center + _BELOW_NUMBERS * width, unit)] if len(bars) else []
     if len(bars) > MAX_BARS:
         drawn = [heat_trace(bars, unit)]
     else:
         drawn = [*bar_traces(bars, view, unit), *microbatch_labels(bars, unit)]
-    data = [*drawn, *memory_traces(bars, view, unit)]
-    return go.Figure(data, layout(bars, view, unit, unit_name, peak_gib(bars, view)))
+    fixed = [*totals, *kinds, *overlays]
+    arranged = layout(bars, view, unit, unit_name, peak_gib(bars, view, journals))
+    arranged["updatemenus"] = rank_menu(len(totals), owners, arranged["yaxis2"]["domain"][1])
+    return go.Figure([*fixed, *drawn], arranged), len(fixed)
 
 
 def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any]:
@@ -154,7 +172,14 @@ def heat_trace(bars: Bars, unit: float) -> Any:
         zmin=0,
         zmax=100,
         colorscale=HEAT_SCALE,
-        colorbar={"title": {"text": "computing"}, "ticksuffix": " %", "thickness": 12, "len": 0.4, "y": 0.8},
+        colorbar={
+            "title": {"text": "computing"},
+            "ticksuffix": " %",
+            "thickness": 12,
+            "len": 0.4,
+            "y": 0.94,
+            "yanchor": "top",
+        },
         hovertemplate="rank %{y:.0f}<br>at %{x:.6g}<br>computing %{z} %<br>communicating %{customdata} %"
         "<extra></extra>",
         name="computing",

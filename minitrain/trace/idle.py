@@ -122,10 +122,11 @@ def _sources(timeline: Timeline, event: Ints) -> Ints:
     source[receives[late]] = sends[late]
     members, places = collectives(timeline)
     meeting = np.repeat(np.arange(len(places) - 1), np.diff(places))
-    is_last = timeline.waited_for[members] != NONE
+    is_late = timeline.waited_for[members] != NONE
     keys = meeting * timeline.num_ranks + timeline.rank[members]  # ascending: members come by collective and rank
-    wanted = meeting[is_last] * timeline.num_ranks + timeline.waited_for[members][is_last]
-    source[members[is_last]] = members[np.minimum(np.searchsorted(keys, wanted), max(len(members) - 1, 0))]
+    wanted = meeting[is_late] * timeline.num_ranks + timeline.waited_for[members][is_late]
+    found = np.minimum(np.searchsorted(keys, wanted), max(len(members) - 1, 0))
+    source[members[is_late]] = np.where(keys[found] == wanted, members[found], NONE)
     source[-1] = np.argmax(timeline.end) if timeline.num_events else NONE
     return source[event]
 

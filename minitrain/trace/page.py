@@ -18,6 +18,7 @@ from minitrain.trace.files import write_text
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
 from minitrain.trace.payload import payload
 from minitrain.trace.script import PAGE_SCRIPT, STYLE
+from minitrain.trace.stores import Journals
 from minitrain.trace.view import View
 
 PLOTLY_FILE = "plotly.min.js"
@@ -26,11 +27,18 @@ CONFIG = {
     "displaylogo": False,
     "showSendToCloud": False,
     "plotlyServerURL": "",
+    "showTips": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
 
 
-def write_html(path: str | Path, trace: Trace, view: View | None = None, include_plotlyjs: bool | str = True) -> Path:
+def write_html(
+    path: str | Path,
+    trace: Trace,
+    view: View | None = None,
+    include_plotlyjs: bool | str = True,
+    journals: Journals = (),
+) -> Path:
     """Write the figure of one run as a page.
 
     Args:
@@ -39,14 +47,16 @@ def write_html(path: str | Path, trace: Trace, view: View | None = None, include
         view: title, facts and units; plain ones if None.
         include_plotlyjs: True for a page that needs no other file; "directory" to share one "plotly.min.js" with
             the other pages of the folder, which is written there if it is missing.
+        journals: every change of every store, for memory by kind, if they were kept.
 
     Returns:
         The path.
     """
     view = view or View()
     bars = make_bars(as_timeline(trace), view.step_time)
-    details = payload(bars, view) if len(bars) > MAX_BARS else None
-    return write_page(path, figure_of_bars(bars, view), view.title, include_plotlyjs, details)
+    figure, num_fixed = figure_of_bars(bars, view, journals)
+    details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
+    return write_page(path, figure, view.title, include_plotlyjs, details)
 
 
 def write_page(

@@ -12,6 +12,7 @@ from minitrain.trace.bars import Bars
 from minitrain.trace.columns import NO_LAYER, NONE, Ints
 from minitrain.trace.gantt import HEAT_SCALE, MAX_BARS, lane_geometry
 from minitrain.trace.heat import MAX_ROWS, NUM_BINS
+from minitrain.trace.idle import GAP_KINDS
 from minitrain.trace.labels import ranges, time_unit
 from minitrain.trace.texts import GIB, bar_numbers
 from minitrain.trace.view import View
@@ -28,6 +29,7 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
     center, width = lane_geometry(bars.num_lanes)
     layer = np.where(line.layer == NO_LAYER, np.iinfo(np.int16).min, line.layer)
     wait_typ = np.where(bars.waits & (event != NONE), line.typ[event], 255)
+    source, gap_kind = np.append(bars.gaps.source, NONE)[bars.gap], np.append(bars.gaps.kind, 0)[bars.gap]
     return {
         "maxBars": MAX_BARS,
         "maxRows": MAX_ROWS,
@@ -42,7 +44,7 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
         "samples": [ranges(numbers) for numbers in line.sample_sets],
         "center": center.tolist(),
         "width": width.tolist(),
-        "lastRank": int(line.rank[np.argmax(line.end)]) if line.num_events else 0,
+        "gapKinds": GAP_KINDS,
         "first": np.searchsorted(bars.rank, np.arange(line.num_ranks + 1)).tolist(),
         "start": packed(bars.start / unit),
         "length": packed((bars.duration / unit).astype(np.float32)),
@@ -51,7 +53,8 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
         "layer": packed(layer[event].astype(np.int16)),
         "sample": packed(smallest(line.samples[event])),
         "number": packed(smallest(bar_numbers(line)[event])),
-        "waitedFor": packed(smallest(line.waited_for[event])),
+        "waitsFor": packed(smallest(np.where(source == NONE, NONE, line.rank[source]))),
+        "gapKind": packed(gap_kind.astype(np.uint8)),
         "waitTyp": packed(wait_typ.astype(np.uint8)),
         "memory": packed((line.memory[event] * view.bytes_per_element / GIB).astype(np.float32)),
     }

@@ -50,10 +50,13 @@ function hover(d, i, rank) {
   const layer = d.layer[i] === d.noLayer ? '' : 'layer ' + d.layer[i];
   const lines = ['<b>' + kind + '</b> · rank ' + rank];
   if (d.kind[i] === d.kinds.length - 1) {
+    const typ = d.waitTyp[i] === 255 ? '' : d.typs[d.waitTyp[i]], ofLayer = layer && ' of ' + layer;
+    const who = d.waitsFor[i] < 0 ? '' : 'rank ' + d.waitsFor[i];
     lines.push(span);
-    if (d.waitTyp[i] === 255) lines.push("for the step's end, which rank " + d.lastRank + ' sets');
-    else lines.push((d.waitedFor[i] < 0 ? '' : 'for rank ' + d.waitedFor[i] + ', ') + 'before ' + d.typs[d.waitTyp[i]]
-      + (layer && ' of ' + layer));
+    if (!typ) lines.push("for the step's end, which " + (who || 'another rank') + ' sets');
+    else if (!who) lines.push('for what comes before ' + typ + ofLayer);
+    else lines.push('for ' + who + (typ === 'recv' ? "'s send" : ', the last to come to ' + typ) + ofLayer);
+    lines.push(d.gapKinds[d.gapKind[i]]);
     return lines.join('<br>');
   }
   const samples = d.samples[d.sample[i]];
@@ -64,7 +67,7 @@ function hover(d, i, rank) {
 }
 
 function prepare(d) {
-  ['start', 'length', 'kind', 'lane', 'layer', 'sample', 'number', 'waitedFor', 'waitTyp', 'memory']
+  ['start', 'length', 'kind', 'lane', 'layer', 'sample', 'number', 'waitsFor', 'gapKind', 'waitTyp', 'memory']
     .forEach(name => { d[name] = unpack(d[name]); });
   d.numRanks = d.first.length - 1;
   // the latest end of a rank's bars so far: it only grows, so that the first visible bar is found by bisection
@@ -134,11 +137,11 @@ function heatTrace(d, spans, window) {
     }
   });
   const whole = rows => rows.map(row => row.map(value => Math.min(Math.round(value), 100)));
-  return { ...figure.data[0], z: whole(z), customdata: whole(other), x0: window.left + size / 2, dx: size,
+  return { ...figure.data[d.numFixed], z: whole(z), customdata: whole(other), x0: window.left + size / 2, dx: size,
     y0: window.top + (perRow - 1) / 2, dy: perRow };
 }
 
-function follow(d, curves) {
+function follow(d) {
   prepare(d);
   let shown = '';
   const update = () => {
@@ -151,16 +154,17 @@ function follow(d, curves) {
     shown = key;
     const { spans, count } = visible(d, window);
     const drawn = count <= d.maxBars ? barTraces(d, spans) : [heatTrace(d, spans, window)];
-    Plotly.react(gd, [...drawn, ...curves], gd.layout, CONFIG);
+    // curves and overlays come first and stay as they are: what was switched on remains so
+    Plotly.react(gd, [...gd.data.slice(0, d.numFixed), ...drawn], gd.layout, CONFIG);
   };
   let timer = 0;
   gd.on('plotly_relayout', () => { clearTimeout(timer); timer = setTimeout(update, 30); });
 }
 
 adapt(figure.layout);
-if (dark && details) figure.data[0].colorscale[0][1] = '#21262d';
+if (dark && details) figure.data[details.numFixed].colorscale[0][1] = '#21262d';
 Plotly.newPlot(gd, figure.data, figure.layout, CONFIG).then(() => {
-  if (details) follow(details, figure.data.slice(1));
+  if (details) follow(details);
   document.body.dataset.ready = 'yes';
 });
 """

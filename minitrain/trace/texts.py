@@ -6,6 +6,7 @@ import numpy as np
 
 from minitrain.trace.bars import Bars
 from minitrain.trace.columns import NO_LAYER, NONE, Ints, Timeline
+from minitrain.trace.idle import GAP_KINDS
 from minitrain.trace.labels import duration, ranges
 
 GIB = 2**30
@@ -42,7 +43,6 @@ def bar_labels(bars: Bars) -> Ints:
 def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
     """Return what each bar says when the mouse is over it."""
     line = bars.timeline
-    last_rank = int(line.rank[np.argmax(line.end)]) if line.num_events else 0
     names = [kind.name for kind in bars.kinds]
     samples = [f"samples {ranges(numbers)}" if numbers else "" for numbers in line.sample_sets]
     texts = []
@@ -50,7 +50,8 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
         span = f"{duration(bars.duration[place])} from {duration(bars.start[place])}"
         head = f"<b>{names[bars.kind[place]]}</b> · rank {bars.rank[place]}"
         if bars.waits[place]:
-            texts.append(f"{head}<br>{span}<br>{_wait_reason(line, event, last_rank)}")
+            gap = int(bars.gap[place])
+            texts.append(f"{head}<br>{span}<br>for {bars.gaps.reason(gap)}<br>{GAP_KINDS[bars.gaps.kind[gap]]}")
             continue
         layer = _layers(line, event, int(bars.last[place]))
         works_on = " · ".join(part for part in (layer, samples[line.samples[event]]) if part)
@@ -74,13 +75,3 @@ def _moved(line: Timeline, event: int) -> str:
     if stream.peer is not None:
         return f"{amount} {'to' if stream.kind == 'send' else 'from'} rank {stream.peer}".strip()
     return f"{amount} among ranks {ranges(stream.group)}".strip() if stream.group else amount
-
-
-def _wait_reason(line: Timeline, event: int, last_rank: int) -> str:
-    """Say what ended a wait."""
-    if event == NONE:
-        return f"for the step's end, which rank {last_rank} sets"
-    layer = "" if line.layer[event] == NO_LAYER else f" of layer {line.layer[event]}"
-    what = f"{line.typs[line.typ[event]]}{layer}"
-    rank = line.waited_for[event]
-    return f"for rank {rank}, before {what}" if rank != NONE else f"before {what}"
