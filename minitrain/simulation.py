@@ -300,7 +300,9 @@ def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseExc
 
 
 def _require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
-    """Require that every message was received and every launched operation awaited."""
+    """Require that nothing failed unseen, every message was received and every launched operation awaited."""
+    if dist.error is not None:  # the strategy, or a task that nobody awaited, has swallowed it
+        raise dist.error.with_traceback(None)
     lost = dist.unreceived()
     if lost:
         first = lost[0]

@@ -112,7 +112,7 @@ def _acts(task: asyncio.Task[Any], parked: set[Waiter]) -> bool:
         return awaited not in parked
     if isinstance(awaited, asyncio.Task) or hasattr(awaited, "_children"):  # a task, or a gather of some
         return _ends(awaited)
-    joined = _joined(task)
+    joined = None if awaited.done() else _joined(task)
     return joined is None or any(_ends(future) for future in joined)
 
 
