@@ -13,7 +13,15 @@ GIB = 2**30
 
 
 def bar_numbers(timeline: Timeline) -> Ints:
-    """Return the number to write on each event, or `NONE`: its microbatch or, where a rank has only one, its layer.
+    """Return the number to write on each event, or `NONE`: its microbatch or, where a rank has only one, its layer."""
+    numbers = microbatches(timeline)
+    if numbers.max(initial=NONE) < 1:
+        return np.where(timeline.layer == NO_LAYER, NONE, timeline.layer)
+    return numbers
+
+
+def microbatches(timeline: Timeline) -> Ints:
+    """Return the microbatch of each event, or `NONE`, (num_events,).
 
     Microbatches are counted on each rank from 0, in the order of their samples.
     """
@@ -26,8 +34,8 @@ def bar_numbers(timeline: Timeline) -> Ints:
     keys = timeline.rank * base + lowest[timeline.samples] + 1
     known = np.unique(keys[works & (lowest[timeline.samples] >= 0)])
     first = np.searchsorted(known, np.arange(timeline.num_ranks) * base)
-    if not len(known) or np.diff([*first, len(known)]).max() < 2:
-        return np.where(timeline.layer == NO_LAYER, NONE, timeline.layer)
+    if not len(known):
+        return np.full(timeline.num_events, NONE)
     place = np.searchsorted(known, keys)
     is_known = known[np.minimum(place, len(known) - 1)] == keys
     return np.where(is_known, place - first[timeline.rank], NONE)

@@ -1,0 +1,61 @@
+"""A run's schedule as text, a rank a line: `F0 F1 B0 F2 B1 ...`, as papers and schedule files write it.
+
+F is a forward, B a backward, I and W the two halves of a split one; the number is the microbatch, counted on each rank.
+Layers that follow one another are one token. Where ranks hold several stages, the stage stands in front: `1F0`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minitrain.trace.columns import NO_LAYER, NONE, Bools, Ints, Timeline, Trace, as_timeline
+from minitrain.trace.texts import microbatches
+
+_LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+
+
+def schedule_text(trace: Trace) -> str:
+    r"""Return the order of forwards and backwards of every rank, one line each.
+
+    >>> from minitrain.trace.samples import one_f_one_b
+    >>> print(schedule_text(one_f_one_b(2, 3)), end="")
+    F0 F1 B0 F2 B1 B2
+    F0 B0 F1 B1 F2 B2
+    """
+    timeline = as_timeline(trace)
+    tokens: list[list[str]] = [[] for _ in range(timeline.num_ranks)]
+    events, lowest = _tokens(timeline)
+    stages = _stages(timeline, events, lowest)
+    numbers = microbatches(timeline)
+    for event, stage in zip(events.tolist(), stages, strict=True):
+        letter, number = _LETTERS[timeline.typs[timeline.typ[event]]], int(numbers[event])
+        tokens[timeline.rank[event]].append(f"{stage}{letter}{number if number != NONE else ''}")
+    return "".join(" ".join(line) + "\n" for line in tokens)
+
+
+def _tokens(timeline: Timeline) -> tuple[Ints, Ints]:
+    """Return the first event of each token, by rank and time, and the lowest layer of each."""
+    passes = np.flatnonzero(_is_pass(timeline))
+    order = passes[np.lexsort((passes, timeline.time[passes], timeline.rank[passes]))]
+    if not len(order):
+        return order, order
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = np.abs(np.diff(timeline.layer[order])) != 1
+    for column in (timeline.rank, timeline.typ, timeline.samples):
+        is_new[1:] |= column[order][1:] != column[order][:-1]
+    first = np.flatnonzero(is_new)
+    return order[first], np.minimum.reduceat(timeline.layer[order], first)
+
+
+def _is_pass(timeline: Timeline) -> Bools:
+    """Tell which events are passes through a layer, (num_events,)."""
+    is_pass = np.array([typ in _LETTERS for typ in timeline.typs], dtype=bool)
+    return is_pass[timeline.typ] & (timeline.layer != NO_LAYER) if timeline.num_events else np.zeros(0, dtype=bool)
+
+
+def _stages(timeline: Timeline, events: Ints, lowest: Ints) -> list[str]:
+    """Return the stage to write before each token: nothing where every rank has one."""
+    pairs = np.unique(np.stack([timeline.rank[events], lowest], axis=1), axis=0)
+    if not len(pairs) or np.bincount(pairs[:, 0]).max() < 2:
+        return [""] * len(events)
+    return [str(stage) for stage in np.searchsorted(np.unique(lowest), lowest).tolist()]
