@@ -22,12 +22,14 @@ if TYPE_CHECKING:
         LawError,
         MinitrainError,
         OutOfMemoryError,
+        ProofError,
         StrategyError,
         UsageError,
     )
     from minitrain.fixed import FixedPredictor
     from minitrain.loading import strategies
     from minitrain.model import Model
+    from minitrain.numerics.proof import Proof, prove
     from minitrain.run import Run
     from minitrain.runfile import load_run
     from minitrain.scheduled import from_schedule
@@ -42,12 +44,14 @@ _HOMES = {
         "LawError",
         "MinitrainError",
         "OutOfMemoryError",
+        "ProofError",
         "StrategyError",
         "UsageError",
     ),
     "fixed": ("FixedPredictor",),
     "loading": ("strategies",),
     "model": ("Model",),
+    "numerics.proof": ("Proof", "prove"),
     "run": ("Run",),
     "runfile": ("load_run",),
     "scheduled": ("from_schedule",),
@@ -66,12 +70,15 @@ __all__ = [
     "MinitrainError",
     "Model",
     "OutOfMemoryError",
+    "Proof",
+    "ProofError",
     "Run",
     "StrategyError",
     "UsageError",
     "compare",
     "from_schedule",
     "load_run",
+    "prove",
     "schedules",
     "simulate",
     "simulate_async",

@@ -52,6 +52,10 @@ class CollectiveMismatchError(LawError):
     """Ranks met in the same place of a group's order with different collectives."""
 
 
+class ProofError(MinitrainError, AssertionError):
+    """A strategy's numbers are not those of single-device training."""
+
+
 class OutOfMemoryError(MinitrainError):
     """A rank held more than the simulated device's memory."""
 

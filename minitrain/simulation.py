@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import math
 import threading
@@ -82,6 +83,7 @@ async def simulate_async(
     check: bool = True,
     strict_memory: bool = False,
     memory_by_kind: bool = False,
+    numerics: Any = None,
     **options: Any,
 ) -> Run:
     """Simulate one training step of a strategy in the running event loop.
@@ -101,6 +103,7 @@ async def simulate_async(
         check: verify the final weights.
         strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
         memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
+        numerics: "numpy", or a `minitrain.numerics.Problem`, to let tensors carry numbers; the log stays the same.
         options: the strategy's own.
 
     Returns:
@@ -124,8 +127,9 @@ async def simulate_async(
     predictor = make_predictor(hardware, world_size, network, placement)
     predictors = _slowed(predictor, world_size, slowdown or {})
     dist = Dist(world_size, p2p_buffer=p2p_buffer)
+    make_model = _model_maker(numerics)
     models = [
-        Model(
+        make_model(
             rank,
             dist,
             num_layers,
@@ -159,6 +163,15 @@ async def simulate_async(
         memory_journals=[model.memory_journal for model in models] if memory_by_kind else (),
         models=models,
     )
+
+
+def _model_maker(numerics: Any) -> Callable[..., Model]:
+    """Return what makes the model of a rank."""
+    if numerics is None:
+        return Model
+    from minitrain.numerics import NumericModel, problem_of  # noqa: PLC0415  (numpy only when somebody computes)
+
+    return functools.partial(NumericModel, problem=problem_of(numerics))
 
 
 def make_predictor(

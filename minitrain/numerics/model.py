@@ -1,0 +1,187 @@
+"""A rank whose tensors carry numbers: every operation does its arithmetic beside its bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from minitrain.collectives import describe
+from minitrain.errors import LawError
+from minitrain.model import Model
+from minitrain.numerics import layers
+from minitrain.numerics.contents import Flat, Rows, held
+from minitrain.numerics.problem import Array, Problem
+from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+
+
+def _carry(tensor: Tensor, content: Any) -> None:
+    """Let a tensor carry its numbers."""
+    tensor._content = content
+
+
+class NumericModel(Model):
+    """A `Model` that also computes.
+
+    It extends the operations by `super()` and works beside other extensions of `Model` (strict accounting).
+
+    Args:
+        args: those of `Model`.
+        problem: what is trained.
+        named: those of `Model`.
+
+    Attributes:
+        final_states: optimizer state by layer as this rank's last update left it, where it updated.
+    """
+
+    attentive = True
+
+    def __init__(self, *args: Any, problem: Problem | None = None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.problem = problem or Problem()
+        self.final_states: dict[int, Flat] = {}
+
+    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+        """Combine the members' numbers, reductions in rank order."""
+        super().after_collective(works, results)
+        values = [work.value for work in works]
+        if works[0].op == "broadcast":
+            root = next(value for value in values if value is not None)
+            values = [root] * len(values)
+        if works[0].op == "all_to_all":
+            values = [list(column) for column in zip(*values, strict=True)]
+            for value, result in zip(values, results, strict=True):
+                self._move(value, result)
+        elif works[0].op != "barrier":
+            self._meet(works[0].op, values, results)
+
+    def _meet(self, op: str, values: Sequence[Any], results: Sequence[Any]) -> None:
+        """Give the results of a collective their numbers, place by place where they are buckets."""
+        if isinstance(results[0], list):
+            for places in zip(*values, *results, strict=True):
+                self._meet(op, places[: len(values)], places[len(values) :])
+            return
+        contents = self._contents(op, *values)
+        if op == "broadcast":
+            total = contents[0]
+        else:
+            total = reduce(type(contents[0]).combine if op == "all_gather" else type(contents[0]).add, contents)
+        for index, result in enumerate(results):
+            scattered = op == "reduce_scatter" and len(results) > 1
+            result._content = total.shard(index, len(results)) if scattered else total
+
+    def after_message(self, value: Any, result: Any) -> None:
+        """Hand over the numbers of a message."""
+        super().after_message(value, result)
+        self._move(value, result)
+
+    def _move(self, value: Any, result: Any) -> None:
+        """Give a result the numbers of what it is a copy of, or a bucket's tensors theirs."""
+        if isinstance(value, list):
+            for item, copy in zip(value, result, strict=True):
+                self._move(item, copy)
+        else:
+            result._content = self._contents("a message", value)[0]
+
+    def _contents(self, op: str, *tensors: Any) -> list[Any]:
+        """Return what tensors carry, None for what is no tensor (which breaks another law).
+
+        Raises:
+            LawError: a tensor carries nothing.
+        """
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and not hasattr(tensor, "_content"):
+                raise LawError(
+                    f"{op} on rank {self.rank}: {describe(tensor)} was made by hand, no operation of the model has "
+                    "computed it; use what load_weights, forward, backward and the collectives return",
+                    op=op,
+                    rank=self.rank,
+                    layer=tensor.layer,  # type: ignore[attr-defined]  # every tensor has a layer
+                    value=tensor,
+                )
+        return [getattr(tensor, "_content", None) for tensor in tensors]
+
+    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+        """Load a shard of the initial weight; the optimizer's state begins at zero."""
+        weight, opt_state = super().load_weights(layer, shard, num_shards)
+        values = self.problem.initial_weight(layer).ravel()
+        moments = np.zeros((self.problem.optimizer.num_moments, values.size))
+        _carry(weight, Flat(values).shard(shard, num_shards))
+        _carry(opt_state, Flat(moments).shard(shard, num_shards))
+        return weight, opt_state
+
+    def set_final_weight(self, layer: int, weight: Weight) -> None:
+        """Hand in a weight that was computed."""
+        self._contents("set_final_weight", weight)
+        super().set_final_weight(layer, weight)
+
+    def get_input_activation(self, samples: Iterable[int]) -> Activation:
+        """Return the inputs of some samples."""
+        inputs = super().get_input_activation(samples)
+        _carry(inputs, Rows(self._rows_of(self.problem.inputs(self.global_batch_size), inputs.samples)))
+        return inputs
+
+    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+        """Take an activation through a layer."""
+        x, w = self._contents("forward", inp, weight)
+        out = super().forward(layer, inp, weight)
+        _carry(out, Rows(layers.forward(x.values, self._matrix(w))))
+        return out
+
+    def loss(self, inp: Activation) -> ActivationGrad:
+        """Return the gradient of the loss."""
+        (y,) = self._contents("loss", inp)
+        grad = super().loss(inp)
+        targets = self._rows_of(self.problem.targets(self.global_batch_size), inp.samples)
+        _carry(grad, Rows(layers.loss_gradient(y.values, targets, self.global_batch_size)))
+        return grad
+
+    def backward(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
+    ) -> tuple[WeightGrad, ActivationGrad]:
+        """Take a gradient back through a layer."""
+        x, g, w = self._contents("backward", inp, grad, weight)
+        weight_grad, grad_inp = super().backward(layer, inp, grad, weight)
+        _carry(weight_grad, Flat(layers.backward_weight(x.values, g.values).ravel()))
+        _carry(grad_inp, Rows(layers.backward_input(x.values, g.values, self._matrix(w))))
+        return weight_grad, grad_inp
+
+    def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
+        """Take a gradient back to a layer's input."""
+        x, g, w = self._contents("backward_input", inp, grad, weight)
+        grad_inp = super().backward_input(layer, inp, grad, weight)
+        _carry(grad_inp, Rows(layers.backward_input(x.values, g.values, self._matrix(w))))
+        return grad_inp
+
+    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+        """Return the gradient of a layer's weight."""
+        x, g = self._contents("backward_weight", inp, grad)
+        weight_grad = super().backward_weight(layer, inp, grad)
+        _carry(weight_grad, Flat(layers.backward_weight(x.values, g.values).ravel()))
+        return weight_grad
+
+    def update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
+    ) -> tuple[Weight, OptState]:
+        """Take the optimizer's step on the elements that the weight holds."""
+        g, w, s = self._contents("update", weight_grad, weight, opt_state)
+        updated, state = super().update(layer, weight_grad, weight, opt_state)
+        values, moments = self.problem.optimizer.step(w.values, g.values, s.values, updated.step)
+        _carry(updated, Flat(values))
+        _carry(state, Flat(moments))
+        here = held(updated.shards, updated.num_shards, values.size)
+        before = self.final_states.get(layer)
+        kept = np.full_like(moments, np.nan) if before is None else before.values
+        self.final_states[layer] = Flat(np.where(here, moments, kept))
+        return updated, state
+
+    def _matrix(self, weight: Flat) -> Array:
+        """Return a weight as the matrix that it is."""
+        return weight.values.reshape(self.problem.width, self.problem.width)
+
+    @staticmethod
+    def _rows_of(numbers: Array, samples: frozenset[int]) -> Array:
+        """Return the rows of some samples, in ascending order."""
+        return np.asarray(numbers[sorted(samples)])

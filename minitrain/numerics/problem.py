@@ -1,0 +1,69 @@
+"""What is trained: sizes, optimizer, and the data and initial weights that follow from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.errors import UsageError
+from minitrain.numerics.optimizers import Adam, Momentum
+
+Array = NDArray[np.float64]
+
+_INPUTS, _TARGETS, _WEIGHTS = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A training step on small dense layers; its data follow from the seed.
+
+    Args:
+        width: features of every layer; a weight is a width x width matrix.
+        seed: of inputs, targets and initial weights.
+        optimizer: takes the step.
+    """
+
+    width: int = 8
+    seed: int = 0
+    optimizer: Adam | Momentum = field(default_factory=Adam)
+
+    def inputs(self, global_batch_size: int) -> Array:
+        """Return the inputs of the global batch, one row a sample."""
+        return _normal(self.seed, _INPUTS, 0, global_batch_size, self.width)
+
+    def targets(self, global_batch_size: int) -> Array:
+        """Return what the model should make of them, one row a sample."""
+        return _normal(self.seed, _TARGETS, 0, global_batch_size, self.width)
+
+    def initial_weight(self, layer: int) -> Array:
+        """Return the weight of a layer before the step, width x width, scaled to keep the layers awake."""
+        numbers = _normal(self.seed, _WEIGHTS, layer, self.width, self.width)
+        return np.asarray(numbers / np.sqrt(self.width / 2))
+
+
+@lru_cache(maxsize=512)
+def _normal(seed: int, what: int, which: int, rows: int, columns: int) -> Array:
+    """Return normal random numbers, of which further rows never change the first ones."""
+    numbers = np.random.default_rng([seed, what, which]).standard_normal((rows, columns))
+    numbers.flags.writeable = False
+    return numbers
+
+
+def problem_of(numerics: Any) -> Problem:
+    """Return the problem that `numerics` names.
+
+    Args:
+        numerics: "numpy" for the default, or a `Problem`.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(numerics, Problem):
+        return numerics
+    if numerics == "numpy":
+        return Problem()
+    raise UsageError(f'numerics must be None, "numpy" or a minitrain.numerics.Problem, got {numerics!r:.80}')

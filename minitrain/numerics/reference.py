@@ -1,0 +1,81 @@
+"""The step on one device, written a second time: `jax.grad` of the whole model, and textbook optimizers.
+
+It shares nothing with `minitrain.numerics.layers` and `.optimizers` but the problem's data, so that an error in either
+shows. Imported by nothing but proofs, since it brings JAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from minitrain.numerics.optimizers import Adam
+from minitrain.numerics.problem import Array, Problem
+
+_LAYERS, _SAMPLES = 16, 64  # sizes are padded to multiples of these, so that most proofs share one compilation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """What one training step makes of a model.
+
+    Args:
+        weights: num_layers x width^2, after the step.
+        states: num_layers x moments x width^2, the optimizer's state after the step.
+    """
+
+    weights: Array
+    states: Array
+
+
+@lru_cache(maxsize=256)
+def reference(problem: Problem, num_layers: int, global_batch_size: int) -> Reference:
+    """Return what a single device makes of a problem in one step over the whole batch."""
+    layers, samples = _round_up(num_layers, _LAYERS), _round_up(global_batch_size, _SAMPLES)
+    weights = np.zeros((layers, problem.width, problem.width))
+    weights[:num_layers] = [problem.initial_weight(layer) for layer in range(num_layers)]
+    inputs, targets = np.zeros((2, samples, problem.width))
+    inputs[:global_batch_size] = problem.inputs(global_batch_size)
+    targets[:global_batch_size] = problem.targets(global_batch_size)
+    with jax.enable_x64(True):
+        step = _gradient(
+            weights, np.arange(layers) < num_layers, inputs, targets, np.arange(samples), global_batch_size
+        )
+        grads = np.asarray(step)[:num_layers].reshape(num_layers, -1)
+    before = weights[:num_layers].reshape(num_layers, -1)
+    return _stepped(problem.optimizer, before, grads)
+
+
+def _round_up(count: int, multiple: int) -> int:
+    """Return the next multiple."""
+    return -(-count // multiple) * multiple
+
+
+def _loss(weights: Any, present: Any, inputs: Any, targets: Any, samples: Any, batch_size: Any) -> Any:
+    """Return the loss of a padded model on a padded batch: absent layers and samples change nothing."""
+
+    def layer(x: Any, parameters: tuple[Any, Any]) -> tuple[Any, None]:
+        weight, is_there = parameters
+        return jnp.where(is_there, jnp.tanh(x) @ weight, x), None
+
+    outputs, _ = jax.lax.scan(layer, inputs, (weights, present))
+    losses = jnp.sum((outputs - targets) ** 2, axis=1) / 2
+    return jnp.sum(jnp.where(samples < batch_size, losses, 0)) / batch_size
+
+
+_gradient = jax.jit(jax.grad(_loss))
+
+
+def _stepped(optimizer: Any, weights: Array, grads: Array) -> Reference:
+    """Return the outcome of the first step from a state of zeros, where each moment is one term of its sum."""
+    if isinstance(optimizer, Adam):
+        first, second = (1 - optimizer.beta1) * grads, (1 - optimizer.beta2) * grads * grads
+        mean, variance = first / (1 - optimizer.beta1), second / (1 - optimizer.beta2)
+        step = optimizer.rate * mean / (variance**0.5 + optimizer.epsilon)
+        return Reference(weights - step, np.stack([first, second], axis=1))
+    return Reference(weights - optimizer.rate * grads, grads[:, None])
