@@ -34,6 +34,15 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
     return target
 
 
+def write_bytes(path: str | Path, chunks: Iterable[bytes]) -> Path:
+    """Write bytes, piece by piece, and return the path; its folder is made if it does not exist."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(target) as temporary, temporary.open("wb") as file:
+        file.writelines(chunks)
+    return target
+
+
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """Offer a temporary name beside the target; move it into place, or remove it after an error."""
