@@ -16,6 +16,7 @@ from minitrain.cli.failures import FAILED, Commands, complain, message_of, runni
 from minitrain.cli.hw import hw
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
+from minitrain.cli.trace import trace as saved_runs
 from minitrain.comparison import DEFAULT_STRATEGIES, Comparison
 from minitrain.export import conditions, title_of, write_comparison, write_run
 from minitrain.run import Run
@@ -30,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(hw, name="hw")
+app.add_typer(saved_runs, name="trace")
 
 TRACES = Path("traces")
 _STRATEGY = "a strategy's name (see `minitrain strategies`) or path.py:function"
@@ -98,6 +100,7 @@ def compare(
                 global_batch_size=batch,
                 hardware=priced,
                 strict_memory=strict_memory,
+                memory_by_kind=trace,
                 **chosen,
             )
         progress.say("writing traces")
@@ -147,6 +150,7 @@ def run(
                 global_batch_size=batch,
                 hardware=priced,
                 strict_memory=strict_memory,
+                memory_by_kind=trace,
                 **chosen,
             )
         progress.say("writing traces")

@@ -1,0 +1,172 @@
+"""The commands `minitrain trace show`, `export` and `explain`: saved runs, drawn and explained without a new run."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+import minitrain as mt
+from minitrain.cli.options import AsJson, Debug
+from minitrain.cli.output import print_json, print_lines, print_table
+from minitrain.errors import UsageError
+from minitrain.export import conditions, view_of
+from minitrain.run import Run
+from minitrain.tables import facts_table
+
+trace = typer.Typer(no_args_is_help=True, help="Show, explain and export saved runs.")
+
+RunFile = Annotated[str, typer.Argument(metavar="RUN", help="A run file, such as traces/ddp/run.jsonl.")]
+
+
+def _page(run: Run, path: Path) -> Sequence[Path]:
+    return [run.write_html(path)]
+
+
+def _chrome(run: Run, path: Path) -> Sequence[Path]:
+    return [run.write_chrome_trace(path)]
+
+
+def _svg(run: Run, path: Path) -> Sequence[Path]:
+    from minitrain.trace.svg import write_svg  # noqa: PLC0415  (numpy only when somebody draws)
+
+    return [write_svg(path, run.timeline, view_of(run))]
+
+
+def _text(run: Run, path: Path) -> Sequence[Path]:
+    from minitrain.trace.files import write_text  # noqa: PLC0415
+    from minitrain.trace.schedule_text import schedule_text  # noqa: PLC0415
+
+    return [write_text(path, [schedule_text(run.timeline)])]
+
+
+def _hta(run: Run, path: Path) -> Sequence[Path]:
+    from minitrain.trace.hta import write_hta  # noqa: PLC0415
+
+    return write_hta(path, run.timeline)
+
+
+def _chakra(run: Run, path: Path) -> Sequence[Path]:
+    from minitrain.trace.chakra import write_chakra  # noqa: PLC0415
+
+    return write_chakra(path, run.timeline)
+
+
+_WRITERS: Mapping[str, Callable[[Run, Path], Sequence[Path]]] = {
+    "html": _page,
+    "chrome": _chrome,
+    "svg": _svg,
+    "text": _text,
+    "hta": _hta,
+    "chakra": _chakra,
+}
+_ENDINGS = {".html": "html", ".json": "chrome", ".json.gz": "chrome", ".svg": "svg", ".txt": "text"}
+
+
+@trace.command()
+def show(
+    run: RunFile,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PAGE", help="The page; beside RUN by default.")] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+) -> None:
+    """Draw a saved run as one HTML page that needs no internet."""
+    path = out or Path(run).with_name(Path(run).name.removesuffix(".gz")).with_suffix(".html")
+    written = mt.load_run(run).write_html(path)
+    print_lines([f"wrote {written}"])
+    if browser:
+        webbrowser.open(written.resolve().as_uri())
+
+
+@trace.command()
+def export(
+    run: RunFile,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A file, or the folder of hta and chakra.")],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(_WRITERS)}; by the end of OUT by default."),
+    ] = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Write a saved run for other tools.
+
+    html: the page. chrome: .json or .json.gz for ui.perfetto.dev. svg: a picture for papers. text: the schedule, a
+    rank a line. hta: a folder for HolisticTraceAnalysis. chakra: a folder of Chakra execution traces.
+    """
+    writer = _WRITERS[_format(out, form)]
+    written = writer(mt.load_run(run), out)
+    print_lines([f"wrote {written[0]}" if len(written) == 1 else f"wrote {len(written)} files into {out}"])
+
+
+def _format(out: Path, form: str | None) -> str:
+    """Return the format that was asked for, or that a name ends in."""
+    found = form or next((name for end, name in _ENDINGS.items() if out.name.endswith(end)), None)
+    if found is None or found not in _WRITERS:
+        known = ", ".join(_WRITERS)
+        what = f"{out} does not say its format" if form is None else f"there is no format {form!r}"
+        raise UsageError(f"{what}; give --format, one of {known}, or end OUT in {', '.join(_ENDINGS)}")
+    return found
+
+
+@trace.command()
+def explain(run: RunFile, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
+    """Say why every rank waits, what sets the step time, what would help, and what fills the memory."""
+    saved = mt.load_run(run)
+    if as_json:
+        print_json({**saved.summary(), **saved.explain().data()})
+        return
+    print_lines([f"{saved.strategy}: {conditions(saved)}", ""])
+    if len(saved.explain().gaps):
+        print_lines(["Waiting of each rank, by reason"])
+        print_table(_waits(saved))
+    else:
+        print_lines(["No rank ever waits.", ""])
+    print_table(facts_table(_facts(saved)))
+
+
+def _waits(run: Run) -> Table:
+    """Return the waiting of each rank by kind; of many ranks, the first and the last ones."""
+    from minitrain.trace.idle import GAP_KINDS  # noqa: PLC0415
+    from minitrain.trace.labels import duration  # noqa: PLC0415
+
+    seconds = run.explain().gaps.seconds()
+    shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("rank", *(GAP_KINDS[kind] for kind in shown), "all"):
+        table.add_column(name, justify="right")
+    ranks = range(run.world_size)
+    for rank in ranks if len(ranks) <= 16 else [*ranks[:8], *ranks[-8:]]:
+        parts = [*seconds[rank, shown].tolist(), float(seconds[rank].sum())]
+        table.add_row(str(rank), *(duration(part) if part else "" for part in parts))
+    return table
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Return what else there is to say about a run, a line each."""
+    from minitrain.trace.idle import GAP_KINDS  # noqa: PLC0415
+    from minitrain.trace.labels import duration  # noqa: PLC0415
+
+    told = run.explain()
+    gaps, step = told.gaps, told.breakdown.step_time_s
+    facts: dict[str, str] = {}
+    for place, gap in enumerate(told.longest_gaps(3)):
+        name = "longest waits" if not place else " " * place
+        kind = GAP_KINDS[gaps.kind[gap]]
+        facts[name] = f"rank {gaps.rank[gap]}, {duration(gaps.duration[gap])} for {gaps.reason(gap)} ({kind})"
+    path = {**told.critical_path.by_typ(), "waiting": told.critical_path.seconds()["waiting"]}
+    facts["critical path"] = ", ".join(f"{name} {part / step:.1%}" for name, part in path.items() if part)
+    saved = [f"{name} {duration(time)}" for name, time in told.what_ifs.items() if time < step * (1 - 1e-9)]
+    facts["step if free"] = ", ".join(saved[:6]) or "nothing alone would shorten it"
+    highest = max(told.high_water, key=lambda mark: (mark.elements, -mark.rank))
+    facts["most memory"] = highest.text(run.timeline, run.bytes_per_element)
+    form = told.closed_form
+    if form is not None:
+        parts = {"textbook": form.textbook_s, "free communication": form.free_s, "measured": form.measured_s}
+        shares = ", ".join(f"{name} {form.fraction(part):.1%}" for name, part in parts.items())
+        facts["bubble"] = f"{form.formula}{'' if form.holds else f' (if {form.condition})'}: {shares}"
+    return facts
