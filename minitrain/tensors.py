@@ -96,6 +96,12 @@ class Tensor:
         fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # every subclass is a dataclass
         return type(self), tuple(getattr(self, name) for name in fields)
 
+    def _repr_html_(self) -> str:
+        """Draw in a notebook which layer, samples and shards this is."""
+        from minitrain.trace.tensor_drawing import tensor_html  # noqa: PLC0415  (only when somebody looks)
+
+        return tensor_html(self)
+
 
 def clone(value: T) -> T:
     """Return an equal tensor, an object of its own; anything else as it is."""
