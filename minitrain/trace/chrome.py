@@ -141,13 +141,16 @@ def _arrows(timeline: Timeline, clock: Micros) -> Iterator[str]:
     sends, receives = messages(timeline)
     drawn = lasts[sends] & lasts[receives]
     pairs = np.column_stack([sends, receives])[drawn].reshape(-1)
-    yield from _chains("message", pairs, np.arange(0, len(pairs) + 1, 2), timeline, clock)
+    yield from _chains("message", pairs, np.arange(0, len(pairs) + 1, 2), timeline, clock, 1)
     members, places = collectives(timeline)
-    yield from _chains("collective", members, places, timeline, clock)
+    yield from _chains("collective", members, places, timeline, clock, 1 + len(pairs))
 
 
-def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: Micros) -> Iterator[str]:
-    """Write one arrow through each run of two or more members, from one place to the next."""
+def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: Micros, first_id: int) -> Iterator[str]:
+    """Write one arrow through each run of two or more members, from one place to the next.
+
+    Ids are whole numbers: of text, Perfetto takes only what reads as a hexadecimal number.
+    """
     first = _first_thread(timeline)
     lines = [
         f'"cat":"{name}","name":"{name}","pid":{rank},"tid":{first + stream},"ts":{start}}}'
@@ -162,7 +165,7 @@ def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: M
     for begin, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
         if end - begin < 2 or not all(lasts[begin:end]):
             continue
-        ident = f'"id":"{name[0]}{begin}",'
+        ident = f'"id":{first_id + begin},'
         yield f'{{"ph":"s",{ident}{lines[begin]}'
         for place in range(begin + 1, end - 1):
             yield f'{{"ph":"t","bp":"e",{ident}{lines[place]}'
