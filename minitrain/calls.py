@@ -75,9 +75,14 @@ class Call(Waiter, ABC):
                 yield waiter
             waiter = waiter.next
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody may still ask for the outcome: no task that awaited it has given up, or another has not."""
+        return not self.cancelled or getattr(self, "flight", None) is not None or any(self.parked())
+
     def park(self) -> Waiter:
         """Return what the running task is to be parked on: `yield` it at once."""
-        if self._step is not None:
+        if self._step is not None or self.cancelled:
             self.next = Waiter(self.next)
             return self.next
         self._loop = get_running_loop()

@@ -49,7 +49,7 @@ class Channel:
         """Return the oldest receive whose task has not given up."""
         while self.receivers:
             receive = self.receivers.popleft()
-            if not receive.cancelled:
+            if receive.is_wanted:
                 return receive
         return None
 

@@ -125,7 +125,7 @@ class Communicator:
                     start,
                     last,
                 )
-        wake_soon([call for call in calls if call._step is not None])
+        wake_soon([call for call in calls if call._step is not None or call.next is not None])
 
     def _mismatch(self, calls: list[Call]) -> Exception:
         """Return the error for members that started different operations."""

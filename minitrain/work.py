@@ -128,10 +128,11 @@ class Work(Call):
         self.carried = sent
         woken: list[Waiter] = []
         pending = self.owner.pending  # type: ignore[union-attr]  # a receive's owner is its peer's stream
-        while pending and hasattr(pending[0], "carried"):
+        while pending and (hasattr(pending[0], "carried") or not pending[0].is_wanted):
             work = pending.popleft()
-            work._receive(source)
-            woken.append(work)
+            if hasattr(work, "carried"):  # the others were given up
+                work._receive(source)
+                woken.append(work)
         wake_soon(woken)
 
     def _receive(self, source: int) -> None:
