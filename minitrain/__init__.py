@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from minitrain.runfile import load_run
     from minitrain.scheduled import from_schedule
     from minitrain.simulation import simulate, simulate_async
+    from minitrain.sweeping import Sweep, sweep
 
 _HOMES = {
     "comparison": ("Comparison", "FailedRun", "compare"),
@@ -56,6 +57,7 @@ _HOMES = {
     "runfile": ("load_run",),
     "scheduled": ("from_schedule",),
     "simulation": ("simulate", "simulate_async"),
+    "sweeping": ("Sweep", "sweep"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -74,6 +76,7 @@ __all__ = [
     "ProofError",
     "Run",
     "StrategyError",
+    "Sweep",
     "UsageError",
     "compare",
     "from_schedule",
@@ -83,6 +86,7 @@ __all__ = [
     "simulate",
     "simulate_async",
     "strategies",
+    "sweep",
 ]
 
 

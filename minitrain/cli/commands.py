@@ -16,6 +16,7 @@ from minitrain.cli.failures import FAILED, Commands, complain, message_of, runni
 from minitrain.cli.hw import hw
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
+from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
 from minitrain.comparison import DEFAULT_STRATEGIES, Comparison
 from minitrain.export import conditions, title_of, write_comparison, write_run
@@ -31,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(hw, name="hw")
+app.command()(sweep)
 app.add_typer(saved_runs, name="trace")
 
 TRACES = Path("traces")

@@ -160,7 +160,7 @@ def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[
         if name in simulation:
             own = f"use {_OWN_OPTIONS[name]}" if name in _OWN_OPTIONS else "it is set in Python only"
             raise UsageError(f"--option: {name} is no option of a strategy; {own}")
-        options[name] = _literal(value)
+        options[name] = literal(value)
     return options
 
 
@@ -175,7 +175,7 @@ def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
     return name, value
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """Return the Python literal that a text is, or the text."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about odd spellings such as "1if"

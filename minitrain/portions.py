@@ -1,0 +1,142 @@
+"""Handing out configurations to an executor, and what a worker does with them.
+
+Configurations are handed out a few at a time, so many that it takes about `_PORTION_S` to simulate them: one where runs
+are large, hundreds where they are small. That is also the most finished work that a kill can lose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from itertools import islice
+from typing import Any
+
+from minitrain.comparison import FailedRun
+from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.loading import Strategy, load_strategy
+from minitrain.run import Run, plain
+from minitrain.simulation import simulate
+
+Row = dict[str, Any]
+Configuration = tuple[str | Strategy, Mapping[str, Any]]
+Portion = list[tuple[str, Configuration]]
+
+_PORTION_S = 0.05
+_MOST_IN_PORTION = 256
+
+
+def key_of(configuration: Configuration) -> str:
+    """Return a text that tells configurations apart, the same in every process and on every day."""
+    strategy, parameters = configuration
+    name = strategy if isinstance(strategy, str) else f"{strategy.__module__}:{strategy.__qualname__}"
+    return json.dumps([name, {name: plain(value) for name, value in sorted(parameters.items())}])
+
+
+def hand_out(
+    configurations: Iterator[tuple[str, Configuration]], executor: Executor | None
+) -> Iterator[tuple[str, Row]]:
+    """Yield the key and the row of every configuration as they are done.
+
+    Args:
+        configurations: with their keys; taken as workers become free.
+        executor: who works; a pool of one process a core, for as long as this lasts, by default.
+
+    Raises:
+        UsageError: a configuration cannot be sent to another process.
+        MinitrainError: a worker died.
+    """
+    with _workers(executor) as (workers, num_at_once):
+        in_flight: set[Future[tuple[float, list[tuple[str, Row]]]]] = set()
+        size = 1
+        while True:
+            while len(in_flight) < num_at_once and (portion := list(islice(configurations, size))):
+                in_flight.add(workers.submit(work_off, portion))
+            if not in_flight:
+                return
+            done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
+            for future in done:
+                seconds_each, rows = _result(future)
+                size = max(1, min(int(_PORTION_S / seconds_each), 2 * size, _MOST_IN_PORTION))
+                yield from rows
+
+
+def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float, list[tuple[str, Row]]]:
+    """Return what a worker did, or say why it did not."""
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise MinitrainError(
+            "a worker of the sweep died (killed, or out of the machine's own memory?); with a results file, the same "
+            "sweep goes on where this one ended. A script that sweeps needs `if __name__ == '__main__':`"
+        ) from error
+    except (AttributeError, TypeError) as error:  # what pickle raises, beside its own
+        raise UsageError(
+            f"a configuration cannot be sent to another process: {error}; give strategies by name or path.py:function, "
+            "or executor=ThreadPoolExecutor()"
+        ) from error
+
+
+@contextlib.contextmanager
+def _workers(executor: Executor | None) -> Iterator[tuple[Executor, int]]:
+    """Provide an executor, and how many portions to hand to it at once."""
+    if executor is not None:
+        yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
+        return
+    num_cores = os.cpu_count() or 1
+    own = ProcessPoolExecutor(num_cores, multiprocessing.get_context("spawn"), _leave_interrupts_to_the_caller)
+    try:
+        yield own, 2 * num_cores
+    finally:
+        own.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_caller() -> None:
+    """Let Ctrl-C end the sweep, and not each worker with a traceback of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def work_off(portion: Portion) -> tuple[float, list[tuple[str, Row]]]:
+    """Simulate configurations; return the time of one of them, s, and their rows by key."""
+    start = time.perf_counter()
+    functions: dict[str, Strategy] = {}
+    rows = [(key, row_of(configuration, functions)) for key, configuration in portion]
+    return (time.perf_counter() - start) / len(portion), rows
+
+
+def row_of(configuration: Configuration, functions: dict[str, Strategy]) -> Row:
+    """Return the row of one configuration, whatever becomes of it.
+
+    Args:
+        configuration: strategy and parameters.
+        functions: strategies found before, by what they were given as.
+    """
+    strategy, parameters = configuration
+    name = strategy if isinstance(strategy, str) else strategy.__name__
+    try:
+        if isinstance(strategy, str) and strategy not in functions:
+            functions[strategy] = load_strategy(strategy)[1]
+        run: Run | FailedRun = simulate(functions[strategy] if isinstance(strategy, str) else strategy, **parameters)
+    except Exception as error:  # a strategy may raise anything, and the others go on
+        run = FailedRun(name, parameters, error)
+    summary = run.summary()
+    del summary["options"]  # each has a key of its own
+    given = {parameter: plain(value) for parameter, value in parameters.items()}
+    return {**given, **summary, "strategy": name, "status": _status(run)}
+
+
+def _status(run: Run | FailedRun) -> str:
+    """Return in a word how a run ended."""
+    if isinstance(run, FailedRun):
+        return "oom" if isinstance(run.error, OutOfMemoryError) else "failed"
+    return "ok" if run.oom is None else "oom"
+
+
+def succeeded(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of runs that fit into memory, fastest first."""
+    return sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["step_time_s"])
