@@ -10,7 +10,7 @@ from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
 from minitrain.groups import Group, Mesh, require_axes
 from minitrain.in_flight import InFlight
-from minitrain.predictor import FREE
+from minitrain.predictor import PENDING
 from minitrain.rank import Rank
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.work import Launched, PeerStream, Work
@@ -28,6 +28,8 @@ _TENSORS = frozenset({Weight, WeightGrad, OptState, Activation, ActivationGrad})
 
 class Communicating(Rank):
     """The operations on a rank's communication streams."""
+
+    work_kind = Work  # one for all models of a run
 
     def __init__(
         self,
@@ -220,7 +222,7 @@ class Communicating(Rank):
         rows, time = self._rows, self.time
         row = len(rows)
         note = None if tag is None else Note(tag)
-        rows.extend((op, layer, time, FREE, self.account.units, NO_SAMPLES, stream, None, time, note))
+        rows.extend((op, layer, time, PENDING, self.account.units, NO_SAMPLES, stream, None, time, note))
         return row
 
     def _communicable(self, op: str, v: Any) -> Any:
@@ -237,7 +239,7 @@ class Communicating(Rank):
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in _TENSORS else self._communicable(op, v)
-        work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        work = self.work_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         if member.communicator.size == 1:
             work.settle_all([work], [value], [work.clock], work.clock, self.rank)
         else:
@@ -257,7 +259,7 @@ class Communicating(Rank):
         size_bytes = self.runtime_predictor.workload.message_bytes(v)
         price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
         owner = self._peer(SEND, dest)
-        work = Work(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
+        work = self.work_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
         work.depart(price)
         self.dist.put(channel, work)
         return work
@@ -266,7 +268,7 @@ class Communicating(Rank):
         """Submit a receive."""
         channel = self.dist.channel(source, self.rank, tag)
         owner = self._peer(RECV, source)
-        work = Work(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
+        work = self.work_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
         owner.pending.append(work)
         self.dist.get(channel, work)
         return work

@@ -29,6 +29,7 @@ _FIGURES = (
     "mfu",
     "bubble_fraction",
     "exposed_comm_fraction",
+    "held_outside_bytes",
     "num_events",
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +14,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minitrain.calls import Call
 
-_ENGINE = str(Path(__file__).parent)
+STRATEGY, ENGINE, PYTHON, LOOP = range(4)
+
+_HERE = Path(__file__).parent
+_NOT_ENGINE = ("strategies", "exercises", "scheduled.py")  # what stands in minitrain and is a strategy nevertheless
+_PYTHON_FILES = frozenset({copy.__file__, dataclasses.__file__})  # what makes tensors in the name of its caller
+_LOOP = Path(asyncio.__file__).parent
+
+
+class _Owners(dict[str, int]):
+    """Whose a source file is, looked up once a file."""
+
+    def __missing__(self, filename: str) -> int:
+        self[filename] = owner = _owner(filename)
+        return owner
+
+
+def _owner(filename: str) -> int:
+    """Return whose a source file is."""
+    path = Path(filename)
+    if path.is_relative_to(_HERE):
+        return STRATEGY if path.relative_to(_HERE).parts[0] in _NOT_ENGINE else ENGINE
+    if filename in _PYTHON_FILES:
+        return PYTHON
+    return LOOP if path.parent == _LOOP else STRATEGY
+
+
+OWNERS = _Owners()
 
 
 def place_of(coroutine: Any) -> str:
@@ -22,7 +50,7 @@ def place_of(coroutine: Any) -> str:
         frames.append(coroutine.cr_frame)
         coroutine = coroutine.cr_await
     for frame in reversed(frames):
-        if not _is_engine(frame):
+        if OWNERS[frame.f_code.co_filename] != ENGINE:
             return _line(frame)
     return "a task of its own"
 
@@ -40,15 +68,18 @@ def places_of(calls: Iterable[Call]) -> dict[Call, str]:
 
 def present_place() -> str:
     """Return the line of the running strategy that called into the engine, as "file.py:12"."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_engine(frame):
-        frame = frame.f_back
+    frame = strategy_frame(sys._getframe(1))
     return "unknown line" if frame is None else _line(frame)
 
 
-def _is_engine(frame: FrameType) -> bool:
-    """Return whether a frame runs minitrain's own code (shipped strategies are not its own here)."""
-    return str(Path(frame.f_code.co_filename).parent) == _ENGINE
+def strategy_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame, from the given one outwards, that runs a strategy; None if there is none."""
+    while frame is not None:
+        owner = OWNERS[frame.f_code.co_filename]
+        if owner == STRATEGY:
+            return frame
+        frame = None if owner == LOOP else frame.f_back
+    return None
 
 
 def _line(frame: FrameType) -> str:

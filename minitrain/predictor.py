@@ -45,6 +45,7 @@ class Price:
 
 
 FREE = Price(0.0)
+PENDING = Price(0.0)  # stands in a log until the price is known, for ever where an operation was given up
 
 
 class Predictor(Protocol):

@@ -111,9 +111,14 @@ class Rank:
         return self.account.units / UNITS_PER_ELEMENT
 
     @property
+    def counted(self) -> Account:
+        """What counts as this rank's memory: the stores and operations in flight."""
+        return self.account
+
+    @property
     def peak_memory(self) -> float:
         """The most elements ever held at once, also between events."""
-        return self.account.high_water() / UNITS_PER_ELEMENT
+        return self.counted.high_water() / UNITS_PER_ELEMENT
 
     @property
     def memory_journal(self) -> list[MemoryChange]:

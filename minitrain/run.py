@@ -50,6 +50,27 @@ class OutOfMemory:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOutside:
+    """What a rank held outside its stores, by a variable or a container, while an operation began: at its most.
+
+    Args:
+        rank: the rank that held the most.
+        time: its clock then, s.
+        elements: how much it held.
+        elements_by_line: how much of it each line of the strategy had made, most first.
+    """
+
+    rank: int
+    time: float
+    elements: float
+    elements_by_line: Mapping[str, float]
+
+    def __str__(self) -> str:
+        made = ", ".join(f"{elements:.4g} made at {line}" for line, elements in self.elements_by_line.items())
+        return f"{self.elements:.4g} elements on rank {self.rank} at {self.time:.6g} s: {made}" if made else "nothing"
+
+
 @dataclass(frozen=True)
 class Run:
     """One simulated training step of all ranks.
@@ -69,6 +90,7 @@ class Run:
         capacity_bytes: the device's memory, or None likewise.
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
+        held_outside: what was held outside the stores; None unless the run was strict.
         models: the model of each rank; empty for a run that was read from a file.
     """
 
@@ -86,6 +108,7 @@ class Run:
     capacity_bytes: float | None
     oom: OutOfMemory | None = None
     memory_journals: Sequence[Sequence[MemoryChange]] = field(default=(), repr=False)
+    held_outside: HeldOutside | None = None
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
 
     @cached_property
@@ -182,6 +205,7 @@ class Run:
             "mfu": self.mfu,
             "bubble_fraction": self.bubble_fraction,
             "exposed_comm_fraction": self.exposed_comm_fraction,
+            "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
             "error": None,
         }

@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 from minitrain.contention import with_contention
 from minitrain.dist import Dist
 from minitrain.errors import OutOfMemoryError, StrategyError, UsageError, require_count
+from minitrain.events import TIME
 from minitrain.loading import Strategy, load_strategy, require_options
 from minitrain.model import Model
 from minitrain.predictor import Predictor, RuntimePredictor
-from minitrain.run import OutOfMemory, Run
+from minitrain.run import HeldOutside, OutOfMemory, Run
 from minitrain.storage import UNITS_PER_ELEMENT
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -81,9 +82,11 @@ async def simulate_async(
     contention: bool = False,
     p2p_buffer: int | None = 1,
     check: bool = True,
+    strict: bool = False,
     strict_memory: bool = False,
     memory_by_kind: bool = False,
     numerics: Any = None,
+    model_kind: type[Model] | None = None,
     **options: Any,
 ) -> Run:
     """Simulate one training step of a strategy in the running event loop.
@@ -101,9 +104,13 @@ async def simulate_async(
             during the run does not know of it.
         p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
         check: verify the final weights.
+        strict: count every tensor alive as memory, wherever it is kept, and accept only tensors that came out of
+            operations (see `minitrain.strict`).
         strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
         memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
         numerics: "numpy", or a `minitrain.numerics.Problem`, to let tensors carry numbers; the log stays the same.
+        model_kind: class of the ranks' models, for who follows a run by an extension of his own; that of `strict` and
+            `numerics` if None.
         options: the strategy's own.
 
     Returns:
@@ -127,7 +134,7 @@ async def simulate_async(
     predictor = make_predictor(hardware, world_size, network, placement)
     predictors = _slowed(predictor, world_size, slowdown or {})
     dist = Dist(world_size, p2p_buffer=p2p_buffer)
-    make_model = _model_maker(numerics)
+    make_model = _model_maker(model_kind, numerics, strict=strict)
     models = [
         make_model(
             rank,
@@ -140,9 +147,9 @@ async def simulate_async(
         for rank in range(world_size)
     ]
     excesses = _watch_memory(models, strict=strict_memory)
-    with _rare_collections():
+    with _rare_collections(), _strictness(models) if strict else contextlib.nullcontext():
         await _run_ranks(name, function, models, options)
-    _require_nothing_left(dist, models)
+        _require_nothing_left(dist, models)
     if check:
         Model.check(models)
     workload = predictor.workload
@@ -161,17 +168,43 @@ async def simulate_async(
         capacity_bytes=predictor.capacity_bytes,
         oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
         memory_journals=[model.memory_journal for model in models] if memory_by_kind else (),
+        held_outside=_held_outside(models) if strict else None,
         models=models,
     )
 
 
-def _model_maker(numerics: Any) -> Callable[..., Model]:
-    """Return what makes the model of a rank."""
-    if numerics is None:
-        return Model
-    from minitrain.numerics import NumericModel, problem_of  # noqa: PLC0415  (numpy only when somebody computes)
+def _model_maker(kind: type[Model] | None, numerics: Any, *, strict: bool) -> Callable[..., Model]:
+    """Return what makes the model of a rank: extensions of `Model` work beside each other."""
+    problem: dict[str, Any] = {}
+    if kind is None and numerics is not None:
+        from minitrain.numerics import NumericModel, problem_of  # noqa: PLC0415  (numpy only when somebody computes)
 
-    return functools.partial(NumericModel, problem=problem_of(numerics))
+        kind, problem = NumericModel, {"problem": problem_of(numerics)}
+    if strict:
+        from minitrain.strict.model import StrictModel  # noqa: PLC0415  (only where it is asked for)
+
+        if kind is None or not issubclass(kind, StrictModel):
+            kind = StrictModel if kind is None else type(f"Strict{kind.__name__}", (StrictModel, kind), {})
+    return functools.partial(kind or Model, **problem)
+
+
+@contextlib.contextmanager
+def _strictness(models: Sequence[Any]) -> Iterator[None]:
+    """Note which tensors are made by hand during a run, and look at its end whether it was left to itself."""
+    from minitrain.strict.audit import audit  # noqa: PLC0415
+    from minitrain.strict.handmade import noting_handmade  # noqa: PLC0415
+
+    with noting_handmade():
+        yield
+    audit(models)
+
+
+def _held_outside(models: Sequence[Any]) -> HeldOutside:
+    """Return what was held outside the stores, on the rank that held the most."""
+    model = max(models, key=lambda model: model.ledger.most_outside)
+    lines = model.ledger.held_outside()
+    time = model.log.rows[model.ledger.at_row + TIME] if lines else 0.0
+    return HeldOutside(model.rank, time, sum(lines.values()), lines)
 
 
 def make_predictor(
@@ -224,8 +257,8 @@ def _watch_memory(models: Sequence[Model], *, strict: bool) -> list[OutOfMemory]
             )
 
     for model in models:
-        model.account.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
-        model.account.on_overflow = lambda model=model: report(model)
+        model.counted.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
+        model.counted.on_overflow = lambda model=model: report(model)
     return excesses
 
 

@@ -82,13 +82,15 @@ class Tensor:
 
     Its slots take no part in equality, repr, copies or pickles. `_home` and `_units` belong to the rank that stores
     the tensor (see `minitrain.storage`), and are unset until it enters a store. `_content` is what whoever follows
-    tensors makes of this one (numbers, in `minitrain.numerics`), and is unset where nobody does.
+    tensors makes of this one (numbers, in `minitrain.numerics`), and is unset where nobody does; `_origin` is where it
+    came from, in a strict run (see `minitrain.strict`).
     """
 
-    __slots__ = ("__weakref__", "_content", "_home", "_units")
+    __slots__ = ("__weakref__", "_content", "_home", "_origin", "_units")
 
     _content: Content
     _home: Any
+    _origin: Any
     _units: int
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,18 +112,25 @@ def clone(value: T) -> T:
     return copy.copy(value) if isinstance(value, Tensor) else value
 
 
+def _descended(result: T, how: str, parent: Any, other: Any = None) -> T:
+    """Return a tensor that was made of others, with its origin if the first of them has one."""
+    if hasattr(parent, "_origin"):
+        parent._origin.descend(result, how, parent, other)
+    return result
+
+
 def _combined(result: T, left: Any, right: Any) -> T:
     """Return the result of combining two tensors, with their content if both have any."""
     if hasattr(left, "_content") and hasattr(right, "_content"):
         result._content = left._content.combine(right._content)  # type: ignore[attr-defined]  # a slot of the base
-    return result
+    return _descended(result, "combine", left, right)
 
 
 def _sharded(result: T, whole: Any, shard: int, num_shards: int) -> T:
     """Return a shard of a tensor, with its part of the content if there is any."""
     if hasattr(whole, "_content"):
         result._content = whole._content.shard(shard, num_shards)  # type: ignore[attr-defined]  # a slot of the base
-    return result
+    return _descended(result, "shard", whole)
 
 
 def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
@@ -243,7 +252,7 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
             total._units = self._units  # type: ignore[misc]  # a slot of the base
         if hasattr(self, "_content") and hasattr(other, "_content"):
             total._content = self._content.add(other._content)  # type: ignore[misc]  # a slot of the base
-        return total
+        return _descended(total, "+", self, other)
 
     def combine(self, other: WeightGrad) -> WeightGrad:
         """Return the gradient that holds the shards of both; layer, samples and num_shards must agree."""

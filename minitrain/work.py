@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.calls import Call
-from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, STRIDE, TIME, WAITED_FOR, Stream
+from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
 from minitrain.in_flight import InFlight, mark_overlap
 from minitrain.predictor import Price
 from minitrain.tensors import Tensor, clone
@@ -182,7 +182,16 @@ class Work(Call):
             model.time = self.end
         if self.flight is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
+        if model.attentive and self.flight is None:
+            return self._hand_over()
         return self.outcome
+
+    def _hand_over(self) -> Any:
+        """Return the result of an operation that nobody else awaits, and keep no tensor alive."""
+        outcome, self.outcome = self.outcome, None
+        if self.op != SEND:  # a message may lie unreceived still
+            self.value = None
+        return outcome
 
     def _arrive(self) -> None:
         """Note the first await of an operation that ran beside others."""

@@ -1,0 +1,137 @@
+"""Which tensors were made by hand, and where: noted while a strict run lasts, so that its errors can name the line."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Any
+
+from minitrain.places import ENGINE, OWNERS, PYTHON, strategy_frame
+from minitrain.strict.origin import Stranger
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+
+_frame = sys._getframe
+_HOW = {copy.__file__: "is a copy made", dataclasses.__file__: "was made by dataclasses.replace"}
+
+
+def _note(tensor: Any, frame: FrameType | None) -> None:
+    """Note that a tensor was made by hand, unless Python made it in the engine's name."""
+    how = "was made by hand"
+    while frame is not None and OWNERS[frame.f_code.co_filename] == PYTHON:
+        how = _HOW[frame.f_code.co_filename]
+        frame = frame.f_back
+    if frame is not None and OWNERS[frame.f_code.co_filename] == ENGINE:
+        return
+    made = strategy_frame(frame)
+    where = "" if made is None else f" at {Path(made.f_code.co_filename).name}:{made.f_lineno}"
+    tensor._origin = Stranger(f"{how}{where}; only what operations give can be used")
+
+
+# What the dataclasses' own `__init__`s do, and a look at who calls: wrapping them would take twice as long.
+
+
+def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], total_samples: int) -> None:
+    """Make an activation or its gradient."""
+    self.layer = layer
+    self.layers = layers
+    self.samples = samples
+    self.total_samples = total_samples
+    frame = _frame(1)
+    if OWNERS[frame.f_code.co_filename] != ENGINE:
+        _note(self, frame)
+
+
+def _init_stepped(
+    self: Any, layer: int, layers: int, step: int, shards: frozenset[int] = frozenset([0]), num_shards: int = 1
+) -> None:
+    """Make a weight or an optimizer state."""
+    self.layer = layer
+    self.layers = layers
+    self.step = step
+    self.shards = shards
+    self.num_shards = num_shards
+    frame = _frame(1)
+    if OWNERS[frame.f_code.co_filename] != ENGINE:
+        _note(self, frame)
+
+
+def _init_grad(
+    self: Any,
+    layer: int,
+    layers: int,
+    samples: frozenset[int],
+    total_samples: int,
+    shards: frozenset[int] = frozenset([0]),
+    num_shards: int = 1,
+) -> None:
+    """Make a weight gradient."""
+    self.layer = layer
+    self.layers = layers
+    self.samples = samples
+    self.total_samples = total_samples
+    self.shards = shards
+    self.num_shards = num_shards
+    frame = _frame(1)
+    if OWNERS[frame.f_code.co_filename] != ENGINE:
+        _note(self, frame)
+
+
+_INITS: Mapping[type, Callable[..., None]] = MappingProxyType(
+    {
+        Weight: _init_stepped,
+        OptState: _init_stepped,
+        Activation: _init_sampled,
+        ActivationGrad: _init_sampled,
+        WeightGrad: _init_grad,
+    }
+)
+
+
+class _Noting:
+    """The tensors' `__init__`s while any strict run lasts.
+
+    Classes are one to a process, so this must be too: runs in several threads share it, and the last one to end puts
+    back what was there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs = 0
+        self._before: dict[type, Callable[..., None]] = {}
+
+    def begin(self) -> None:
+        """Note what is made by hand from now on."""
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                for kind, init in _INITS.items():
+                    self._before[kind] = vars(kind)["__init__"]
+                    type.__setattr__(kind, "__init__", init)
+
+    def end(self) -> None:
+        """Put back what was there, if no other run needs it."""
+        with self._lock:
+            self._runs -= 1
+            if not self._runs:
+                for kind, before in self._before.items():
+                    type.__setattr__(kind, "__init__", before)
+                self._before.clear()
+
+
+_NOTING = _Noting()
+
+
+@contextlib.contextmanager
+def noting_handmade() -> Iterator[None]:
+    """Let tensors made outside the engine remember where."""
+    _NOTING.begin()
+    try:
+        yield
+    finally:
+        _NOTING.end()

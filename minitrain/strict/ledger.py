@@ -1,0 +1,239 @@
+"""What a rank really holds: one buffer for every tensor alive, wherever a strategy keeps it.
+
+A buffer is what a tensor occupies on a device. It lives as long as a tensor refers to it, whatever variable, closure or
+container holds that tensor, and it counts once however many tensors share it: `update`, the reductions and `+` work in
+place, so that old and new share one. A shard cut from a whole tensor is a view of the whole's buffer: it counts nothing
+while that lives, and for itself afterwards.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+from weakref import ReferenceType, ref
+
+from minitrain.places import OWNERS, STRATEGY, strategy_frame
+from minitrain.storage import UNITS_PER_ELEMENT, Account
+
+
+class Line:
+    """A line of a strategy that makes tensors, and how much of what it made is held outside the stores now.
+
+    Args:
+        code: the function.
+        instruction: the byte offset of the call in it, which gives the line when somebody asks.
+
+    Attributes:
+        outside: units.
+    """
+
+    __slots__ = ("code", "instruction", "outside")
+
+    def __init__(self, code: CodeType | None, instruction: int) -> None:
+        self.code = code
+        self.instruction = instruction
+        self.outside = 0
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "unknown line"
+        number = next((line for start, end, line in self.code.co_lines() if start <= self.instruction < end), None)
+        return f"{Path(self.code.co_filename).name}:{number or self.code.co_firstlineno}"
+
+
+class Buffer:
+    """What one or more tensors of a rank occupy.
+
+    Args:
+        ledger: the rank's.
+        units: how much it holds, in units; 0 for a view while the whole lives.
+        line: what made it.
+
+    Attributes:
+        stored: how many entries of stores, and operations in flight, hold it.
+        version: how often it was overwritten.
+        writer: what overwrote it last, and where.
+        views: the shards cut from it.
+    """
+
+    __slots__ = ("__weakref__", "ledger", "line", "stored", "units", "version", "views", "writer")
+
+    def __init__(self, ledger: Ledger, units: int, line: Line) -> None:
+        self.ledger = ledger
+        self.units = units
+        self.line = line
+        self.stored = 0
+        self.version = 0
+        self.writer: tuple[str, Line] | None = None
+        self.views: dict[tuple[int, int], ReferenceType[View]] | None = None
+        ledger.outside += units
+        line.outside += units
+
+    def __del__(self) -> None:
+        ledger, units = self.ledger, self.units
+        ledger.units -= units
+        if not self.stored:
+            ledger.outside -= units
+            self.line.outside -= units
+        if self.views is not None:
+            for view in self.living_views():
+                view.outlive()
+
+    def living_views(self) -> list[View]:
+        """Return the shards cut from it that still live."""
+        return [view for found in (self.views or {}).values() if (view := found()) is not None]
+
+    def enter(self) -> None:
+        """Note that a store, or an operation in flight, holds it."""
+        self.stored += 1
+        if self.stored == 1:
+            self.ledger.outside -= self.units
+            self.line.outside -= self.units
+
+    def leave(self) -> None:
+        """Note that a store, or an operation in flight, holds it no longer."""
+        self.stored -= 1
+        if not self.stored:
+            self.ledger.outside += self.units
+            self.line.outside += self.units
+
+    def overwrite(self, writer: tuple[str, Line]) -> None:
+        """Note that its content is another one from now on, and so is that of its views."""
+        self.version += 1
+        self.writer = writer
+        if self.views is not None:
+            for view in self.living_views():
+                Buffer.overwrite(view, writer)
+
+    def view(self, units: int, shard: int, num_shards: int, line: Line) -> View:
+        """Return the buffer of one shard: the same one each time."""
+        if isinstance(self, View) and self.whole is not None:  # the only shard of a whole is the whole
+            whole = self.whole()
+            if whole is not None:
+                return whole.view(units, shard, num_shards, line)
+        if self.views is None:
+            self.views = {}
+        found = self.views.get((shard, num_shards))
+        known = None if found is None else found()
+        if known is None:
+            known = View(self, units, line)
+            self.views[shard, num_shards] = ref(known)
+        return known
+
+
+class View(Buffer):
+    """A shard of a whole tensor, as long as the whole lives; then a buffer like any other.
+
+    Args:
+        whole: what it is cut from.
+        units: how much it holds once it stands for itself.
+        line: what made it.
+    """
+
+    __slots__ = ("size", "whole")
+
+    def __init__(self, whole: Buffer, units: int, line: Line) -> None:
+        super().__init__(whole.ledger, 0, line)
+        self.size = units
+        self.whole: ReferenceType[Buffer] | None = ref(whole)
+
+    def overwrite(self, writer: tuple[str, Line]) -> None:
+        """Note that its content is another one, so that the whole is neither the old nor the new one."""
+        super().overwrite(writer)
+        whole = None if self.whole is None else self.whole()
+        if whole is not None:
+            whole.version += 1
+            whole.writer = writer
+
+    def outlive(self) -> None:
+        """Stand for itself from now on."""
+        self.whole = None
+        self.ledger.hold(self, self.size)
+
+
+_NOWHERE = Line(None, 0)
+
+
+class Ledger(Account):
+    """What one rank holds over all buffers alive.
+
+    Args:
+        account: that of the rank's stores.
+        rank: whose it is, for messages.
+
+    Attributes:
+        outside: units held outside the stores now.
+        most_outside: the most that was, when an operation began.
+        at_most: how much of it each line had made, in units.
+        at_row: the row of the rank's log that the operation got.
+        updated: the shards that were updated, by layer and step.
+    """
+
+    __slots__ = ("at_most", "at_row", "lines", "most_outside", "outside", "rank", "updated")
+
+    def __init__(self, account: Account, rank: int) -> None:
+        super().__init__(account.measure)
+        self.rank = rank
+        self.outside = 0
+        self.most_outside = 0
+        self.at_most: dict[str, int] = {}
+        self.at_row = 0
+        self.lines: dict[tuple[int, int], Line] = {}
+        self.updated: dict[tuple[int, int], set[tuple[int, int]]] = {}
+
+    def line(self, frame: FrameType) -> Line:
+        """Return the line of the strategy that runs in a frame or further out."""
+        code = frame.f_code
+        if OWNERS[code.co_filename] != STRATEGY:
+            return self._outer_line(frame)
+        key = id(code), frame.f_lasti  # a code object takes longer to hash than all the rest; `Line` keeps it alive
+        try:
+            return self.lines[key]
+        except KeyError:
+            self.lines[key] = line = Line(code, frame.f_lasti)
+            return line
+
+    def _outer_line(self, frame: FrameType) -> Line:
+        """Return the line of the strategy that called into the engine."""
+        found = strategy_frame(frame)
+        return _NOWHERE if found is None else self.line(found)
+
+    def hold(self, buffer: Buffer, units: int) -> None:
+        """Count what a buffer holds from now on."""
+        buffer.units = units
+        if not buffer.stored:
+            self.outside += units
+            buffer.line.outside += units
+        self.grow(units)
+
+    def sample(self, row: int) -> None:
+        """Note what is held outside the stores while an operation begins, if it was never more."""
+        self.most_outside = self.outside
+        self.at_row = row
+        self.at_most = {}
+        for line in self.lines.values():
+            if line.outside:
+                self.at_most[str(line)] = self.at_most.get(str(line), 0) + line.outside
+
+    def held_outside(self) -> dict[str, float]:
+        """Return the elements held outside the stores when it was most, by line, most first."""
+        by_size = sorted(self.at_most.items(), key=lambda item: -item[1])
+        return {line: units / UNITS_PER_ELEMENT for line, units in by_size}
+
+
+def interval(shard: int, num_shards: int) -> tuple[Fraction, Fraction]:
+    """Return the part of the whole that a shard is: [shard / num_shards, (shard + 1) / num_shards)."""
+    return Fraction(shard, num_shards), Fraction(shard + 1, num_shards)
+
+
+def parts(tensor: Any) -> list[tuple[Fraction, Fraction]]:
+    """Return the parts of the whole that a tensor holds, those that touch joined, in order."""
+    joined: list[tuple[Fraction, Fraction]] = []
+    for start, end in sorted(interval(shard, tensor.num_shards) for shard in tensor.shards):
+        if joined and joined[-1][1] >= start:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
