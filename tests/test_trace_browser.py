@@ -273,8 +273,8 @@ def test_perfetto_imports_every_slice_counter_and_flow_without_an_error(
     arrows = len(sends) + len(members) - (len(places) - 1)
     assert ask("select count(*) from flow") == [[arrows]]
     kinds = {row[0] for row in ask("select distinct name from counter_track")}
-    assert "memory bytes" in kinds or "memory" in kinds
-    assert {"weights", "activations"} <= {kind.removeprefix("memory by kind ") for kind in kinds}
+    assert "memory bytes" in kinds
+    assert {"weights", "activations"} <= {kind.removeprefix("memory of ") for kind in kinds}
     assert ask("select max(value) from counter join counter_track t on track_id = t.id where t.name like 'memory%'")[0][
         0
     ] == pytest.approx(line.memory.max() * run.bytes_per_element)

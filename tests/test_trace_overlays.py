@@ -89,7 +89,7 @@ def test_the_line_of_the_critical_path_goes_from_0_to_the_steps_end_without_a_ju
 def test_counters_by_kind_add_up_to_the_memory_counter() -> None:
     run = _run()
     events = chrome_trace(run.timeline, 2, run.memory_journals)["traceEvents"]
-    kinds = [event for event in events if event["ph"] == "C" and event["name"] == "memory by kind"]
+    kinds = [event for event in events if event["ph"] == "C" and event["name"] == "memory of"]
     totals = {(event["pid"], event["ts"]): sum(event["args"].values()) for event in kinds}
     memory = [event for event in events if event["ph"] == "C" and event["name"] == "memory"]
     last = {(event["pid"], event["ts"]): event["args"]["bytes"] for event in memory}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.events import COMMUNICATIONS
 from minitrain.trace.bars import Bars, make_bars, merged
 from minitrain.trace.columns import Floats, Trace, as_timeline
 from minitrain.trace.gantt import MAX_BARS, bar_traces, heat_trace
@@ -86,7 +87,11 @@ def _gantt(run: _Run, unit: float, exact: bool) -> list[Any]:
     if not exact:
         return [heat_trace(run.bars, unit).update(yaxis=run.axis, showscale=False)]
     drawn = bar_traces(run.bars, run.view, unit, run.axis)
-    return [trace.update(legendgroup=trace.name, showlegend=False) for trace in drawn]
+    for trace in drawn:
+        trace.update(legendgroup=trace.name, showlegend=False)
+        if trace.name in COMMUNICATIONS:
+            trace.text = None  # Plotly writes beyond a bar that is narrower than its padding
+    return drawn
 
 
 def _legend(runs: list[_Run]) -> list[Any]:

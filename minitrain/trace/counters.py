@@ -11,7 +11,7 @@ from minitrain.trace.columns import Timeline
 from minitrain.trace.micros import as_micros, nanoseconds
 from minitrain.trace.stores import Journals, curves_by_kind
 
-BY_KIND = "memory by kind"
+BY_KIND = "memory of"  # Perfetto appends the kind: "memory of weights"
 
 
 def memory_counters(timeline: Timeline, bytes_per_element: float) -> Iterator[str]:

@@ -122,5 +122,5 @@ def _recomputed(rank: Ints, layer: Ints, samples: Coded, is_forward: Bools) -> B
         known = seen.setdefault((int(rank[event]), int(layer[event])), set())
         numbers = samples[1][samples[0][event]]
         again[event] = not known.isdisjoint(numbers)
-        known |= numbers
+        known.update(numbers)
     return again

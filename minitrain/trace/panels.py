@@ -10,7 +10,7 @@ from minitrain.trace.layout import MEMORY_HEIGHT, gantt_height
 
 _CAPTION, _MEMORY_GAP, _TOP, _BOTTOM = 34, 30, 122, 52
 _HIDDEN = (0, 0.001)  # Plotly takes a domain without height for a mistake and makes it the whole
-_MIN_ROW, _MAX_ROW = 3, 16
+_MIN_ROW, _MAX_ROW = 3, 20  # px; below 20, Plotly finds no room for numbers
 
 
 @dataclass(frozen=True, slots=True)

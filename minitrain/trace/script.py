@@ -13,7 +13,12 @@ table { border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabu
 th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid rgba(128,128,128,.25); }
 th:first-child, td:first-child { text-align: left; }
 tr.best td:first-child { font-weight: 700; }
-@media (prefers-color-scheme: dark) { body { background: #0d1117; color: #c9d1d9; } a { color: #79b8ff; } }
+@media (prefers-color-scheme: dark) {
+  body { background: #0d1117; color: #c9d1d9; }
+  a { color: #79b8ff; }
+  /* Plotly's own colour of a chosen button and of one that is pointed at, which suits light pages alone */
+  .updatemenu-item-rect[style*="244, 250, 255"] { fill: #30507a !important; }
+}
 """
 
 PAGE_SCRIPT = r"""
@@ -27,7 +32,7 @@ function adapt(layout) {
   layout.modebar = { ...layout.modebar, bgcolor: 'rgba(0,0,0,0)', color: dark ? '#8b949e' : '#8c959f',
     activecolor: dark ? '#fff' : '#24292f' };
   if (dark && layout.updatemenus) layout.updatemenus.forEach(menu => {
-    menu.bgcolor = '#21262d'; menu.font = { color: '#8b949e' };
+    menu.bgcolor = '#21262d'; menu.bordercolor = '#484f58'; menu.font = { ...menu.font, color: '#c9d1d9' };
   });
 }
 
@@ -162,7 +167,9 @@ function follow(d) {
 }
 
 adapt(figure.layout);
-if (dark && details) figure.data[details.numFixed].colorscale[0][1] = '#21262d';
+// on black, more must be lighter, as on white it is darker
+const DARK_SCALE = [[0, '#21262d'], [0.25, '#1f4e79'], [0.6, '#3a8fd0'], [1, '#d7ecff']];
+if (dark) figure.data.filter(trace => trace.type === 'heatmap').forEach(trace => { trace.colorscale = DARK_SCALE; });
 Plotly.newPlot(gd, figure.data, figure.layout, CONFIG).then(() => {
   if (details) follow(details);
   document.body.dataset.ready = 'yes';
