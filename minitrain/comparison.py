@@ -29,6 +29,8 @@ _FIGURES = (
     "mfu",
     "bubble_fraction",
     "exposed_comm_fraction",
+    "span_bubble_s",
+    "makespan_bubble_s",
     "held_outside_bytes",
     "num_events",
 )
@@ -112,7 +114,7 @@ class Comparison:
 
 
 def compare(
-    strategies: Iterable[str | Strategy] | None = None,
+    strategies: str | Iterable[str | Strategy] | None = None,
     *,
     progress: Callable[[str], None] | None = None,
     **parameters: Any,
@@ -120,7 +122,8 @@ def compare(
     """Simulate several strategies with the same parameters.
 
     Args:
-        strategies: what `simulate` takes, each; the shipped ddp, zero1, zero2, zero3, gpipe and 1f1b by default.
+        strategies: what `simulate` takes, each (one name may stand alone); the shipped ddp, zero1, zero2, zero3, gpipe
+            and 1f1b by default.
         progress: called with each strategy's name before it is simulated.
         parameters: those of `simulate` (8 ranks, 32 layers and a batch of 64 on an H100 server by default).
 
@@ -132,7 +135,9 @@ def compare(
     """
     for name in SIZES:
         require_count(name, parameters.get(name, 1))
-    found = [load_strategy(strategy) for strategy in (DEFAULT_STRATEGIES if strategies is None else strategies)]
+    if strategies is None or isinstance(strategies, str):
+        strategies = DEFAULT_STRATEGIES if strategies is None else (strategies,)
+    found = [load_strategy(strategy) for strategy in strategies]
     runs: dict[str, Run | FailedRun] = {}
     for name, function in found:
         unique = _unused(name, runs)

@@ -9,7 +9,18 @@ from typing import Any
 
 from minitrain.dist import Dist
 from minitrain.errors import UsageError, require_count
-from minitrain.events import COMMUNICATIONS, NO_SAMPLES, ON_COMPUTE, RECV, SEND, EventLog, MemoryChange
+from minitrain.events import (
+    COLLECTIVES,
+    COMM,
+    COMMUNICATIONS,
+    NO_SAMPLES,
+    ON_COMPUTE,
+    RECV,
+    SEND,
+    EventLog,
+    MemoryChange,
+    Stream,
+)
 from minitrain.groups import Group
 from minitrain.journal import JournalledStore
 from minitrain.predictor import FREE, Predictor, Price, RuntimePredictor
@@ -162,7 +173,9 @@ class Rank:
             num_shards_on_device: shards worked on, for load_weights and update.
             num_shards: shards of the whole, for load_weights and update.
         """
-        self._record(typ, layer, self._price(typ, samples, input, num_shards_on_device, num_shards), samples)
+        stream = Stream(COMM if typ in COLLECTIVES else typ) if typ in COMMUNICATIONS else ON_COMPUTE
+        price = self._price(typ, samples, input, num_shards_on_device, num_shards)
+        self._record(typ, layer, price, samples, stream)
 
     def _price(self, typ: str, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None) -> Price:
         """Return the price of an event of a type."""
@@ -179,10 +192,12 @@ class Rank:
             return predictor.p2p(typ, self.wire_bytes(value), self.rank, self.rank)
         return predictor.collective(typ, self.wire_bytes(value), self._world.ranks)
 
-    def _record(self, typ: str, layer: int | None, price: Price, samples: frozenset[int]) -> None:
-        """Log a compute event and move the clock to its end."""
+    def _record(
+        self, typ: str, layer: int | None, price: Price, samples: frozenset[int], stream: Stream = ON_COMPUTE
+    ) -> None:
+        """Log an event that waits for nobody, and move the clock to its end."""
         time = self.time
-        self._rows.extend((typ, layer, time, price, self.account.units, samples, ON_COMPUTE, None, time, None))
+        self._rows.extend((typ, layer, time, price, self.account.units, samples, stream, None, time, None))
         self.time = time + price.seconds
 
     def held_bytes(self, value: Any) -> int:

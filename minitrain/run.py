@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.events import COMPUTE, Event, MemoryChange
+from minitrain.events import Event, MemoryChange
 
 if TYPE_CHECKING:
     from minitrain.model import Model
@@ -166,16 +166,20 @@ class Run:
 
         This is the bubble that zero-bubble papers quote (Qi et al. 2023): load and update are outside of it.
         """
-        return max((_span(log) - _busy(log) for log in self.logs), default=0.0)
+        from minitrain.trace.breakdown import pass_times  # noqa: PLC0415
+
+        passes = pass_times(self.timeline, _PASSES)
+        return float((passes.last_end - passes.first_start - passes.busy).max(initial=0.0))
 
     @cached_property
     def makespan_bubble(self) -> float:
         """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
-        passes = [event for log in self.logs for event in log if event.typ in _PASSES]
-        if not passes:
+        from minitrain.trace.breakdown import pass_times  # noqa: PLC0415
+
+        passes = pass_times(self.timeline, _PASSES)
+        if not passes.busy.size:
             return 0.0
-        makespan = max(event.end for event in passes) - min(event.time for event in passes)
-        return makespan - max(_busy(log) for log in self.logs)
+        return float(passes.last_end.max() - passes.first_start.min() - passes.busy.max())
 
     @property
     def num_events(self) -> int:
@@ -205,6 +209,8 @@ class Run:
             "mfu": self.mfu,
             "bubble_fraction": self.bubble_fraction,
             "exposed_comm_fraction": self.exposed_comm_fraction,
+            "span_bubble_s": self.span_bubble,
+            "makespan_bubble_s": self.makespan_bubble,
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
             "error": None,
@@ -249,17 +255,6 @@ class Run:
         from minitrain.trace.notebook import mime_bundle  # noqa: PLC0415
 
         return {"text/plain": repr(self), **mime_bundle(self.timeline, view_of(self), self.memory_journals)}
-
-
-def _span(log: Sequence[Event]) -> float:
-    """Return the time from a rank's first pass to its last, s."""
-    passes = [event for event in log if event.typ in _PASSES]
-    return passes[-1].end - passes[0].time if passes else 0.0
-
-
-def _busy(log: Sequence[Event]) -> float:
-    """Return the time that a rank spends in passes through layers, s."""
-    return sum(event.duration for event in log if event.typ in _PASSES and event.stream == COMPUTE)
 
 
 def plain(value: Any) -> Any:

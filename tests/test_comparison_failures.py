@@ -40,3 +40,15 @@ def test_the_module_runs_as_a_command(monkeypatch: pytest.MonkeyPatch, capsys: p
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("minitrain", run_name="__main__")
     assert (ended.value.code or 0, "0.1.0" in capsys.readouterr().out) == (0, True)
+
+
+def test_one_name_may_stand_alone() -> None:
+    assert list(mt.compare("1f1b", world_size=2, num_layers=2, global_batch_size=4).runs) == ["1f1b"]
+
+
+def test_both_bubbles_of_the_papers_are_reported() -> None:
+    unit = mt.FixedPredictor(forward=1, backward=2)
+    row = mt.compare("gpipe", world_size=4, num_layers=4, global_batch_size=8, microbatch_size=1, hardware=unit)
+    figures = row.summary()[0]
+    assert figures["makespan_bubble_s"] == (4 - 1) * 3
+    assert figures["span_bubble_s"] == (4 - 1) * 3  # the first rank waits longest, between its passes

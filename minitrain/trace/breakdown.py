@@ -7,7 +7,9 @@ is hidden: it is reported too, but is no part of the sum.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -107,3 +109,37 @@ def _covered(timeline: Timeline, computes: bool) -> Floats:
     chosen = timeline.computes == computes
     part = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
     return part.covered(timeline.num_ranks)
+
+
+class PassTimes(NamedTuple):
+    """When the ranks that pass anything through layers do so, one entry a rank, s.
+
+    Args:
+        first_start: start of the first pass.
+        last_end: end of the last one.
+        busy: time at work in passes.
+    """
+
+    first_start: Floats
+    last_end: Floats
+    busy: Floats
+
+
+def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
+    """Return when each rank passes microbatches through its layers; ranks that never do are left out.
+
+    Args:
+        trace: one log a rank, or columns.
+        typs: the event types that count as passes.
+    """
+    timeline = as_timeline(trace)
+    wanted = np.array([typ in typs for typ in timeline.typs], dtype=bool)
+    chosen = wanted[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+    ranks = timeline.rank[chosen]
+    first = np.full(timeline.num_ranks, np.inf)
+    last, busy = np.zeros(timeline.num_ranks), np.zeros(timeline.num_ranks)
+    np.minimum.at(first, ranks, timeline.time[chosen])
+    np.maximum.at(last, ranks, timeline.end[chosen])
+    np.add.at(busy, ranks, timeline.duration[chosen])
+    there = np.isfinite(first)
+    return PassTimes(first[there], last[there], busy[there])
