@@ -51,6 +51,12 @@ def test_the_critical_path_of_a_pipeline_goes_down_the_stages_and_back_up() -> N
     assert turns == [0, 1, 2, 3, 2, 1, 0]
 
 
+def test_where_all_come_at_once_the_critical_path_stays_on_its_rank() -> None:
+    run = mt.simulate("zero3_prefetch", **_SIZES, slowdown={2: 1.5})
+    path = critical_path(make_graph(run.timeline))
+    assert set(run.timeline.rank[path.event].tolist()) == {2}
+
+
 def test_time_that_nothing_explains_is_waiting_on_the_path() -> None:
     log = [Event("forward", 0, 0, 0.5, 1.0, 0), Event("backward", 0, 0, 2.0, 1.0, 0)]
     path = critical_path(make_graph(as_timeline([log, []])))

@@ -79,7 +79,16 @@ def binding(graph: Graph) -> Binding:
     slack = times.copy()
     moment[graph.target[chosen]], after_end[graph.target[chosen]] = graph.source[chosen], graph.after_end[chosen]
     slack[graph.target[chosen]] -= arrivals[chosen]
+    _prefer_own_rank(graph, moment, times)
     return Binding(moment, after_end, np.where(slack > _ROUNDING * graph.timeline.step_time, slack, 0.0))
+
+
+def _prefer_own_rank(graph: Graph, moment: Ints, times: Floats) -> None:
+    """Let a member of a collective that came as late as the last one have waited for nobody."""
+    count = graph.timeline.num_events
+    met = np.flatnonzero(moment[:count] >= 2 * count)
+    late = met[graph.timeline.launched[met] >= times[moment[met]]]
+    moment[late] = count + late
 
 
 def critical_path(graph: Graph, bound: Binding | None = None) -> CriticalPath:

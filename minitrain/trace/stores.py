@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minitrain.events import MemoryChange
-from minitrain.trace.columns import NO_LAYER, NONE, Floats, Ints, Timeline
+from minitrain.trace.columns import NO_LAYER, NONE, Floats, Timeline
 from minitrain.trace.labels import duration, ranges
 from minitrain.trace.memory import Curve
 
@@ -123,16 +123,3 @@ def _of_log(timeline: Timeline, rank: int) -> HighWater:
     top = first + int(np.argmax(timeline.memory[first:end]))
     held = float(timeline.memory[top])
     return HighWater(rank, float(timeline.sampled[top]), held, {"all": held}, top - 1 if top > first else NONE, "")
-
-
-def journal_columns(journals: Journals) -> tuple[Ints, Ints, Ints, Floats]:
-    """Return rank, place, kind (an index into `STORE_NAMES`) and elements of every change."""
-    codes = {kind: code for code, kind in enumerate(STORE_NAMES)}
-    changes = [change for journal in journals for change in journal]
-    lengths = [len(journal) for journal in journals]
-    return (
-        np.repeat(np.arange(len(journals)), lengths),
-        np.fromiter((change[0] for change in changes), np.int64, len(changes)),
-        np.fromiter((codes[change[1]] for change in changes), np.int64, len(changes)),
-        np.fromiter((change[2] for change in changes), float, len(changes)),
-    )
