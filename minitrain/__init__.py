@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from minitrain.fixed import FixedPredictor
+    from minitrain.grading.grader import Grade, grade
     from minitrain.loading import strategies
     from minitrain.model import Model
     from minitrain.numerics.proof import Proof, prove
@@ -50,6 +51,7 @@ _HOMES = {
         "UsageError",
     ),
     "fixed": ("FixedPredictor",),
+    "grading.grader": ("Grade", "grade"),
     "loading": ("strategies",),
     "model": ("Model",),
     "numerics.proof": ("Proof", "prove"),
@@ -67,6 +69,7 @@ __all__ = [
     "DeadlockError",
     "FailedRun",
     "FixedPredictor",
+    "Grade",
     "HardwareConfigError",
     "LawError",
     "MinitrainError",
@@ -80,6 +83,7 @@ __all__ = [
     "UsageError",
     "compare",
     "from_schedule",
+    "grade",
     "load_run",
     "prove",
     "schedules",

@@ -14,6 +14,7 @@ import minitrain as mt
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, Commands, complain, message_of, running
 from minitrain.cli.hw import hw
+from minitrain.cli.learn import learn
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
 from minitrain.cli.sweep import sweep
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(hw, name="hw")
+app.add_typer(learn, name="learn")
 app.command()(sweep)
 app.add_typer(saved_runs, name="trace")
 

@@ -1,0 +1,300 @@
+"""The commands of `minitrain learn`: exercises, one at a time, graded at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from minitrain.cli.failures import FAILED
+from minitrain.cli.options import Debug
+from minitrain.cli.output import print_lines, print_table
+from minitrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from minitrain.grading import Exercise, Grade
+
+learn = typer.Typer(no_args_is_help=True, help="Learn by writing strategies: graded exercises.")
+
+STATE = ".minitrain-learn.json"
+
+Exercises = Annotated[
+    Path | None,
+    typer.Option(
+        "--exercises", metavar="DIR", help="A folder of exercises of your own.", show_default="the shipped ones"
+    ),
+]
+Here = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Your folder.")]
+Which = Annotated[str, typer.Argument(metavar="N", help="An exercise's number or name.")]
+HERE = Path()
+
+
+def _load(name: str, folder: Path | None) -> Exercise:
+    """Return an exercise."""
+    from minitrain.grading import load_exercise  # noqa: PLC0415  (not for `minitrain --help`)
+
+    return load_exercise(name, folder)
+
+
+def _all(folder: Path | None) -> list[Exercise]:
+    """Return all exercises."""
+    from minitrain.grading import shipped_exercises  # noqa: PLC0415
+
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; give one that holds exercises")
+    return shipped_exercises(folder)
+
+
+class State:
+    """What a learner has done, in a small file of the folder.
+
+    Args:
+        folder: the learner's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / STATE
+        try:
+            self.exercises: dict[str, dict[str, Any]] = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self.exercises = {}
+
+    def of(self, exercise: Exercise) -> dict[str, Any]:
+        """Return what is known of an exercise."""
+        return self.exercises.setdefault(exercise.name, {"passed": False, "best": 0, "hints": 0})
+
+    def save(self) -> None:
+        """Write the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.exercises, indent=2) + "\n", encoding="utf-8")
+
+
+@learn.command("list")
+def list_exercises(dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+    """List the exercises and your progress."""
+    state = State(dir)
+    table = Table(box=None, header_style="bold")
+    for column in ("", "exercise", "about", "best"):
+        table.add_column(column)
+    for exercise in _all(exercises):
+        known = state.of(exercise)
+        table.add_row(
+            "✓" if known["passed"] else "", exercise.name, exercise.title, f"{known['best']}" if known["best"] else ""
+        )
+    print_table(table)
+
+
+@learn.command()
+def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+    """Write an exercise's starter and statement into your folder, never over existing work."""
+    exercise = _load(n, exercises)
+    dir.mkdir(parents=True, exist_ok=True)
+    path = dir / f"{exercise.name}.py"
+    if path.exists():
+        print_lines([f"{path} is there already; `minitrain learn reset {exercise.number}` begins again"])
+    else:
+        path.write_text(exercise.starter, encoding="utf-8")
+        print_lines([f"wrote {path}"])
+    statement = path.with_suffix(".md")
+    statement.write_text(_statement(exercise), encoding="utf-8")
+    print_lines(["", *statement.read_text(encoding="utf-8").splitlines()])
+
+
+def _statement(exercise: Exercise) -> str:
+    """Return an exercise's statement with its budgets."""
+    from minitrain.grading.budgets import budget_for  # noqa: PLC0415
+
+    lines = ["## Budgets", "", "| sizes | step time, ms | memory, GiB | communication, MiB |", "|---|---|---|---|"]
+    for case in exercise.public:
+        budget = budget_for(exercise, case)
+        lines.append(
+            f"| {case} | {budget.step_time_s * 1e3:.3f} | {budget.memory_bytes / 2**30:.3f} | "
+            f"{budget.communication_bytes / 2**20:.0f} |"
+        )
+    lines += ["", "Communication is of all ranks, an all_reduce counted twice. There are hidden sizes too."]
+    return exercise.statement + "\n" + "\n".join(lines) + "\n"
+
+
+def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exercise]:
+    """Return a file and its exercise, from either."""
+    from minitrain.grading.grader import exercise_of  # noqa: PLC0415
+
+    if what.endswith(".py"):
+        path = Path(what)
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}; `minitrain learn start` writes one")
+        found = exercise_of(path, _all(exercises))
+        if found is None:
+            raise UsageError(
+                f"which exercise is {path} for? name it like 02_ddp.py, or its function like the starter's"
+            )
+        return path, found
+    exercise = _load(what, exercises)
+    path = folder / f"{exercise.name}.py"
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; `minitrain learn start {exercise.number}` writes it")
+    return path, exercise
+
+
+def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
+    """Grade a file on the public sizes, print the grade, and note it."""
+    from minitrain.grading import grade  # noqa: PLC0415
+
+    found = grade(path, exercise, hidden=False)
+    print_lines(str(found).splitlines())
+    if found.output.strip():
+        print_lines(["it printed:", *found.output.splitlines()[:20]])
+    state = State(folder)
+    known = state.of(exercise)
+    known["best"] = max(known["best"], found.score)
+    known["passed"] = known["passed"] or found.passed
+    state.save()
+    return found
+
+
+@learn.command()
+def check(
+    what: Annotated[str, typer.Argument(metavar="FILE|N", help="Your file, or an exercise's number.")],
+    dir: Here = HERE,  # noqa: A002
+    exercises: Exercises = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Check your work on the public sizes."""
+    path, exercise = _file_of(what, dir, exercises)
+    if not _check(path, exercise, dir).passed:
+        raise typer.Exit(FAILED)
+
+
+@learn.command()
+def watch(
+    what: Annotated[str, typer.Argument(metavar="FILE|N", help="Your file, or an exercise's number.")],
+    dir: Here = HERE,  # noqa: A002
+    exercises: Exercises = None,
+    times: Annotated[int | None, typer.Option(hidden=True, help="Checks to make before leaving.")] = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Check your work whenever you save it, until Ctrl-C."""
+    path, exercise = _file_of(what, dir, exercises)
+    before, made = 0, 0
+    while times is None or made < times:
+        now = path.stat().st_mtime_ns
+        if now != before:
+            before, made = now, made + 1
+            _check(path, exercise, dir)
+            print_lines([f"watching {path}; Ctrl-C ends it"])
+        else:
+            time.sleep(0.2)
+
+
+@learn.command()
+def hint(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+    """Show the next hint, each more direct than the one before."""
+    exercise = _load(n, exercises)
+    state = State(dir)
+    known = state.of(exercise)
+    known["hints"] = min(known["hints"] + 1, len(exercise.hints))
+    state.save()
+    shown = exercise.hints[: known["hints"]]
+    print_lines([f"{number} of {len(exercise.hints)}: {text}" for number, text in enumerate(shown, 1)])
+
+
+@learn.command()
+def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+    """Show the reference solution, once you have passed."""
+    import inspect  # noqa: PLC0415
+
+    from minitrain.loading import load_strategy  # noqa: PLC0415
+
+    exercise = _load(n, exercises)
+    if not State(dir).of(exercise)["passed"]:
+        raise UsageError(f"pass exercise {exercise.number} first: `minitrain learn check {exercise.number}`")
+    _, function = load_strategy(exercise.reference)
+    texts = [(exercise.folder / "reference.py").read_text(encoding="utf-8")]
+    if inspect.getsourcefile(function) != str(exercise.folder / "reference.py"):
+        texts = [inspect.getsource(inspect.getmodule(function) or function)]
+    print("\n".join(texts))
+
+
+@learn.command()
+def reset(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+    """Begin an exercise again; your work is kept beside it."""
+    exercise = _load(n, exercises)
+    path = dir / f"{exercise.name}.py"
+    if path.exists():
+        number = 1
+        while (kept := path.with_suffix(f".{number}.py.old")).exists():
+            number += 1
+        path.rename(kept)
+        print_lines([f"kept your work as {kept}"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(exercise.starter, encoding="utf-8")
+    print_lines([f"wrote {path}"])
+
+
+@learn.command("grade")
+def grade_files(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Submissions.")],
+    exercise: Annotated[
+        str | None, typer.Option("--exercise", metavar="N", help="Of all files; else by their names.")
+    ] = None,
+    exercises: Exercises = None,
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text, json, junit or gradescope.")] = "text",
+    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time that a submission may take.")] = 20.0,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Grade submissions on public and hidden sizes; the exit code is 0 for full marks."""
+    from minitrain.grading import grade  # noqa: PLC0415
+    from minitrain.grading.report import FORMATS  # noqa: PLC0415
+    from minitrain.grading.sandbox import Limits  # noqa: PLC0415
+
+    if form not in FORMATS:
+        raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
+    pairs = [(path, _load(exercise, exercises)) if exercise else _file_of(str(path), HERE, exercises) for path in files]
+    grades = [grade(path, asked, limits=Limits(seconds=seconds)) for path, asked in pairs]
+    print(FORMATS[form](grades))
+    if not all(found.passed for found in grades):
+        raise typer.Exit(FAILED)
+
+
+@learn.command()
+def verify(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="A folder of exercises, or one exercise.")
+    ] = None,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Verify exercises: reference passes, starter fails, wrong solutions fail for their reason."""
+    from minitrain.grading import load_exercise  # noqa: PLC0415
+    from minitrain.grading.verify import faults_of  # noqa: PLC0415
+
+    one = folder is not None and (folder / "exercise.json").is_file()
+    faulty = False
+    for exercise in [load_exercise(folder)] if one and folder else _all(folder):
+        faults = faults_of(exercise)
+        faulty = faulty or bool(faults)
+        print_lines([f"{exercise.name}: ok"] if not faults else [f"{exercise.name}: {fault}" for fault in faults])
+    if faulty:
+        raise typer.Exit(FAILED)
+
+
+@learn.command()
+def package(
+    path: Annotated[Path, typer.Argument(metavar="ZIP", help="What to write.")] = Path("autograder.zip"),
+    numbers: Annotated[list[str] | None, typer.Option("--exercise", metavar="N", help="Only these; repeat it.")] = None,
+    exercises: Exercises = None,
+    requirement: Annotated[
+        str | None, typer.Option(metavar="REQ", help="What pip installs there.", show_default="this version")
+    ] = None,
+    python: Annotated[str, typer.Option(metavar="PYTHON", help="The interpreter there.")] = "python3",
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Write an autograder zip for Gradescope."""
+    from minitrain.grading.package import write_package  # noqa: PLC0415
+
+    chosen: Sequence[Exercise] = [_load(n, exercises) for n in numbers] if numbers else _all(exercises)
+    print_lines([f"wrote {write_package(chosen, path, requirement=requirement, python=python)}"])

@@ -1,0 +1,1 @@
+"""The exercises: one folder each, as `minitrain.grading.exercise` describes it."""

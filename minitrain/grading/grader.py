@@ -1,0 +1,174 @@
+"""Grading a submission: its runs on all sizes, judged, and summed up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minitrain.errors import UsageError
+from minitrain.grading.checks import Judged, failed, judge
+from minitrain.grading.exercise import Case, Exercise, load_exercise
+from minitrain.grading.result import CHECKS, POINTS, CheckResult
+from minitrain.grading.sandbox import Limits, Outcome, submitted
+
+if TYPE_CHECKING:
+    from minitrain.loading import Strategy
+
+_GATE = ("runs", "laws", "numerics")
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a submission is worth, and why.
+
+    Args:
+        exercise: the exercise's name.
+        results: one a check, in their order.
+        seconds: how long grading took.
+        output: what the submission printed.
+        leaderboard: figures of the first size, where it trains: MFU, step time, peak memory.
+    """
+
+    exercise: str
+    results: Sequence[CheckResult]
+    seconds: float
+    output: str = field(default="", repr=False)
+    leaderboard: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(result.passed for result in self.results)
+
+    @property
+    def score(self) -> int:
+        """Points, 0 to `max_score`; 0 for what does not train as a single device does."""
+        return sum(self.points(result) for result in self.results)
+
+    @property
+    def max_score(self) -> int:
+        """Points of a perfect submission."""
+        return sum(POINTS.values())
+
+    def points(self, result: CheckResult) -> int:
+        """Return the points of one check."""
+        trains = all(other.passed for other in self.results if other.name in _GATE)
+        return POINTS[result.name] if trains and result.passed else 0
+
+    @staticmethod
+    def points_of(check: str) -> int:
+        """Return what a check is worth."""
+        return POINTS[check]
+
+    @property
+    def failures(self) -> list[CheckResult]:
+        """The checks that failed."""
+        return [result for result in self.results if result.status == "failed"]
+
+    def __str__(self) -> str:
+        lines = [f"{self.exercise}: {self.score} of {self.max_score} points"]
+        for result in self.results:
+            lines.append(f"  {result.status:8}{result.name}")
+            lines += [f"          {line}" for line in result.lines()]
+        return "\n".join(lines)
+
+
+def grade(
+    strategy: str | Path | Strategy,
+    exercise: str | Exercise,
+    *,
+    hidden: bool = True,
+    limits: Limits | None = None,
+) -> Grade:
+    """Grade a submission.
+
+    Args:
+        strategy: a file, or "file.py:function", which gets a process of its own; or a coroutine function of one's own,
+            which is run here.
+        exercise: its name or number, its folder, or a loaded exercise.
+        hidden: whether to use the hidden sizes too.
+        limits: of the process.
+
+    Returns:
+        The grade.
+
+    Raises:
+        UsageError: there is no such exercise or file.
+    """
+    began = time.monotonic()
+    asked = exercise if isinstance(exercise, Exercise) else load_exercise(exercise)
+    cases = [*asked.public, *(asked.hidden if hidden else ())]
+    outcome = _record_here(strategy, asked, cases) if callable(strategy) else _record(strategy, asked, cases, limits)
+    judged = [judge(asked, case, found) for case, found in zip(cases, outcome.results, strict=False)]
+    results = _sum_up(asked, cases, judged, outcome)
+    return Grade(asked.name, results, time.monotonic() - began, outcome.output, _leaderboard(judged))
+
+
+def _record(strategy: str | Path, exercise: Exercise, cases: Sequence[Case], limits: Limits | None) -> Outcome:
+    """Run a submission's file in a process of its own."""
+    path, colon, function = str(strategy).rpartition(":")
+    if not (colon and path.endswith(".py")):
+        path, function = str(strategy), exercise.function
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path}; give the file to be graded")
+    with submitted(Path(path), function, cases, exercise.hardware, limits or Limits()) as process:
+        import minitrain.numerics.reference  # noqa: F401, PLC0415  (it takes long, and nothing else is to be done)
+
+        return process.outcome()
+
+
+def _record_here(strategy: Strategy, exercise: Exercise, cases: Sequence[Case]) -> Outcome:
+    """Run a function of one's own in this process."""
+    from minitrain.grading.worker import run_case  # noqa: PLC0415
+
+    results = []
+    for case in cases:
+        asked = {"sizes": case.sizes, "options": case.options, "hardware": exercise.hardware}
+        results.append(run_case(strategy, asked))
+        if "error" in results[-1]:
+            break
+    return Outcome(results, None, "", 0.0)
+
+
+def _sum_up(exercise: Exercise, cases: Sequence[Case], judged: Sequence[Judged], outcome: Outcome) -> list[CheckResult]:
+    """Return one result a check: the first failure over all sizes, or that it passed on all of them."""
+    results: list[CheckResult] = []
+    whole = outcome.failure is None and len(judged) == len(cases)
+    for name in CHECKS:
+        if any(result.status == "failed" for result in results if result.name in _GATE):
+            results.append(CheckResult(name, "skipped"))
+            continue
+        failures = [found[name] for found in judged if name in found and not found[name].passed]
+        if failures:
+            results.append(failures[0])
+        elif whole or any(not result.passed for found in judged for result in found.values()):
+            results.append(CheckResult(name, "passed"))
+        else:
+            message = outcome.failure or "it did not run with every size"
+            results.append(failed(exercise, None, name, message))
+    return results
+
+
+def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:
+    """Return the figures of the first size."""
+    run = judged[0].run if judged else None
+    if run is None or any(not result.passed for result in judged[0].values()):
+        return {}
+    return {
+        "mfu": run.mfu or 0.0,
+        "step_time_s": run.step_time,
+        "peak_memory_gib": run.peak_memory_bytes / 2**30,
+    }
+
+
+def exercise_of(path: Path, exercises: Sequence[Exercise]) -> Exercise | None:
+    """Return the exercise that a file is for, by its name or by the function that it defines."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for exercise in exercises:
+        if path.stem in (exercise.name, exercise.function) or path.stem.startswith(f"{exercise.number}_"):
+            return exercise
+    defined = [exercise for exercise in exercises if f"async def {exercise.function}(" in text]
+    return defined[0] if defined else None

@@ -1,0 +1,303 @@
+"""Writing down what a strategy does: one list of steps a rank, in program order, as plain data.
+
+A step is a list that begins with its kind. A tensor is named by the step that made it and its place among that step's
+results. That a tensor is no longer held anywhere is a step too, so that whoever runs the program again holds as much as
+the strategy did, wherever it kept its tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from minitrain.places import strategy_frame
+from minitrain.storage import Account, Store
+from minitrain.strict.model import StrictModel
+from minitrain.strict.stores import FollowedStore
+from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.work import Launched, Work
+
+T = TypeVar("T")
+
+Step = list[Any]
+MOST_STEPS = 400_000
+"""Steps of all ranks after which a submission is stopped; the largest shipped exercise has about 20 000."""
+
+
+class Program:
+    """The steps of one rank.
+
+    Attributes:
+        steps: so far.
+        lines: where in the strategy each of them stands, as "file.py:12"; None where nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.lines: list[str | None] = []
+
+    def add(self, *step: Any) -> int:
+        """Add a step and return its number."""
+        if len(self.steps) >= MOST_STEPS:
+            raise RuntimeError(f"a rank did {MOST_STEPS} operations; is there a loop that never ends?")
+        self.steps.append([*step])
+        frame = strategy_frame(sys._getframe(2))
+        self.lines.append(None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        return len(self.steps) - 1
+
+    def add_late(self, *step: Any) -> None:
+        """Add that something is no longer held, from wherever Python lets go of it."""
+        self.steps.append([*step])
+        self.lines.append(None)
+
+
+class Made:
+    """What a tensor carries while it is recorded: which step of which program made it.
+
+    Args:
+        program: of the rank that has it.
+        step: number of the step.
+        place: among the step's results.
+    """
+
+    __slots__ = ("place", "program", "step")
+
+    def __init__(self, program: Program, step: int, place: int = 0) -> None:
+        self.program = program
+        self.step = step
+        self.place = place
+
+    def __del__(self) -> None:
+        self.program.add_late("free", [self.step, self.place])
+
+    def add(self, other: Any) -> Made:
+        """Record a sum."""
+        return self._record("add", name_of(other))
+
+    def combine(self, other: Any) -> Made:
+        """Record a combination."""
+        return self._record("combine", name_of(other))
+
+    def shard(self, shard: int, num_shards: int) -> Made:
+        """Record a cut."""
+        return self._record("shard", shard, num_shards)
+
+    def _record(self, kind: str, *what: Any) -> Made:
+        """Record a step on this tensor."""
+        return Made(self.program, self.program.add(kind, [self.step, self.place], *what))
+
+
+def name_of(value: Any) -> Any:
+    """Return how a step names a tensor: its maker, or what it looks like if nobody but the strategy made it."""
+    content = value if isinstance(value, Made) else getattr(value, "_content", None)
+    if isinstance(content, Made):
+        return [content.step, content.place]
+    if isinstance(value, list | tuple):
+        return {"bucket": [name_of(item) for item in value]}
+    if isinstance(value, Tensor):
+        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
+        plain = {name: sorted(field) if isinstance(field, frozenset) else field for name, field in fields.items()}
+        return {"made": type(value).__name__, "fields": plain}
+    return {"alien": repr(value)[:200]}
+
+
+class Interned(dict[Hashable, int]):
+    """Numbers for things that are equal or not."""
+
+    def __missing__(self, key: Hashable) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class RecordedStore(FollowedStore[Any]):
+    """A store that records what enters and leaves it."""
+
+    __slots__ = ("keys_seen", "name", "program")
+
+    def __init__(self, account: Account, name: str, program: Program) -> None:
+        super().__init__(account)
+        self.name = name
+        self.program = program
+        self.keys_seen = Interned()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.program.add("put", self.name, self.keys_seen[key], name_of(value))
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        self.program.add("drop", self.name, self.keys_seen[key])
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove a key and return its value."""
+        held = key in self
+        value = super().pop(key, *default)
+        if held:
+            self.program.add("drop", self.name, self.keys_seen[key])
+        return value
+
+    def popitem(self) -> tuple[Any, Any]:
+        """Remove and return the pair that came last."""
+        key, value = super().popitem()
+        self.program.add("drop", self.name, self.keys_seen[key])
+        return key, value
+
+
+class RecordedWork(Work):
+    """An operation whose end is recorded, and that nobody holds it any longer."""
+
+    __slots__ = ()
+
+    model: RecordingModel
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        result = yield from super().__await__()
+        self.model.record_await(self, result)
+        return result
+
+    def __del__(self) -> None:
+        self.model.program.add_late("forget", self.model.submitted[self.row])
+
+
+class RecordingModel(StrictModel):
+    """A rank that writes down what it is asked to do, under strict accounting.
+
+    Attributes:
+        program: its steps.
+        submitted: the step that submitted an operation, by its row in the log.
+        tags: numbers for the tags of messages, the same on all ranks.
+    """
+
+    work_kind = RecordedWork
+    tags = Interned()
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self.program = Program()
+        self.submitted: dict[int, int] = {}
+        super().__init__(*args, **named)
+
+    def _store(self, name: str) -> Store[Any]:
+        super()._store(name)  # makes the ledger
+        return RecordedStore(self.account, name, self.program)
+
+    def _made(self, step: int, *tensors: Any) -> None:
+        """Name the results of a step."""
+        for place, tensor in enumerate(tensors):
+            tensor._content = Made(self.program, step, place)
+
+    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+        """Record a load."""
+        made = super().load_weights(layer, shard, num_shards)
+        self._made(self.program.add("load_weights", layer, shard, num_shards), *made)
+        return made
+
+    def get_input_activation(self, samples: Iterable[int]) -> Activation:
+        """Record an input."""
+        made = super().get_input_activation(samples)
+        self._made(self.program.add("get_input_activation", sorted(made.samples)), made)
+        return made
+
+    def set_final_weight(self, layer: int, weight: Weight) -> None:
+        """Record a final weight; the copy that is kept has no name."""
+        self.program.add("set_final_weight", layer, name_of(weight))
+        super().set_final_weight(layer, weight)
+        _forget(self.final_weights[layer])
+
+    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+        """Record a forward."""
+        made = super().forward(layer, inp, weight)
+        self._made(self.program.add("forward", layer, name_of(inp), name_of(weight)), made)
+        return made
+
+    def loss(self, inp: Activation) -> ActivationGrad:
+        """Record a loss."""
+        made = super().loss(inp)
+        self._made(self.program.add("loss", name_of(inp)), made)
+        return made
+
+    def backward(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
+    ) -> tuple[WeightGrad, ActivationGrad]:
+        """Record a backward."""
+        made = super().backward(layer, inp, grad, weight)
+        self._made(self.program.add("backward", layer, name_of(inp), name_of(grad), name_of(weight)), *made)
+        return made
+
+    def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
+        """Record the first half of a backward."""
+        made = super().backward_input(layer, inp, grad, weight)
+        self._made(self.program.add("backward_input", layer, name_of(inp), name_of(grad), name_of(weight)), made)
+        return made
+
+    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+        """Record the second half of a backward."""
+        made = super().backward_weight(layer, inp, grad)
+        self._made(self.program.add("backward_weight", layer, name_of(inp), name_of(grad)), made)
+        return made
+
+    def update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
+    ) -> tuple[Weight, OptState]:
+        """Record an update."""
+        made = super().update(layer, weight_grad, weight, opt_state)
+        names = name_of(weight_grad), name_of(weight), name_of(opt_state)
+        self._made(self.program.add("update", layer, *names), *made)
+        return made
+
+    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Work:
+        ranks = [*(self._world if group is None else self._member(group)).ranks]
+        step = self.program.add(op, name_of(v), layer, ranks, detail, self.launching)
+        self.submitted[len(self._rows)] = step
+        return super()._collective(op, v, layer, group, detail)
+
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+        step = self.program.add("send", name_of(v), dest, self._tag(tag), self.launching)
+        self.submitted[len(self._rows)] = step
+        work = super()._send(dest, v, tag)
+        if work.value is not v:
+            _forget(work.value)  # the copy on its way
+        return work
+
+    def _receive(self, source: int, tag: Hashable) -> Work:
+        self.submitted[len(self._rows)] = self.program.add("receive", source, self._tag(tag), self.launching)
+        return super()._receive(source, tag)
+
+    def _tag(self, tag: Hashable) -> int | None:
+        """Return the number of a tag."""
+        return None if tag is None else self.tags[tag]
+
+    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
+        """Record a launch, which its step says of itself."""
+        launched = super().launch(operation)
+        if launched.work.op == "send":
+            _forget(launched.work.value)
+        return launched
+
+    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+        """Name every member's results."""
+        super().after_collective(works, results)
+        for work, result in zip(works, results, strict=True):
+            if result is not work.value:
+                work.model._made(work.model.submitted[work.row], *leaves(result))
+
+    def record_await(self, work: Work, result: Any) -> None:
+        """Record that the result of an operation has come."""
+        step = self.submitted[work.row]
+        if work.op == "recv" and not hasattr(result, "_content"):
+            self._made(step, result)
+        self.program.add("await", step, [name_of(leaf) for leaf in leaves(result)])
+
+
+def _forget(tensor: Any) -> None:
+    """Take the name off a tensor that the strategy does not see."""
+    if hasattr(tensor, "_content"):
+        del tensor._content
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return the tensors of a result, however deep."""
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [] if value is None else [value]

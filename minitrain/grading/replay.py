@@ -1,0 +1,178 @@
+"""Running a program again: on this process's own engine, by the public operations of its models.
+
+Nothing in a program is believed: a step that names what is not there, or that has another form, is an error of the
+submission, and the laws, the numbers, the clocks and the memory are those of this run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from minitrain import tensors
+from minitrain.errors import StrategyError
+from minitrain.grading.recorder import Step, leaves
+from minitrain.model import Model
+
+KINDS = {kind: getattr(tensors, kind) for kind in ("Weight", "OptState", "Activation", "ActivationGrad", "WeightGrad")}
+STORES = frozenset({"weights", "opt_states", "activations", "grad_activations", "grad_weights"})
+COLLECTIVES = frozenset({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
+
+
+def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model], Awaitable[Model]]:
+    """Return the strategy that does what the programs say, one a rank."""
+
+    async def strategy(model: Model) -> Model:
+        player = _Player(model)
+        for number, step in enumerate(programs[model.rank]):
+            try:
+                await player.play(number, step)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                if isinstance(error, AssertionError):  # a broken law may also be a TypeError
+                    raise
+                raise StrategyError(f"step {number} of rank {model.rank} makes no sense: {error!r:.200}") from error
+            except Exception as error:
+                error.step = number  # type: ignore[attr-defined]  # for whoever knows its line in the strategy
+                raise
+        return model
+
+    strategy.__name__ = strategy.__qualname__ = name
+    return strategy
+
+
+class _Player:
+    """One rank's tensors and operations under way, by the steps that made them."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.values: dict[tuple[int, int], Any] = {}
+        self.works: dict[int, Any] = {}
+        self.special: Mapping[str, Callable[..., None]] = {
+            "put": self.put,
+            "drop": self.drop,
+            "add": self.add,
+            "combine": self.combine,
+            "shard": self.shard,
+            "free": self.free,
+            "forget": self.forget,
+            "set_final_weight": self.set_final_weight,
+        }
+
+    async def play(self, number: int, step: Step) -> None:
+        """Do one step."""
+        kind, *what = step
+        if kind == "await":
+            await self.wait(*what)
+        elif kind in COLLECTIVES:
+            self.collective(number, kind, *what)
+        elif kind in ("send", "receive"):
+            self.message(number, kind, *what)
+        elif kind in self.special:
+            self.special[kind](*([number, *what] if kind in ("add", "combine", "shard") else what))
+        else:
+            self.compute(number, kind, *what)
+
+    def value(self, name: Any) -> Any:
+        """Return what a name stands for."""
+        if isinstance(name, list):
+            return self.values[name[0], name[1]]
+        if "bucket" in name:
+            return [self.value(item) for item in name["bucket"]]
+        if "made" in name:
+            fields = {
+                key: frozenset(field) if isinstance(field, list) else field for key, field in name["fields"].items()
+            }
+            return KINDS[name["made"]](**fields)
+        return None if name["alien"] == "None" else name["alien"]
+
+    def keep(self, number: int, result: Any) -> None:
+        """Name the results of a step."""
+        for place, tensor in enumerate(result if isinstance(result, tuple) else (result,)):
+            self.values[number, place] = tensor
+
+    def compute(self, number: int, kind: str, *what: Any) -> None:
+        """Do an operation of the rank alone."""
+        model = self.model
+        if kind == "load_weights":
+            self.keep(number, model.load_weights(*what))
+        elif kind == "get_input_activation":
+            self.keep(number, model.get_input_activation(what[0]))
+        elif kind == "loss":
+            self.keep(number, model.loss(self.value(what[0])))
+        elif kind in ("forward", "backward", "backward_input", "backward_weight", "update"):
+            self.keep(number, getattr(model, kind)(what[0], *map(self.value, what[1:])))
+        else:
+            raise ValueError(f"there is no step {kind!r}")
+
+    def put(self, store: str, key: int, name: Any) -> None:
+        """Put a tensor into a store."""
+        self.store(store)[key] = self.value(name)
+
+    def drop(self, store: str, key: int) -> None:
+        """Take a tensor out of a store."""
+        del self.store(store)[key]
+
+    def store(self, name: str) -> Any:
+        """Return a store."""
+        if name not in STORES:
+            raise ValueError(f"there is no store {name!r}")
+        return getattr(self.model, name)
+
+    def add(self, number: int, left: Any, right: Any) -> None:
+        """Add two gradients."""
+        self.keep(number, self.value(left) + self.value(right))
+
+    def combine(self, number: int, left: Any, right: Any) -> None:
+        """Combine two tensors."""
+        self.keep(number, self.value(left).combine(self.value(right)))
+
+    def shard(self, number: int, whole: Any, shard: int, num_shards: int) -> None:
+        """Cut a shard."""
+        self.keep(number, self.value(whole).shard(shard, num_shards))
+
+    def free(self, name: Any) -> None:
+        """Let go of a tensor."""
+        self.values.pop((name[0], name[1]), None)
+
+    def forget(self, number: int) -> None:
+        """Let go of an operation."""
+        self.works.pop(number, None)
+
+    def set_final_weight(self, layer: int, name: Any) -> None:
+        """Hand in a weight."""
+        self.model.set_final_weight(layer, self.value(name))
+
+    def collective(
+        self, number: int, kind: str, name: Any, layer: int | None, ranks: Sequence[int], detail: Any, launched: bool
+    ) -> None:
+        """Submit a collective."""
+        if launched:
+            self.works[number] = self.model.launch(self.coroutine(kind, self.value(name), layer, ranks, detail))
+        else:
+            self.works[number] = self.model._collective(kind, self.value(name), layer, ranks, detail)
+
+    def coroutine(self, kind: str, value: Any, layer: Any, ranks: Sequence[int], detail: Any) -> Any:
+        """Return a collective that is yet to begin."""
+        model = self.model
+        if kind == "barrier":
+            return model.barrier(group=ranks)
+        if kind == "broadcast":
+            return model.broadcast(value, detail, layer, group=ranks)
+        return getattr(model, kind)(value, layer, group=ranks)
+
+    def message(self, number: int, kind: str, *what: Any) -> None:
+        """Submit a send or a receive."""
+        model = self.model
+        *names, peer, tag, launched = what
+        if kind == "send":
+            value, dest = self.value(names[0]), peer
+            work = model.launch(model.send(dest, value, tag=tag)) if launched else model._send(dest, value, tag)
+        else:
+            source = peer
+            work = model.launch(model.receive(source, tag=tag)) if launched else model._receive(source, tag)
+        self.works[number] = work
+
+    async def wait(self, number: int, names: Sequence[Any]) -> None:
+        """Await an operation and name its results."""
+        for name, leaf in zip(names, leaves(await self.works[number]), strict=True):
+            self.values[name[0], name[1]] = leaf

@@ -1,0 +1,32 @@
+"""Grading inside pytest: `assert_strategy(my_ddp, "02")` fails with the law, or with chex's message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minitrain.grading.exercise import Exercise
+from minitrain.grading.grader import Grade, grade
+
+if TYPE_CHECKING:
+    from minitrain.loading import Strategy
+
+
+def assert_strategy(strategy: str | Path | Strategy, exercise: str | Exercise, *, hidden: bool = True) -> Grade:
+    """Require that a submission has full marks.
+
+    Args:
+        strategy: a coroutine function, a file, or "file.py:function".
+        exercise: its name or number, its folder, or a loaded exercise.
+        hidden: whether to use the hidden sizes too.
+
+    Returns:
+        The grade.
+
+    Raises:
+        AssertionError: a check failed; the message is the grade.
+    """
+    found = grade(strategy, exercise, hidden=hidden)
+    if not found.passed:
+        raise AssertionError(str(found))
+    return found

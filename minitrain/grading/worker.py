@@ -1,0 +1,195 @@
+"""The submission's process: it runs the submission on recording models, and sends back what it did.
+
+Started by `minitrain.grading.sandbox` as a script, on a copy of minitrain without strategies, exercises, numerics and
+the rest of grading. From the moment that the submission is loaded, an audit hook refuses whatever a strategy has no
+need of: other files, processes, sockets, foreign functions. Python cannot take an audit hook away again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+REFUSED = (
+    "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile", "os.kill",
+    "os.killpg", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+    "os.chown", "os.putenv", "os.unsetenv", "os.chdir", "subprocess.", "ctypes.", "shutil.", "tempfile.", "pty.",
+    "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostby", "socket.sendto", "signal.pthread_kill",
+    "resource.", "mmap.", "webbrowser.", "ftplib.", "http.", "urllib.", "smtplib.", "sqlite3.", "winreg.",
+)  # fmt: skip
+"""Audit events, by how they begin."""
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class RefusedError(PermissionError):
+    """The submission asked for what it has no need of."""
+
+
+class Guard:
+    """An audit hook that lets a strategy do what it has need of, and no more.
+
+    Args:
+        readable: folders whose files may be read.
+        refused: folders, perhaps inside of them, whose files may not.
+    """
+
+    def __init__(self, readable: list[str], refused: list[str]) -> None:
+        self._readable = readable
+        self._refused = refused
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        """Refuse an event by raising."""
+        if event == "open":
+            self._open(*args)
+        elif event in ("os.listdir", "os.scandir"):
+            self._require_readable(args[0] or ".")
+        elif event.startswith(REFUSED):
+            raise RefusedError(f"a submission may not do {event}")
+
+    def _open(self, path: Any, mode: Any, flags: Any) -> None:
+        """Refuse files to write, and those of other folders."""
+        if (isinstance(mode, str) and set(mode) & set("wax+")) or (isinstance(flags, int) and flags & _WRITING):
+            raise RefusedError(f"a submission may not write {path!r}")
+        if isinstance(path, str | bytes | os.PathLike):
+            self._require_readable(path)
+
+    def _require_readable(self, path: Any) -> None:
+        """Refuse a path outside of the readable folders."""
+        real = os.path.realpath(os.fsdecode(path))
+        if _within(real, self._refused) or not _within(real, self._readable):
+            raise RefusedError(f"a submission may not read {real}")
+
+
+def _within(path: str, folders: list[str]) -> bool:
+    """Return whether a path is in one of some folders."""
+    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+
+
+def readable_folders(*own: str) -> list[str]:
+    """Return the folders of Python itself, of installed packages, and one's own."""
+    paths = {os.path.realpath(path) for path in (*sysconfig.get_paths().values(), *own) if path}
+    return sorted(path for path in paths if path != os.path.realpath(sysconfig.get_path("data")))
+
+
+def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the submission with some sizes, and return its programs, or what went wrong."""
+    import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
+    from minitrain.grading.recorder import Interned, RecordingModel  # noqa: PLC0415
+
+    RecordingModel.tags = Interned()
+    try:
+        run = mt.simulate(
+            function,
+            strict=True,
+            model_kind=RecordingModel,
+            hardware=case["hardware"],
+            **case["sizes"],
+            **case["options"],
+        )
+    except BaseException as error:  # whatever it is, it is the submission's
+        return {"error": describe(error)}
+    models: list[Any] = [*run.models]
+    return {
+        "programs": [model.program.steps for model in models],
+        "lines": [model.program.lines for model in models],
+    }
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain data."""
+    facts = {name: getattr(error, name, None) for name in ("rank", "layer", "op")}
+    return {
+        "kinds": [kind.__name__ for kind in type(error).__mro__],
+        "message": str(error)[:2000] or type(error).__name__,
+        "line": _line_in_submission(error),
+        **{name: value if isinstance(value, int | str) else None for name, value in facts.items()},
+    }
+
+
+def _line_in_submission(error: BaseException) -> str | None:
+    """Return the innermost line of the submission that an error came through."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("minitrain_strategy_"):
+            line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only in a submission's process)
+    """Limit this process, for good."""
+    import resource  # noqa: PLC0415  (Unix only)
+
+    for what, most in (
+        (resource.RLIMIT_CPU, int(seconds) + 1),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, 64),
+    ):
+        resource.setrlimit(what, (most, most))
+
+
+def disarm() -> None:  # pragma: no cover  (only in a submission's process)
+    """Take away the ways to start a process that raise no audit event."""
+    import _posixsubprocess  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415
+
+    def refuse(*_: Any) -> None:
+        raise RefusedError("a submission may not start a process")
+
+    _posixsubprocess.fork_exec = refuse  # type: ignore[assignment]  # on purpose
+    subprocess._fork_exec = refuse  # type: ignore[attr-defined]
+    os.fork = os.forkpty = refuse  # type: ignore[assignment]
+
+
+def prepare(home: str) -> Callable[[str], Any]:  # pragma: no cover  (only in a submission's process)
+    """Import all that a run needs, from the copy of minitrain, and return what loads a strategy."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+    sys.path.insert(0, home)
+    for name in ("simulation", "strict.audit", "strict.handmade", "grading.recorder"):
+        importlib.import_module(f"minitrain.{name}")
+    importlib.import_module("minitrain.simulation").make_predictor("h100_80g_nvl8", 1)
+    loading: Any = importlib.import_module("minitrain.loading")
+    return lambda text: loading.load_strategy(text)[1]
+
+
+def run_all(
+    load: Callable[[str], Any], job: Mapping[str, Any]
+) -> list[dict[str, Any]]:  # pragma: no cover  (only in a submission's process)
+    """Load the submission and run it with all sizes, up to the first that fails."""
+    try:
+        function = load(f"{job['file']}:{job['function']}")
+    except BaseException as error:  # also what its top level raises
+        return [{"error": describe(error)}]
+    results: list[dict[str, Any]] = []
+    for case in job["cases"]:
+        results.append(run_case(function, case))
+        if "error" in results[-1]:
+            break
+    return results
+
+
+def main() -> None:  # pragma: no cover  (only in a submission's process)
+    """Read a job from stdin, run it, and write its results as JSON to the job's descriptor."""
+    job = json.loads(sys.stdin.read())
+    load = prepare(job["home"])
+    disarm()
+    limit(job["seconds"], job["memory_bytes"])
+    send, dump = os.write, json.dumps
+    sys.addaudithook(Guard(readable_folders(job["home"], job["file"]), job["refused"]))
+    data = memoryview(dump(run_all(load, job)).encode())
+    while data:
+        data = data[send(job["result"], data) :]
+
+
+if __name__ == "__main__":  # pragma: no cover
+    main()
