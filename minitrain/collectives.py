@@ -65,7 +65,9 @@ def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) ->
     for rank, value in zip(ranks, values, strict=True):
         brought.setdefault(describe(value), []).append(rank)
     listing = "; ".join(f"{_ranks(who)}: {what}" for what, who in brought.items())
-    return CollectiveMismatchError(f"all ranks of {op} {rule}; {listing}", op=op, ranks=tuple(ranks), brought=brought)
+    return CollectiveMismatchError(
+        f"all ranks of {op} {rule}; {listing}", op=op, ranks=tuple(ranks), brought=brought, rule=rule
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -7,14 +7,14 @@ done on futures, one suspension a rank and operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from minitrain.barrier import Barrier
 from minitrain.calls import Call, RawCall
 from minitrain.channels import Channel
-from minitrain.collectives import mismatch, perform
-from minitrain.errors import StrategyError, UsageError, require_count
+from minitrain.collectives import describe, mismatch, perform
+from minitrain.errors import CollectiveMismatchError, StrategyError, UsageError, require_count
 from minitrain.places import places_of, present_place
 from minitrain.waiting import wake_soon
 from minitrain.watch import Watch
@@ -95,7 +95,7 @@ class Communicator:
             self.barrier.counter = (self.size - meeting.missing) % self.size
         if not meeting.missing:
             try:
-                self._settle(meeting)
+                self._settle(meeting, call)
             except Exception as error:
                 dist.close(error)
                 raise
@@ -103,12 +103,15 @@ class Communicator:
         elif not watch.looking:
             watch.begin()
 
-    def _settle(self, meeting: Meeting) -> None:
+    def _settle(self, meeting: Meeting, last_call: Call) -> None:
         """Give every member its result, and wake those that wait."""
         calls: list[Call] = meeting.calls  # type: ignore[assignment]  # nobody is missing
         if not meeting.agrees:
-            raise self._mismatch(calls)
-        results = perform(meeting.op, [call.value for call in calls], self.ranks, meeting.detail, whole=self.whole)
+            raise self._mismatch(calls, last_call)
+        try:
+            results = perform(meeting.op, [call.value for call in calls], self.ranks, meeting.detail, whole=self.whole)
+        except CollectiveMismatchError as error:
+            raise self._located(error, calls, last_call) from None
         clocks = [call.clock for call in calls]
         start = max(clocks)
         last = self.ranks[clocks.index(start)]
@@ -127,15 +130,24 @@ class Communicator:
                 )
         wake_soon([call for call in calls if call._step is not None or call.next is not None])
 
-    def _mismatch(self, calls: list[Call]) -> Exception:
+    def _mismatch(self, calls: list[Call], last_call: Call) -> Exception:
         """Return the error for members that started different operations."""
-        places = places_of(calls)
-        here = present_place()
         roots = ["" if call.detail is None else f" from rank {call.detail}" for call in calls]
-        brought = [
-            f"{call.describe()}{root} ({places.get(call, here)})" for call, root in zip(calls, roots, strict=True)
-        ]
+        places = _called_at(calls, last_call)
+        brought = [f"{call.describe()}{root} ({at})" for call, root, at in zip(calls, roots, places, strict=True)]
         return mismatch("a group", brought, self.ranks, "must start the same collectives in the same order")
+
+    def _located(self, error: CollectiveMismatchError, calls: list[Call], last_call: Call) -> Exception:
+        """Return the error for members that brought different tensors, with the lines where they did."""
+        places = _called_at(calls, last_call)
+        brought = [f"{describe(call.value)} ({at})" for call, at in zip(calls, places, strict=True)]
+        return mismatch(error.op, brought, self.ranks, error.rule)
+
+
+def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:
+    """Return where each member called, the last one just now; what was launched waits nowhere."""
+    found = places_of(calls)
+    return [present_place() if call is last_call else found.get(call, "launched before") for call in calls]
 
 
 class Dist:

@@ -8,7 +8,7 @@ import functools
 import gc
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from minitrain.contention import with_contention
@@ -46,24 +46,39 @@ def simulate(strategy: str | Strategy, *, loop_factory: LoopFactory | None = Non
     except RuntimeError:
         pass
     else:
-        return _in_thread(lambda: simulate(strategy, loop_factory=loop_factory, **parameters))
+        return _in_thread(strategy, loop_factory, parameters)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(simulate_async(strategy, **parameters))
 
 
-def _in_thread(work: Callable[[], Run]) -> Run:
-    """Return what `work` returns, done in a thread."""
+def _in_thread(strategy: str | Strategy, loop_factory: LoopFactory | None, parameters: Mapping[str, Any]) -> Run:
+    """Simulate in a loop of another thread, which ends with this one's patience (Ctrl-C)."""
     outcome: list[Run | BaseException] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def main() -> Run:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append((asyncio.get_running_loop(), task))
+        return await simulate_async(strategy, **parameters)
 
     def target() -> None:
         try:
-            outcome.append(work())
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                outcome.append(runner.run(main()))
         except BaseException as error:  # raised again below
             outcome.append(error)
 
     thread = threading.Thread(target=target, name="minitrain", daemon=True)
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:
+        for loop, task in running:
+            with contextlib.suppress(RuntimeError):  # it was just over
+                loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
@@ -87,6 +102,7 @@ async def simulate_async(
     memory_by_kind: bool = False,
     numerics: Any = None,
     model_kind: type[Model] | None = None,
+    fold: bool = False,
     **options: Any,
 ) -> Run:
     """Simulate one training step of a strategy in the running event loop.
@@ -111,6 +127,7 @@ async def simulate_async(
         numerics: "numpy", or a `minitrain.numerics.Problem`, to let tensors carry numbers; the log stays the same.
         model_kind: class of the ranks' models, for who follows a run by an extension of his own; that of `strict` and
             `numerics` if None.
+        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`).
         options: the strategy's own.
 
     Returns:
@@ -132,6 +149,21 @@ async def simulate_async(
     name, function = load_strategy(strategy)
     require_options(name, function, options)
     predictor = make_predictor(hardware, world_size, network, placement)
+    if fold:
+        from minitrain.folding.driver import Job, require_foldable, simulate_folded  # noqa: PLC0415  (it needs this module)
+
+        telling_apart = {"slowdown": slowdown, "contention": contention, "strict": strict, "numerics": numerics}
+        require_foldable(predictor, telling_apart | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
+        sizes: dict[str, Any] = {
+            "world_size": world_size,
+            "num_layers": num_layers,
+            "global_batch_size": global_batch_size,
+        }
+        limits: dict[str, Any] = {"p2p_buffer": p2p_buffer, "check": check, "strict_memory": strict_memory}
+        job = Job(name, function, predictor, _hardware_name(hardware, predictor), options, **sizes, **limits)
+        return await simulate_folded(
+            job, lambda: simulate_async(strategy, hardware=hardware, **sizes, **limits, **options)
+        )
     predictors = _slowed(predictor, world_size, slowdown or {})
     dist = Dist(world_size, p2p_buffer=p2p_buffer)
     make_model = _model_maker(model_kind, numerics, strict=strict)
@@ -276,19 +308,28 @@ def _rare_collections() -> Iterator[None]:
 async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
     """Run the strategy on every rank; if one fails, end the others and raise its error."""
     crew = _Crew(name, function, len(models), options)
+    models[0].dist.watch.alarm = crew.end
     tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
     try:
         await crew.ended
     finally:
-        pending = [task for task in tasks if not task.done()]
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.gather(*pending, return_exceptions=True)
-        for task in tasks:
-            task.cancelled() or task.exception()  # asyncio logs what nobody looked at, such as Ctrl-C
+        models[0].dist.watch.alarm = None
+        await _end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(asyncio.get_running_loop())})
+    if models[0].dist.error is not None:  # what the transport found comes before what followed from it
+        raise models[0].dist.error.with_traceback(None)
     if crew.failures:
         _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
+
+
+async def _end_all(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, wait for it, and look at every outcome: asyncio logs what nobody looked at."""
+    pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()
 
 
 class _Crew:
@@ -300,6 +341,7 @@ class _Crew:
         self.options = options
         self.missing = world_size
         self.failures: list[tuple[int, BaseException]] = []
+        self.left_over: list[asyncio.Task[Any]] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, model: Model) -> None:
@@ -311,19 +353,26 @@ class _Crew:
         except BaseException as error:
             model.dist.watch.over = True
             self._fail(model.rank, error)
+            self.end(model.dist.watch.tasks(asyncio.get_running_loop()))
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         else:
+            model.dist.watch.returned.add(model.rank)
             self.missing -= 1
-            if not self.missing and not self.ended.done():
-                self.ended.set_result(None)
+            if not self.missing:
+                model.dist.watch.over = True
+                self.end([])
+
+    def end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
+        """End the run: all have returned, one has failed, or nobody can go on."""
+        self.left_over += tasks
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def _fail(self, rank: int, error: BaseException) -> None:
         """Note why a rank failed, unless it was cancelled because another had."""
         if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
             self.failures.append((rank, error))
-        if not self.ended.done():
-            self.ended.set_result(None)
 
     def _require_model(self, model: Model, result: Any) -> None:
         """Require that a rank returned its model."""
@@ -336,11 +385,14 @@ class _Crew:
 
 
 def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseException) -> NoReturn:
-    """Raise why a run failed: what the transport found, or else the error of the lowest rank that has one."""
-    dist = models[0].dist
-    if dist.error is not None:
-        raise dist.error.with_traceback(None)
-    dist.close(error)
+    """Raise the error of the lowest rank that has one."""
+    models[0].dist.close(error)
+    if isinstance(error, asyncio.CancelledError):  # nobody else did, or the whole run would have ended with it
+        raise StrategyError(
+            f"rank {rank} was cancelled from within the strategy {name}; catch CancelledError where a task of its own "
+            "is cancelled",
+            rank=rank,
+        ) from error
     error.add_note(f"on rank {rank} of {len(models)}, strategy {name}")
     raise error
 

@@ -5,6 +5,9 @@ did, it looks at the tasks. A task can act by itself if it is runnable or awaits
 lock, an executor); one that awaits the transport, another task, a `gather` or a `TaskGroup` cannot. If no task of the
 run can act by itself and no timer of it is set, every unfinished rank waits for another one for ever.
 
+A task that awaits something of its own can still be known to wait for ever: when the whole loop has nothing to run, no
+timer, no file but its own pipe, and there is no other thread.
+
 Which tasks belong to a run is known by a context variable, which sub-tasks and timers inherit. Without `simulate`
 (plain `asyncio.gather`) every task of the loop counts, so that nothing is ever called a deadlock that is none.
 """
@@ -13,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +47,30 @@ class Watch:
         entered: ranks whose model was used.
         looking: whether it looks out now.
         over: whether the run has ended already, well or not.
+        alarm: called with the tasks of a run that has come to a deadlock.
+        returned: ranks that are done.
     """
 
-    __slots__ = ("_pause_s", "_seen", "dist", "entered", "looking", "marked", "operations", "over")
+    __slots__ = (
+        "_pause_s",
+        "_seen",
+        "alarm",
+        "dist",
+        "entered",
+        "looking",
+        "marked",
+        "operations",
+        "over",
+        "returned",
+    )
 
     def __init__(self, dist: Dist) -> None:
         self.dist = dist
         self.operations = 0
         self.marked = False
         self.over = False
+        self.alarm: Callable[[list[asyncio.Task[Any]]], None] | None = None
+        self.returned: set[int] = set()
         self.entered: set[int] = set()
         self._seen = 0
         self.looking = False
@@ -86,24 +105,41 @@ class Watch:
             loop.call_later(self._pause_s, self._look)
         else:
             self.looking = False
+            tasks = self.tasks(loop)
             self.dist.close(_deadlock(self.dist, waiting))
+            if self.alarm is not None:
+                self.alarm(tasks)
 
     def _can_act(self, loop: asyncio.AbstractEventLoop, waiting: Iterable[Call]) -> bool:
         """Return whether a task or timer of this run can do something by itself."""
         if not self.marked and len(self.entered) < self.dist.world_size:
             return True
         parked = {waiter for call in waiting for waiter in call.parked()}
-        tasks = [task for task in asyncio.all_tasks(loop) if self._is_ours(_context_of(task))]
-        if any(_acts(task, parked) for task in tasks):
-            return True
+        tasks = self.tasks(loop)
+        if any(_acts(task, parked, tasks) for task in tasks):
+            return not _nothing_can_happen(loop)
         return any(self._is_ours(context) for context in _timers(loop))
+
+    def tasks(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+        """Return the tasks of this run that are not over."""
+        return [task for task in asyncio.all_tasks(loop) if self._is_ours(_context_of(task))]
 
     def _is_ours(self, context: Context | None) -> bool:
         """Return whether a context belongs to this run; where it cannot be told, it does."""
         return not self.marked or context is None or context.get(RUN) is self.dist
 
 
-def _acts(task: asyncio.Task[Any], parked: set[Waiter]) -> bool:
+def _nothing_can_happen(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether a loop would wait for ever: nothing to run, no timer, file, signal handler or other thread."""
+    ready, selector = getattr(loop, "_ready", None), getattr(loop, "_selector", None)
+    if ready is None or selector is None or ready or threading.active_count() > 1:
+        return False
+    if getattr(loop, "_signal_handlers", None):
+        return False
+    return not _timers(loop) and len(selector.get_map()) <= 1  # the loop's own pipe
+
+
+def _acts(task: asyncio.Task[Any], parked: set[Waiter], tasks: Sequence[asyncio.Task[Any]]) -> bool:
     """Return whether a task could do something although no other task does."""
     awaited = getattr(task, "_fut_waiter", None)
     if awaited is None:
@@ -112,7 +148,7 @@ def _acts(task: asyncio.Task[Any], parked: set[Waiter]) -> bool:
         return awaited not in parked
     if isinstance(awaited, asyncio.Task) or hasattr(awaited, "_children"):  # a task, or a gather of some
         return _ends(awaited)
-    joined = None if awaited.done() else _joined(task)
+    joined = None if awaited.done() else _joined(task) or _sources(task, awaited, tasks)
     return joined is None or any(_ends(future) for future in joined)
 
 
@@ -148,6 +184,25 @@ def _joined(task: asyncio.Task[Any]) -> list[Any] | None:
     return None
 
 
+def _sources(
+    task: asyncio.Task[Any], awaited: asyncio.Future[Any], tasks: Sequence[asyncio.Task[Any]]
+) -> list[Any] | None:
+    """Return the tasks whose end fulfils what a task waits for (`shield`, `as_completed`); None if there are none."""
+    coroutine: Any = task.get_coro()
+    while hasattr(getattr(coroutine, "cr_await", None), "cr_frame"):
+        coroutine = coroutine.cr_await
+    frame = getattr(coroutine, "cr_frame", None)
+    wanted = {id(awaited), id(None if frame is None else frame.f_locals.get("self"))} - {id(None)}
+    return [other for other in tasks if wanted & {id(value) for value in _closed_over(other)}] or None
+
+
+def _closed_over(task: asyncio.Task[Any]) -> Iterator[Any]:
+    """Yield what the callbacks at a task's end refer to, where they are asyncio's own."""
+    for callback, _ in getattr(task, "_callbacks", None) or ():
+        if getattr(callback, "__module__", None) == "asyncio.tasks":
+            yield from (cell.cell_contents for cell in getattr(callback, "__closure__", None) or ())
+
+
 def _context_of(task: asyncio.Task[Any]) -> Context | None:
     """Return the context of a task, or None if it cannot be found."""
     if hasattr(task, "get_context"):
@@ -169,20 +224,32 @@ def _at(place: str | None) -> str:
     return "" if place is None else f" ({place})"
 
 
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words."""
+    more = ", ..." if len(ranks) > _MAX_LINES else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(map(str, ranks[:_MAX_LINES])) + more
+
+
 def _deadlock(dist: Dist, waiting: list[Call]) -> DeadlockError:
     """Return the error that says what every rank waits for."""
     places = places_of(waiting)
     calls = sorted((call for call in waiting if call.is_parked), key=lambda call: call.rank)
     lines = [f"  rank {call.rank} at {call.clock:.6g} s: {call.describe()}{_at(places.get(call))}" for call in calls]
     shown = lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more"]
-    silent = sorted(set(range(dist.world_size)) - {call.rank for call in calls})
-    if silent:
-        names = ", ".join(map(str, silent[:_MAX_LINES])) + (", ..." if len(silent) > _MAX_LINES else "")
-        shown.append(f"  not waiting, because finished: rank{'s' if len(silent) > 1 else ''} {names}")
+    silent = set(range(dist.world_size)) - {call.rank for call in calls}
+    finished = sorted(silent & dist.watch.returned if dist.watch.marked else silent)
+    shown += [
+        f"  {what}: {_ranks(ranks)}"
+        for what, ranks in (
+            ("not waiting, because finished", finished),
+            ("waiting for something of their own that nobody can give", sorted(silent - set(finished))),
+        )
+        if ranks
+    ]
     return DeadlockError(
         "deadlock: every unfinished rank waits for another one. Every receive needs a send, and all ranks of a group "
         "must start the same collectives in the same order\n" + "\n".join(shown),
         ranks=tuple(call.rank for call in calls),
         waiting=tuple(line.strip() for line in lines),
-        finished=tuple(silent),
+        finished=tuple(finished),
     )

@@ -114,7 +114,7 @@ def test_a_strategy_that_cancels_itself_ends_the_run() -> None:
         await model.barrier()
         return model
 
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(mt.StrategyError, match="rank 1 was cancelled from within the strategy cancels"):
         simulate(cancels)
 
 
