@@ -197,6 +197,25 @@ def test_buttons_switch_between_the_strategies_of_a_comparison(opened: Callable[
     assert page.locator(".infolayer .annotation").count() == 3
 
 
+def test_one_entry_switches_on_the_critical_paths_of_all_strategies_shown(
+    opened: Callable[..., Any], pages: Path
+) -> None:
+    page = opened(pages / "compare.html")
+    _toggle(page, "critical path")
+    assert _paths(page) == [True] * 4
+    page.locator(".updatemenu-button", has_text="gpipe").click()
+    page.wait_for_timeout(300)
+    assert sorted(map(str, _paths(page))) == ["False", "False", "legendonly", "legendonly"]
+    _toggle(page, "critical path")
+    assert sorted(map(str, _paths(page))) == ["False", "False", "True", "True"]
+
+
+def _paths(page: Any) -> list[Any]:
+    """Return the visibility of every critical path, the entry in the legend first."""
+    pairs = zip(_traces(page, "name"), _traces(page, "visible"), strict=True)
+    return [visible for name, visible in pairs if name == "critical path (click)"]
+
+
 @pytest.mark.parametrize(("scheme", "color"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(13, 17, 23)")])
 def test_a_page_follows_the_light_or_dark_mode(
     opened: Callable[..., Any], pages: Path, scheme: str, color: str

@@ -71,9 +71,10 @@ def test_a_button_shows_one_run_alone_and_another_all() -> None:
     buttons = _buttons(figure)
     assert list(buttons) == ["all", *_RUNS]
     assert all(buttons["all"][0]["visible"])
+    assert buttons["all"][0]["visible"].count("legendonly") == len(_RUNS) + 1
     visible, layout = buttons["ddp"]
     assert [layout[f"annotations[{place}].visible"] for place in range(3)] == [False, True, False]
-    curves = [on for trace, on in zip(figure.data, visible["visible"], strict=True) if trace.type == "scatter"]
+    curves = [on for trace, on in zip(figure.data, visible["visible"], strict=True) if trace.legend == "legend2"]
     assert curves == [False, True, False]
     assert layout["yaxis2.domain"][1] == 1
 

@@ -12,11 +12,12 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 from minitrain.events import COMMUNICATIONS
 from minitrain.trace.bars import Bars, make_bars, merged
 from minitrain.trace.columns import Floats, Trace, as_timeline
-from minitrain.trace.gantt import MAX_BARS, bar_traces, heat_trace
+from minitrain.trace.gantt import BELOW_NUMBERS, MAX_BARS, bar_traces, heat_trace, lane_geometry
 from minitrain.trace.kinds import Kind, legend_place
 from minitrain.trace.labels import duration, time_unit
 from minitrain.trace.layout import FONT, GRID, INK, rank_axis, time_axis, title
 from minitrain.trace.memory import highest_in_spans
+from minitrain.trace.overlay import CRITICAL_PATH, path_entry, path_trace
 from minitrain.trace.panels import Panels
 from minitrain.trace.texts import GIB
 from minitrain.trace.view import View
@@ -29,10 +30,11 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of a comparison: its name, bars (neighbouring layers merged), words and y axis."""
+    """One run of a comparison: its name, bars (neighbouring layers merged, and each alone), words and y axis."""
 
     name: str
     bars: Bars
+    single: Bars
     view: View
     axis: str
 
@@ -58,18 +60,31 @@ def compare_figure(traces: Mapping[str, Trace], views: Mapping[str, View] | None
     exact = _drawn_exactly(runs)
     owned += [(_gantt(run, unit, run.name in exact), run.name) for run in runs]
     owned += [([_memory(place, run, unit, memory_axis)], run.name) for place, run in enumerate(runs)]
+    owned += [([_path(run, unit)], run.name) for run in runs if len(run.bars)]
     owners = [owner for drawn, owner in owned for _ in drawn]
-    panels = Panels([(run.name, run.bars.timeline.num_ranks, run.bars.num_lanes) for run in runs], owners)
+    overlays = [place for place, trace in enumerate(_flat(owned)) if trace.name == CRITICAL_PATH]
+    panels = Panels([(run.name, run.bars.timeline.num_ranks, run.bars.num_lanes) for run in runs], owners, overlays)
     return go.Figure(
-        [trace for drawn, _ in owned for trace in drawn],
+        _flat(owned),
         _layout(runs, panels, title, longest / unit, unit_name, memory_axis),
     )
 
 
+def _flat(owned: list[tuple[list[Any], str | None]]) -> list[Any]:
+    """Return all traces."""
+    return [trace for drawn, _ in owned for trace in drawn]
+
+
+def _path(run: _Run, unit: float) -> Any:
+    """Return the critical path of one run; the legend has one entry for all of them."""
+    center, width = lane_geometry(run.bars.num_lanes)
+    return path_trace(run.single, center + BELOW_NUMBERS * width, unit, run.axis).update(showlegend=False)
+
+
 def _run(place: int, name: str, trace: Trace, view: View) -> _Run:
     """Make the bars of one run; those of layers in a row become one, as in the papers' figures."""
-    bars = merged(make_bars(as_timeline(trace), view.step_time))
-    return _Run(name, bars, view, f"y{place + 1}" if place else "y")
+    single = make_bars(as_timeline(trace), view.step_time)
+    return _Run(name, merged(single), single, view, f"y{place + 1}" if place else "y")
 
 
 def _drawn_exactly(runs: list[_Run]) -> set[str]:
@@ -95,9 +110,10 @@ def _gantt(run: _Run, unit: float, exact: bool) -> list[Any]:
 
 
 def _legend(runs: list[_Run]) -> list[Any]:
-    """Return an empty bar for every kind: the legend stays whole whichever run is shown."""
+    """Return an empty bar for every kind, and an empty path: the legend stays whole whichever run is shown."""
     kinds = {kind.name: kind for run in runs for kind in run.bars.kinds}
-    return [_legend_entry(kinds[name]) for name in sorted(kinds, key=legend_place)]
+    entries = [_legend_entry(kinds[name]) for name in sorted(kinds, key=legend_place)]
+    return [*entries, path_entry()] if any(len(run.bars) for run in runs) else entries
 
 
 def _legend_entry(kind: Kind) -> Any:

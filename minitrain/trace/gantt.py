@@ -25,7 +25,7 @@ from minitrain.trace.view import View
 
 MAX_BARS = 5000
 _MAIN_LANE, _LANE_GAP = 0.8, 0.04
-_BELOW_NUMBERS = 0.36  # of a bar's height below its middle: where the critical path runs
+BELOW_NUMBERS = 0.36  # of a bar's height below its middle: where the critical path runs
 
 
 def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> Any:
@@ -56,7 +56,7 @@ def figure_of_bars(bars: Bars, view: View, journals: Journals = ()) -> tuple[Any
     for trace in totals if kinds else ():
         trace.visible = False
     center, width = lane_geometry(bars.num_lanes)
-    overlays = [path_trace(bars, center + _BELOW_NUMBERS * width, unit)] if len(bars) else []
+    overlays = [path_trace(bars, center + BELOW_NUMBERS * width, unit)] if len(bars) else []
     if len(bars) > MAX_BARS:
         drawn = [heat_trace(bars, unit)]
     else:

@@ -26,9 +26,14 @@ def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
         axis: the y axis with a row a rank.
     """
     time, row = path_points(bars, center)
+    return path_entry().update(x=time / unit, y=row, yaxis=axis)
+
+
+def path_entry() -> Any:
+    """Return the line without its corners, as the legend shows it."""
     return go.Scatter(
-        x=time / unit,
-        y=row,
+        x=[None],
+        y=[None],
         name=CRITICAL_PATH,
         legendgroup=CRITICAL_PATH,
         mode="lines",
@@ -37,7 +42,6 @@ def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
         showlegend=True,
         hoverinfo="skip",
         legendrank=1100,
-        yaxis=axis,
     )
 
 

@@ -20,10 +20,12 @@ class Panels:
     Args:
         runs: name, number of ranks and number of lanes of each run, from the top.
         owners: for each trace of the figure the name of its run, or None if it is always shown.
+        overlays: places of the traces that stay hidden until they are asked for in the legend.
     """
 
     runs: Sequence[tuple[str, int, int]]
     owners: Sequence[str | None]
+    overlays: Sequence[int] = ()
 
     @property
     def margin(self) -> dict[str, int]:
@@ -41,12 +43,17 @@ class Panels:
     def menu(self) -> list[dict[str, Any]]:
         """Return the row of buttons: all runs, then one each."""
         names = [name for name, _, _ in self.runs]
-        buttons = [_button("all", [True] * len(self.owners), self.everything())]
-        for name in names:
-            shown = [owner is None or owner == name for owner in self.owners]
-            buttons.append(_button(name, shown, self.alone(name)))
+        buttons = [_button("all", self._visible(set(names)), self.everything())]
+        buttons += [_button(name, self._visible({name}), self.alone(name)) for name in names]
         place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": _CAPTION - 2}}
         return [{"type": "buttons", "direction": "right", "showactive": True, "buttons": buttons, **place}]
+
+    def _visible(self, names: set[str]) -> list[bool | str]:
+        """Return which traces some runs show; an overlay is off again after every switch."""
+        shown: list[bool | str] = [owner is None or owner in names for owner in self.owners]
+        for place in self.overlays:
+            shown[place] = "legendonly" if shown[place] else False
+        return shown
 
     def _arranged(self, heights: list[int]) -> dict[str, Any]:
         """Return domains and captions for panels of these heights, px; a height of 0 hides its panel."""
@@ -72,5 +79,5 @@ def _small_height(num_ranks: int, num_lanes: int) -> int:
     return int(min(max(row * num_ranks, 40), 320))
 
 
-def _button(label: str, visible: list[bool], layout: dict[str, Any]) -> dict[str, Any]:
+def _button(label: str, visible: list[bool | str], layout: dict[str, Any]) -> dict[str, Any]:
     return {"label": label, "method": "update", "args": [{"visible": visible}, layout]}
