@@ -205,6 +205,6 @@ class EventLog(Sequence[Event]):
                 seen = self._seen.setdefault(self.rows[row + LAYER], set())
                 samples = self.rows[row + SAMPLES]
                 again = not seen.isdisjoint(samples)
-                seen |= samples
+                seen.update(samples)
             self._recomputed.append(again)
         return self._recomputed[place]

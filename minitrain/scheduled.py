@@ -14,10 +14,12 @@ after each microbatch (2, 3), and whole weights are gathered for one layer at a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 from minitrain.errors import StrategyError
+from minitrain.folding.spans import span
 from minitrain.groups import Mesh
 from minitrain.loading import Strategy
 from minitrain.model import Model
@@ -74,7 +76,9 @@ def _mesh(model: Model, schedule: Schedule) -> Mesh:
     return model.mesh(pp=num_ranks, dp=model.world_size // num_ranks)
 
 
-def _batches(model: Model, name: str, num_microbatches: int, mesh: Mesh, microbatch_size: int | None) -> list[range]:
+def _batches(
+    model: Model, name: str, num_microbatches: int, mesh: Mesh, microbatch_size: int | None
+) -> list[Sequence[int]]:
     """Return the samples of each of the schedule's microbatches, on this rank's replica."""
     num_replicas, total = mesh.size("dp"), model.global_batch_size
     _require_multiple("global_batch_size", total, "replicas x microbatches", num_replicas * num_microbatches, name)
@@ -85,7 +89,7 @@ def _batches(model: Model, name: str, num_microbatches: int, mesh: Mesh, microba
             f"{num_microbatches} microbatches make up the batch of {total}; leave it None"
         )
     first = mesh.coord("dp") * num_microbatches
-    return [range(i * size, (i + 1) * size) for i in range(first, first + num_microbatches)]
+    return [span((first + i) * size, (first + i + 1) * size) for i in range(num_microbatches)]
 
 
 def _require_multiple(what: str, value: int, of: str, divisor: int, name: str) -> None:
@@ -98,7 +102,9 @@ def _require_multiple(what: str, value: int, of: str, divisor: int, name: str) -
 class _Rank:
     """One rank of a pipeline: it runs its actions in order, and receives and sends what they need and make."""
 
-    def __init__(self, model: Model, schedule: Schedule, mesh: Mesh, batches: list[range], replica: _Replica) -> None:
+    def __init__(
+        self, model: Model, schedule: Schedule, mesh: Mesh, batches: list[Sequence[int]], replica: _Replica
+    ) -> None:
         self.model = model
         self.schedule = schedule
         self.mesh = mesh
@@ -107,7 +113,7 @@ class _Rank:
         self.stage_size = model.num_layers // schedule.num_stages
         self.replica = replica
         self.receives: dict[tuple[str, int, int], Launched[Any]] = {}  # by tag
-        self.sends: dict[int, Launched[Any]] = {}  # the last one to each rank
+        self.sends: dict[int, Launched[Any]] = {}  # the last one to each place
 
     async def run(self) -> None:
         """Train one step."""
@@ -199,9 +205,13 @@ class _Rank:
             del self.model.grad_activations[key]
 
     def elsewhere(self, stage: int) -> int | None:
-        """Return the rank of a stage, or None where there is no such stage or it is on this rank."""
+        """Return the place of a stage in the pipeline, or None where there is no such stage or it is on this rank."""
         place = self.schedule.placement.get(stage, self.here)
-        return None if place == self.here else self.mesh.peer("pp", place - self.here)
+        return None if place == self.here else place
+
+    def rank_at(self, place: int) -> int:
+        """Return the rank at a place of this rank's pipeline."""
+        return cast(int, self.mesh.peer("pp", place - self.here))
 
     def post(self, action: Action) -> None:
         """Launch the receive of what an action needs from another rank."""
@@ -210,13 +220,13 @@ class _Rank:
         tag = ("F" if action.kind == "F" else "B", action.stage, action.microbatch)
         source = self.elsewhere(action.stage + (-1 if action.kind == "F" else 1))
         if source is not None:
-            self.receives[tag] = self.model.launch(self.model.receive(source, tag=tag))
+            self.receives[tag] = self.model.launch(self.model.receive(self.rank_at(source), tag=tag))
 
-    async def send(self, dest: int, tensor: object, tag: tuple[str, int, int]) -> None:
+    async def send(self, place: int, tensor: object, tag: tuple[str, int, int]) -> None:
         """Launch a send, once the one before it to the same rank is done: one message in flight a direction."""
-        if dest in self.sends:
-            await self.sends.pop(dest)
-        self.sends[dest] = self.model.launch(self.model.send(dest, tensor, tag=tag))
+        if place in self.sends:
+            await self.sends.pop(place)
+        self.sends[place] = self.model.launch(self.model.send(self.rank_at(place), tensor, tag=tag))
 
 
 class _Replica:

@@ -163,6 +163,11 @@ def _require_shardable(value: Any, shard: int, num_shards: int) -> None:
         )
 
 
+def _alone(shard: Any) -> frozenset[int]:
+    """Return the set of one shard; an index that stands for many ranks makes its own (see `minitrain.folding`)."""
+    return shard.alone() if hasattr(shard, "alone") else frozenset([shard])
+
+
 @dataclass(slots=True)
 class Weight(Tensor, Gatherable["Weight"]):
     """The parameters of one layer, whole or in shards.
@@ -194,7 +199,7 @@ class Weight(Tensor, Gatherable["Weight"]):
     def shard(self, shard: int, num_shards: int) -> Weight:
         """Return one of `num_shards` parts of a complete weight."""
         _require_shardable(self, shard, num_shards)
-        part = Weight(self.layer, self.layers, self.step, frozenset([shard]), num_shards)
+        part = Weight(self.layer, self.layers, self.step, _alone(shard), num_shards)
         return _sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
@@ -264,7 +269,7 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
     def shard(self, shard: int, num_shards: int) -> WeightGrad:
         """Return one of `num_shards` parts of a complete gradient."""
         _require_shardable(self, shard, num_shards)
-        shards = frozenset([shard])
+        shards = _alone(shard)
         part = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
         return _sharded(part, self, shard, num_shards)
 
@@ -308,7 +313,7 @@ class OptState(Tensor, Gatherable["OptState"]):
     def shard(self, shard: int, num_shards: int) -> OptState:
         """Return one of `num_shards` parts of a complete state."""
         _require_shardable(self, shard, num_shards)
-        part = OptState(self.layer, self.layers, self.step, frozenset([shard]), num_shards)
+        part = OptState(self.layer, self.layers, self.step, _alone(shard), num_shards)
         return _sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:

@@ -1,9 +1,10 @@
 """What all strategies share before the first layer: who works on which samples and on which layers."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from minitrain.errors import StrategyError
+from minitrain.folding.spans import span
 
 Grad = TypeVar("Grad")
 
@@ -38,7 +39,7 @@ def microbatches(samples: range, microbatch_size: int | None, strategy: str) -> 
 def share(total: int, num_ranks: int, index: int) -> range:
     """Return the `index`-th of `num_ranks` equal, contiguous parts of 0..total-1."""
     part = total // num_ranks
-    return range(index * part, (index + 1) * part)
+    return cast(range, span(index * part, (index + 1) * part))  # of folded ranks, something like a range
 
 
 def add(total: Grad | None, grad: Grad) -> Grad:

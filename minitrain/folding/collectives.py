@@ -1,0 +1,77 @@
+"""What a collective gives to the ranks of a class whose groups lie within it: by symmetry, from one value alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minitrain.collectives import describe
+from minitrain.errors import CollectiveMismatchError
+from minitrain.folding.each import Fold
+from minitrain.folding.mesh import FoldedGroup
+from minitrain.folding.spans import Spans
+from minitrain.tensors import OptState, Weight, WeightGrad
+
+
+def perform(fold: Fold, op: str, value: Any, group: FoldedGroup) -> Any:
+    """Return each rank's result of a collective.
+
+    Args:
+        fold: the attempt.
+        op: which collective.
+        value: what each rank brings.
+        group: the group of each rank.
+
+    Raises:
+        CollectiveMismatchError: the values of a group's ranks do not belong together.
+        DivergesError: the operation cannot be completed by symmetry.
+    """
+    if op == "barrier":
+        return value  # there is none
+    if isinstance(value, list) and op != "all_to_all":
+        return [perform(fold, op, item, group) for item in value]
+    if op == "all_gather" and type(value) in (Weight, OptState, WeightGrad):
+        return _all_gather(value, group)
+    if op in ("all_reduce", "reduce_scatter") and type(value) is WeightGrad:
+        return _reduce(op, value, group)
+    return fold.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
+
+
+def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:
+    """Return the sum over a group, or each rank's shard of it."""
+    _require_same(op, "shards", value, value.shards, group)
+    samples = _over(value.samples, group)
+    if op == "all_reduce":
+        return WeightGrad(value.layer, value.layers, samples, value.total_samples, value.shards, value.num_shards)
+    if not value.is_complete():
+        raise CollectiveMismatchError(f"all ranks of {op} must bring complete gradients, got {describe(value)}", op=op)
+    index = group.index
+    shard: Any = frozenset([index]) if isinstance(index, int) else index.alone()
+    return WeightGrad(value.layer, value.layers, samples, value.total_samples, shard, group.size)
+
+
+def _all_gather(value: Any, group: FoldedGroup) -> Any:
+    """Return what holds the shards of a group's ranks."""
+    shards = _over(value.shards, group)
+    if type(value) is WeightGrad:
+        _require_same("all_gather", "samples", value, value.samples, group)
+        whole: Any = WeightGrad(value.layer, value.layers, value.samples, value.total_samples, shards, value.num_shards)
+    else:
+        whole = type(value)(value.layer, value.layers, value.step, shards, value.num_shards)
+    if group.communicator.whole and not whole.is_complete():
+        raise CollectiveMismatchError(f"all ranks of all_gather must together bring every shard, got {describe(whole)}")
+    return whole
+
+
+def _over(values: Any, group: FoldedGroup) -> Any:
+    """Return the union of the sets of a group's ranks."""
+    return values.over(group.axes) if isinstance(values, Spans) else values
+
+
+def _require_same(op: str, name: str, value: Any, values: Any, group: FoldedGroup) -> None:
+    """Raise unless a set is the same on all ranks of a group."""
+    if isinstance(values, Spans) and not group.axes.isdisjoint(values.slopes):
+        raise CollectiveMismatchError(
+            f"all ranks of {op} must bring the same kind of tensor with the same {name}, which differ between the "
+            f"ranks of a group: {describe(value)}",
+            op=op,
+        )

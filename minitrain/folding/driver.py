@@ -1,0 +1,201 @@
+"""Finding the classes of a strategy's ranks, and simulating one rank of each.
+
+One attempt after the other is made, each with what the one before found out: the axes of the strategy's mesh, and axes
+whose positions have to be kept because ranks part ways along them. It costs little, since ranks part ways early. An
+axis that was kept without a message ever going along it is no pipeline: then the strategy depends on the rank in a way
+that folding refuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from minitrain.dist import Dist
+from minitrain.errors import StrategyError, UsageError
+from minitrain.fixed import FixedPredictor
+from minitrain.folding.each import Fold
+from minitrain.folding.model import FoldedModel
+from minitrain.folding.run import FoldedRun
+from minitrain.folding.spans import Spans
+from minitrain.hardware import FlatTopology
+from minitrain.loading import Strategy
+from minitrain.predictor import Predictor, RuntimePredictor
+from minitrain.run import Run
+from minitrain.tensors import Weight
+from minitrain.verification import check_final_weights
+
+_MANY_CLASSES = 64
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be simulated; fields as the parameters of `simulate_async`."""
+
+    name: str
+    function: Strategy
+    predictor: Predictor
+    hardware: str
+    options: Mapping[str, Any]
+    world_size: int
+    num_layers: int
+    global_batch_size: int
+    p2p_buffer: int | None
+    check: bool
+    strict_memory: bool
+
+
+def require_foldable(predictor: Predictor, others: Mapping[str, Any]) -> None:
+    """Require that ranks are priced alike, and that nothing is asked for that tells them apart.
+
+    Args:
+        predictor: what prices operations.
+        others: parameters of `simulate_async` that do not go with folding, if they are given.
+
+    Raises:
+        UsageError: they cannot be folded.
+    """
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise UsageError(f"fold=True does not go with {', '.join(given)}, which tells ranks apart; leave one out")
+    is_flat = type(predictor) is RuntimePredictor and isinstance(predictor.topology, FlatTopology)
+    if not is_flat and type(predictor) is not FixedPredictor:
+        raise UsageError(
+            "fold=True needs a network that is the same for all ranks: network='flat' or a FixedPredictor, got "
+            f"{predictor!r:.80}"
+        )
+
+
+async def simulate_folded(job: Job, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
+    """Simulate one rank of each class.
+
+    Args:
+        job: what is to be simulated.
+        simulate_fully: simulates every rank, where nothing can be folded.
+
+    Raises:
+        StrategyError: the strategy depends on the rank in a way that does not fold.
+    """
+    axes: Mapping[str, int] = {"world": job.world_size}
+    reasons: dict[str, str] = {}  # why each axis is kept
+    while True:
+        fold = Fold(axes, frozenset(reasons))
+        run = await _attempt(job, fold)
+        if fold.diverged is None:
+            assert run is not None
+            _require_travelled(job, fold, reasons)
+            return run
+        parted, place = fold.diverged
+        if fold.layout is not None and list(axes) == ["world"]:
+            axes, reasons = fold.layout, {}
+            continue
+        new = (parted if fold.layout is None else frozenset(fold.sizes)) & fold.sizes.keys()
+        if not new:
+            _require_travelled(
+                job, fold, {axis: reasons.get(axis, place) for axis in (parted & fold.kept) or fold.kept}
+            )
+            if fold.sizes:
+                _refuse(job, place)
+            return await simulate_fully()
+        reasons |= dict.fromkeys(new, place)
+
+
+def _require_travelled(job: Job, fold: Fold, reasons: Mapping[str, str]) -> None:
+    """Require that messages go along every axis that is kept."""
+    for axis, place in reasons.items():
+        if axis not in fold.travelled and fold.axes[axis] > 1:
+            _refuse(job, place)
+
+
+def _refuse(job: Job, place: str) -> NoReturn:
+    """Raise why a strategy cannot be folded."""
+    raise StrategyError(
+        f"{job.name} cannot be folded: what it does depends on the rank in a way that folding does not follow, by "
+        f"{place}; let ranks differ in shard index and samples alone (see `minitrain.folding.spans.span`), or "
+        "simulate without fold=True",
+        place=place,
+    )
+
+
+async def _attempt(job: Job, fold: Fold) -> Run | None:
+    """Simulate with one way of folding; None if it turned out that ranks part ways."""
+    from minitrain.simulation import _run_ranks  # noqa: PLC0415  (it imports this module)
+
+    representatives = fold.representatives()
+    if len(representatives) > _MANY_CLASSES:
+        await _probe(job, fold)
+        if fold.diverged is not None:
+            return None
+    dist = Dist(job.world_size, p2p_buffer=job.p2p_buffer)
+    models = [_model(job, fold, rank, dist) for rank in representatives]
+    try:
+        return await _simulated(job, fold, models, _run_ranks)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        if fold.diverged is None:
+            raise
+        return None
+
+
+def _model(job: Job, fold: Fold, rank: int, dist: Dist) -> FoldedModel:
+    """Make the model of one class."""
+    return FoldedModel(fold, rank, dist, job.num_layers, job.global_batch_size, job.predictor)
+
+
+async def _probe(job: Job, fold: Fold) -> None:
+    """Run the first class until it has to wait, which shows at once where ranks part ways."""
+    rehearsal = Fold(fold.axes, fold.kept)
+    coroutine: Any = job.function(_model(job, rehearsal, 0, Dist(job.world_size)), **job.options)
+    with contextlib.suppress(Exception):  # of whatever is wrong beside that, the attempt tells
+        coroutine.send(None)
+    coroutine.close()
+    fold.diverged, fold.layout, fold.travelled = rehearsal.diverged, rehearsal.layout, rehearsal.travelled
+
+
+async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel], run_ranks: Any) -> Run:
+    """Simulate the classes and return their run."""
+    from minitrain.simulation import _rare_collections, _require_nothing_left, _watch_memory  # noqa: PLC0415
+
+    excesses = _watch_memory(models, strict=job.strict_memory)
+    with _rare_collections():
+        await run_ranks(job.name, job.function, models, job.options)
+        _require_nothing_left(models[0].dist, models)
+    if job.check:
+        check_final_weights([_united(model, fold) for model in models])
+    for model in models:
+        model.finish()
+    workload = job.predictor.workload
+    return FoldedRun(
+        strategy=job.name,
+        world_size=job.world_size,
+        num_layers=job.num_layers,
+        global_batch_size=job.global_batch_size,
+        hardware=job.hardware,
+        options=job.options,
+        logs=[model.log for model in models],
+        peak_memory_per_rank=fold.spread([model.peak_memory for model in models]),
+        bytes_per_element=workload.bytes_per_element,
+        useful_flop=workload.training_flop(job.global_batch_size, job.num_layers),
+        peak_flop_per_s=job.predictor.peak_flop_per_s,
+        capacity_bytes=job.predictor.capacity_bytes,
+        oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
+        models=models,
+        fold=fold,
+        representatives=fold.representatives(),
+    )
+
+
+def _united(model: FoldedModel, fold: Fold) -> Any:
+    """Return what the final check asks of a model, with the shards of all ranks of its class."""
+    final = {layer: _whole(weight, fold) for layer, weight in model.final_weights.items()}
+    return SimpleNamespace(rank=model.rank, num_layers=model.num_layers, final_weights=final)
+
+
+def _whole(weight: Weight, fold: Fold) -> Weight:
+    """Return a final weight with the shards that a class holds together."""
+    shards: Any = weight.shards.over(fold.sizes) if isinstance(weight.shards, Spans) else weight.shards
+    return Weight(weight.layer, weight.layers, weight.step, shards, weight.num_shards)

@@ -1,0 +1,145 @@
+"""Groups and meshes as the ranks of a class see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+from minitrain.events import COMM, Stream
+from minitrain.folding.each import Each, Fold, in_engine
+from minitrain.groups import Group, Mesh
+
+
+class FoldedCommunicator:
+    """What prices ask of a group: its size, and when its stream is free. All groups of a class are alike."""
+
+    __slots__ = ("free", "ranks", "size", "whole")
+
+    def __init__(self, size: int, *, whole: bool) -> None:
+        self.size = size
+        self.whole = whole
+        self.ranks = range(size)  # a flat network knows their number alone
+        self.free = 0.0
+
+
+class FoldedGroup(Group):
+    """The groups along some axes, one for each rank of a class.
+
+    Args:
+        fold: the attempt.
+        axes: those along which its ranks differ, each of more than one rank.
+        rank: the class's lowest rank.
+    """
+
+    __slots__ = ("_each_index", "_lowest", "_stream", "axes", "fold")
+
+    def __init__(self, fold: Fold, axes: frozenset[str], rank: int) -> None:
+        self.fold = fold
+        self.axes = axes
+        self._lowest = rank
+        size = prod(fold.axes[axis] for axis in axes)
+        whole = size == fold.world_size
+        self.communicator: Any = FoldedCommunicator(size, whole=whole)
+        self._each_index = self._indices()
+        self._stream = Stream(COMM, None if whole else tuple(self._members()))
+
+    def _indices(self) -> Any:
+        """Return the place of each rank among its group's members."""
+        index, stride, slopes = 0, 1, {}
+        for axis, size in reversed(self.fold.axes.items()):
+            if axis in self.axes:
+                index += self._lowest // self.fold.strides[axis] % size * stride
+                slopes[axis] = stride
+                stride *= size
+        return self.fold.each(index, slopes)
+
+    def _members(self) -> list[int]:
+        """Return the members of the lowest rank's group, ascending."""
+        ranks = [self._lowest]
+        for axis in self.fold.axes:
+            if axis in self.axes:
+                stride, size = self.fold.strides[axis], self.fold.axes[axis]
+                here = self._lowest // stride % size
+                ranks = [rank + (place - here) * stride for rank in ranks for place in range(size)]
+        return ranks
+
+    @property
+    def rank(self) -> Any:  # type: ignore[override]
+        """The rank whose group it is: a number to the engine, one number each to the strategy."""
+        return self._lowest if in_engine() else self.fold.each(self._lowest, self.fold.strides)
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Its axes along which classes differ."""
+        return self.axes & self.fold.kept
+
+    @property
+    def index(self) -> Any:  # type: ignore[override]
+        """The place of each rank among its group's members."""
+        return self._each_index
+
+    @property
+    def ranks(self) -> Any:
+        """The members, where they are the same for all ranks."""
+        self._require_same("the ranks of a group")
+        return tuple(self._members())
+
+    @property
+    def stream(self) -> Stream:  # type: ignore[override]
+        """The stream of the lowest rank's group."""
+        self._require_same("the stream of a group")
+        return self._stream
+
+    def _require_same(self, what: str) -> None:
+        """Refuse to tell the strategy what differs between ranks."""
+        if not in_engine(3) and not self.axes.issuperset(self.fold.sizes):
+            self.fold.diverge(f"{what} that differs between ranks")
+
+    def __repr__(self) -> str:
+        self._require_same("the text of a group")
+        return f"Group({self.size} ranks)"
+
+
+class FoldedMesh(Mesh):
+    """The ranks on named axes, as the ranks of a class see them."""
+
+    def __init__(self, fold: Fold, rank: int, groups: Any) -> None:
+        super().__init__(rank, fold.axes, groups)
+        self.fold = fold
+        self._groups = groups
+
+    @property
+    def rank(self) -> Any:
+        """The rank: a number to the engine, one number each to the strategy."""
+        return self._rank if in_engine() else self.fold.each(self._rank, self.fold.strides)
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._rank = rank
+
+    def coord(self, axis: str) -> Any:
+        """Return the rank's place along an axis: a number where positions are kept."""
+        return self.fold.each(super().coord(axis), {axis: 1})
+
+    def group(self, *axes: str) -> Group:
+        """Return the group of ranks that differ from this one along the given axes alone."""
+        for axis in axes:
+            self._require(axis)
+        return self._groups(axes)  # type: ignore[no-any-return]
+
+    def peer(self, axis: str, offset: int, *, wrap: bool = False) -> Any:
+        """Return the rank `offset` places further along an axis; on a folded axis nobody can be told apart."""
+        if axis in self.fold.sizes and offset:
+            self.fold.diverge(f"a peer along the axis {axis}", frozenset([axis]))
+        found = super().peer(axis, offset, wrap=wrap)
+        return None if found is None else self.fold.each(found, self.fold.strides)
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes.items())})"
+
+
+def same_for_all(ranks: Iterable[Any], world_size: int) -> bool:
+    """Return whether some ranks are all of the world."""
+    members: Sequence[Any] = list(ranks)
+    return all(not isinstance(member, Each) for member in members) and set(members) == set(range(world_size))

@@ -1,0 +1,77 @@
+"""A folded run: one log a class, and the figures of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from minitrain.errors import UsageError
+from minitrain.run import Run
+
+if TYPE_CHECKING:
+    from minitrain.folding.each import Fold
+    from minitrain.trace.breakdown import Breakdown
+
+
+@dataclass(frozen=True)
+class FoldedRun(Run):
+    """A run whose `logs` and `models` hold one for each class of ranks, in the order of their lowest ranks.
+
+    Its figures are those of all ranks: `world_size`, `peak_memory_per_rank`, `breakdown` and `num_events` count all.
+
+    Args:
+        fold: how ranks were folded.
+        representatives: the lowest rank of each class.
+    """
+
+    fold: Fold | None = field(default=None, repr=False, compare=False)
+    representatives: Sequence[int] = ()
+
+    @property
+    def num_ranks_a_class(self) -> int:
+        """How many ranks each log stands for."""
+        assert self.fold is not None
+        return self.fold.num_ranks_a_class
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks."""
+        return super().num_events * self.num_ranks_a_class
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The split of each rank's step time, s, one row a rank."""
+        import numpy as np  # noqa: PLC0415  (only when somebody looks)
+
+        from minitrain.trace.breakdown import breakdown  # noqa: PLC0415
+
+        assert self.fold is not None
+        parts = breakdown(self.timeline, self.step_time)
+        ranks = np.array(self.fold.spread(list(range(len(self.logs)))))
+        names = ("computing", "exposed", "overlapped", "waiting")
+        return replace(parts, **{name: getattr(parts, name)[ranks] for name in names})
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(f"a folded run holds one log a class and cannot be {what}; simulate without fold=True")
+
+    def save(self, path: Any) -> None:  # noqa: ARG002
+        """Refuse: files hold a log a rank."""
+        self._refuse("saved")
+
+    def figure(self) -> Any:
+        """Refuse: pictures show every rank."""
+        self._refuse("drawn")
+
+    def write_html(self, path: Any) -> Any:  # noqa: ARG002
+        """Refuse, as `figure` does."""
+        self._refuse("drawn")
+
+    def write_chrome_trace(self, path: Any) -> Any:  # noqa: ARG002
+        """Refuse, as `figure` does."""
+        self._refuse("drawn")
+
+    def explain(self) -> Any:
+        """Refuse: who waits for whom is told by every rank."""
+        self._refuse("explained")
