@@ -104,6 +104,7 @@ def write_comparison_page(
         title=title_of(comparison),
         table=comparison_rows(comparison),
         links=links,
+        include_plotlyjs="directory" if links else True,
     )
 
 
@@ -116,7 +117,7 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
 
 
-def write_run(run: Run, parent: str | PathLike[str]) -> Path:
+def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
     The files are complete before the first of them is moved to its place.
@@ -124,6 +125,7 @@ def write_run(run: Run, parent: str | PathLike[str]) -> Path:
     Args:
         run: the run.
         parent: the folder for that folder; it is made if it does not exist.
+        include_plotlyjs: True for a page that needs no other file, "parent" to share one with the other runs'.
 
     Returns:
         The run's folder.
@@ -135,7 +137,7 @@ def write_run(run: Run, parent: str | PathLike[str]) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     target = parent / folder_name(run.strategy)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
-        run.write_html(Path(made, PAGE))
+        run.write_html(Path(made, PAGE), include_plotlyjs)
         run.write_chrome_trace(Path(made, CHROME_TRACE))
         run.save(Path(made, RUN_FILE))
         target.mkdir(exist_ok=True)
@@ -150,7 +152,7 @@ def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Seq
     Returns:
         The comparison's page, and the runs' folders.
     """
-    folders = {run.strategy: write_run(run, parent) for run in comparison.succeeded}
+    folders = {run.strategy: write_run(run, parent, "parent") for run in comparison.succeeded}
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}

@@ -229,12 +229,18 @@ class Run:
 
         return figure(self.timeline, view_of(self), self.memory_journals)
 
-    def write_html(self, path: str | PathLike[str]) -> Path:
-        """Write the figure as one page that opens without internet, and return its path."""
+    def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+        """Write the figure as one page that opens without internet, and return its path.
+
+        Args:
+            path: where to.
+            include_plotlyjs: True for a page that needs no other file, "directory" or "parent" to share a
+                "plotly.min.js" with other pages of its folder or of the one above.
+        """
         from minitrain.export import view_of  # noqa: PLC0415
         from minitrain.trace.page import write_html  # noqa: PLC0415
 
-        return write_html(Path(path), self.timeline, view_of(self), journals=self.memory_journals)
+        return write_html(Path(path), self.timeline, view_of(self), include_plotlyjs, self.memory_journals)
 
     def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
         """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""

@@ -81,3 +81,14 @@ def test_durations_by_hand_have_neither_mfu_nor_a_device_s_memory(tmp_path: Path
 )
 def test_folders_have_names_that_any_system_takes(name: str, folder: str) -> None:
     assert folder_name(name) == folder
+
+
+def test_the_pages_of_a_comparison_share_one_plotly(tmp_path: Path) -> None:
+    comparison = mt.compare(["ddp", "zero3"], world_size=2, num_layers=2, global_batch_size=4)
+    page, *folders = write_comparison(comparison, tmp_path)
+    assert (tmp_path / "plotly.min.js").stat().st_size > 1_000_000
+    assert '<script src="plotly.min.js">' in page.read_text()
+    for folder in folders:
+        text = (folder / "index.html").read_text()
+        assert '<script src="../plotly.min.js">' in text
+        assert len(text) < 200_000

@@ -138,7 +138,7 @@ def test_pages_side_by_side_share_one_plotly(tmp_path: Path) -> None:
 
 
 def test_a_page_that_needs_the_internet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="include_plotlyjs must be True or 'directory', got 'cdn'"):
+    with pytest.raises(UsageError, match="include_plotlyjs must be True, 'directory' or 'parent', got 'cdn'"):
         write_html(tmp_path / "page.html", [[]], include_plotlyjs="cdn")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from minitrain.trace.stores import Journals
 from minitrain.trace.view import View
 
 PLOTLY_FILE = "plotly.min.js"
+_SHARED = {"directory": PLOTLY_FILE, "parent": f"../{PLOTLY_FILE}"}
 CONFIG = {
     "responsive": True,
     "displaylogo": False,
@@ -46,7 +47,8 @@ def write_html(
         trace: one log a rank, or columns.
         view: title, facts and units; plain ones if None.
         include_plotlyjs: True for a page that needs no other file; "directory" to share one "plotly.min.js" with
-            the other pages of the folder, which is written there if it is missing.
+            the other pages of the folder, which is written there if it is missing; "parent" to share that of the
+            folder above.
         journals: every change of every store, for memory by kind, if they were kept.
 
     Returns:
@@ -78,21 +80,24 @@ def write_page(
         body: HTML above the figure.
     """
     target = Path(path)
-    if include_plotlyjs not in (True, "directory"):
+    if include_plotlyjs is True:
+        return write_text(target, _page(figure, title, _plotlyjs(), details, body))
+    if include_plotlyjs not in _SHARED:
         raise UsageError(
-            f"include_plotlyjs must be True or 'directory', got {include_plotlyjs!r}: a page must open without internet"
+            f"include_plotlyjs must be True, 'directory' or 'parent', got {include_plotlyjs!r}: a page must open "
+            "without internet"
         )
-    if include_plotlyjs == "directory":
-        _share_plotlyjs(target.parent)
-    return write_text(target, _page(figure, title, include_plotlyjs is True, details, body))
+    shared = _SHARED[str(include_plotlyjs)]
+    _share_plotlyjs(target.parent / shared)
+    return write_text(target, _page(figure, title, [f'<script src="{shared}"></script>\n'], details, body))
 
 
-def _page(figure: Any, title: str, whole: bool, details: dict[str, Any] | None, body: str) -> Iterator[str]:
+def _page(figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, Any] | None, body: str) -> Iterator[str]:
     """Write the page, piece by piece."""
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title or "trace")}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{STYLE}</style></head><body>\n{body}<div id='figure'></div>\n"
-    yield from _plotlyjs() if whole else [f'<script src="{PLOTLY_FILE}"></script>\n']
+    yield from plotlyjs
     yield f'<script id="data" type="application/json">{_json(figure)}</script>\n'
     yield f'<script id="details" type="application/json">{_json(details)}</script>\n'
     yield f"<script>const CONFIG = {_json(CONFIG)};\n{PAGE_SCRIPT}</script></body></html>\n"
@@ -117,8 +122,8 @@ def _json(data: Any) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _share_plotlyjs(folder: Path) -> None:
-    """Write Plotly's JavaScript beside the pages, unless the very same is there."""
-    code, shared = _code(), folder / PLOTLY_FILE
+def _share_plotlyjs(shared: Path) -> None:
+    """Write Plotly's JavaScript where several pages find it, unless the very same is there."""
+    code = _code()
     if not shared.exists() or shared.read_text(encoding="utf-8") != code:
         write_text(shared, [code])
