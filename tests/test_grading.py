@@ -174,7 +174,7 @@ def test_a_failure_says_where_and_gives_one_hint(tmp_path: Path) -> None:
     found = grade(path, "02", hidden=False)
     failure = found.failures[0]
     assert failure.line == "mine.py:15"
-    assert failure.where() == "2 ranks, 3 layers, batch 8, rank 0, layer 2, mine.py:15"
+    assert failure.where() == "2 ranks, 3 layers, batch 8, rank 0, layer 2, step 8, mine.py:15"
     assert failure.hint == load_exercise("02").hints_by_check["laws"]
     assert [result.status for result in found.results] == ["passed", "failed", *["skipped"] * 4]
     assert failure.as_dict()["name"] == "laws"

@@ -93,20 +93,26 @@ def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any]) -> Ju
     message = str(error.get("message"))
     if "MinitrainError" not in kinds and kinds:
         message = f"{kinds[0]}: {message}"
-    facts = {fact: error.get(fact) for fact in ("rank", "layer", "line")}
+    facts = {fact: error.get(fact) for fact in ("rank", "layer", "step", "line")}
     return _up_to(name, failed(exercise, case, name, message, **facts))
 
 
 def _broken(exercise: Exercise, case: Case, error: MinitrainError, lines: Sequence[Sequence[Any]]) -> Judged:
     """Judge an error of the run on this side."""
     name = "numerics" if isinstance(error, ProofError) else "laws" if isinstance(error, LawError) else "runs"
-    step, rank = getattr(error, "step", None), error.rank
-    facts: dict[str, Any] = {"rank": rank, "layer": error.layer, "step": step}
-    if isinstance(step, int) and isinstance(rank, int) and rank < len(lines) and step < len(lines[rank]):
-        facts["line"] = lines[rank][step]
+    facts: dict[str, Any] = {"rank": error.rank, "layer": error.layer}
+    if error.place is not None:
+        rank, number, facts["step"] = error.place
+        facts.update(rank=rank, line=_line(lines, rank, number))
     if name == "numerics":
         facts.update(expected="the numbers of a single device", got=_difference(error))
     return _up_to(name, failed(exercise, case, name, str(error).split("\n")[0], **facts))
+
+
+def _line(lines: Sequence[Sequence[Any]], rank: int, number: int) -> str | None:
+    """Return where a step stands in the submission, as it says."""
+    known = lines[rank] if rank < len(lines) else ()
+    return str(known[number]) if number < len(known) and known[number] is not None else None
 
 
 def _difference(error: MinitrainError) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from minitrain.places import strategy_frame
 from minitrain.storage import Account, Store
@@ -168,15 +168,19 @@ class RecordingModel(StrictModel):
         program: its steps.
         submitted: the step that submitted an operation, by its row in the log.
         tags: numbers for the tags of messages, the same on all ranks.
+        started: the models of the run, as far as they were made, where a subclass has a list of its own.
     """
 
     work_kind = RecordedWork
     tags = Interned()
+    started: ClassVar[list[Any] | None] = None
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self.program = Program()
         self.submitted: dict[int, int] = {}
         super().__init__(*args, **named)
+        if self.started is not None:
+            self.started.append(self)
 
     def _store(self, name: str) -> Store[Any]:
         super()._store(name)  # makes the ledger

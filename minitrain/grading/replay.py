@@ -32,7 +32,7 @@ def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model],
                     raise
                 raise StrategyError(f"step {number} of rank {model.rank} makes no sense: {error!r:.200}") from error
             except Exception as error:
-                error.step = number  # type: ignore[attr-defined]  # for whoever knows its line in the strategy
+                error.place = model.rank, number, len(model.log)  # type: ignore[attr-defined]  # for who knows its line
                 raise
         return model
 

@@ -34,7 +34,7 @@ class CheckResult:
         size: the sizes of the run where it failed, in words.
         rank: where, if on one rank.
         layer: of which layer, if of one.
-        step: which operation of the rank it was, counted from 0.
+        step: which operation of the rank it was, counted from 0, as in its log.
         line: where in the submission, as "file.py:12".
         expected: what was allowed.
         got: what was found.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +84,19 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
     from minitrain.grading.recorder import Interned, RecordingModel  # noqa: PLC0415
 
-    RecordingModel.tags = Interned()
+    started: list[Any] = []
+    kind = type("Recorder", (RecordingModel,), {"tags": Interned(), "started": started})  # of this run alone
     try:
         run = mt.simulate(
             function,
             strict=True,
-            model_kind=RecordingModel,
+            model_kind=kind,
             hardware=case["hardware"],
             **case["sizes"],
             **case["options"],
         )
     except BaseException as error:  # whatever it is, it is the submission's
-        return {"error": describe(error)}
+        return {"error": describe(error, started)}
     models: list[Any] = [*run.models]
     return {
         "programs": [model.program.steps for model in models],
@@ -102,13 +104,23 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """Return an error as plain data."""
+def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return an error as plain data.
+
+    Args:
+        error: what ended the run, or kept it from beginning.
+        models: of the ranks that had begun.
+    """
     facts = {name: getattr(error, name, None) for name in ("rank", "layer", "op")}
+    on_rank = re.search(r"^on rank (\d+) of", "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
+    if facts["rank"] is None and on_rank and "DeadlockError" not in type(error).__name__:
+        facts["rank"] = int(on_rank.group(1))
+    rank = facts["rank"]
     return {
         "kinds": [kind.__name__ for kind in type(error).__mro__],
         "message": str(error)[:2000] or type(error).__name__,
         "line": _line_in_submission(error),
+        "step": len(models[rank].log) if isinstance(rank, int) and rank < len(models) else None,
         **{name: value if isinstance(value, int | str) else None for name, value in facts.items()},
     }
 
