@@ -217,7 +217,7 @@ def test_hw_check_says_every_fault_of_every_file() -> None:
 def test_a_failure_to_write_leaves_no_partial_file_and_prints_the_figures(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(run: object, path: Path) -> None:
+    def full(run: object, path: Path, *others: object) -> None:
         path.write_text("half")
         raise OSError(28, "No space left on device", str(path))
 
