@@ -27,6 +27,8 @@ def require_step(rank: int, op: str, what: str, value: Any, weight_step: int) ->
 
 def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight, opt_state: OptState) -> None:
     """Require the state of exactly the weight's shards, a gradient of its step, and no second update of any part."""
+    if weight.step != opt_state.step:
+        return  # the operation itself refuses that
     require_step(ledger.rank, "update", "the gradient", grad, weight.step)
     if (weight.shards, weight.num_shards) != (opt_state.shards, opt_state.num_shards) and (
         parts(weight) != parts(opt_state)
