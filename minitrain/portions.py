@@ -6,13 +6,14 @@ are large, hundreds where they are small. That is also the most finished work th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from itertools import islice
 from typing import Any
@@ -21,7 +22,7 @@ from minitrain.comparison import FailedRun
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.loading import Strategy, load_strategy
 from minitrain.run import Run, plain
-from minitrain.simulation import simulate
+from minitrain.simulation import simulate, simulate_async
 
 Row = dict[str, Any]
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
@@ -105,23 +106,42 @@ def work_off(portion: Portion) -> tuple[float, list[tuple[str, Row]]]:
     """Simulate configurations; return the time of one of them, s, and their rows by key."""
     start = time.perf_counter()
     functions: dict[str, Strategy] = {}
-    rows = [(key, row_of(configuration, functions)) for key, configuration in portion]
+    with _simulator() as simulate_one:
+        rows = [(key, row_of(configuration, functions, simulate_one)) for key, configuration in portion]
     return (time.perf_counter() - start) / len(portion), rows
 
 
-def row_of(configuration: Configuration, functions: dict[str, Strategy]) -> Row:
+@contextlib.contextmanager
+def _simulator() -> Iterator[Callable[..., Run]]:
+    """Provide what simulates: in one event loop for all, unless a loop runs here already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            yield lambda strategy, **parameters: loop.run_until_complete(simulate_async(strategy, **parameters))
+    else:
+        yield simulate
+
+
+def row_of(
+    configuration: Configuration, functions: dict[str, Strategy], simulate_one: Callable[..., Run] = simulate
+) -> Row:
     """Return the row of one configuration, whatever becomes of it.
 
     Args:
         configuration: strategy and parameters.
         functions: strategies found before, by what they were given as.
+        simulate_one: what simulates.
     """
     strategy, parameters = configuration
     name = strategy if isinstance(strategy, str) else strategy.__name__
     try:
         if isinstance(strategy, str) and strategy not in functions:
             functions[strategy] = load_strategy(strategy)[1]
-        run: Run | FailedRun = simulate(functions[strategy] if isinstance(strategy, str) else strategy, **parameters)
+        run: Run | FailedRun = simulate_one(
+            functions[strategy] if isinstance(strategy, str) else strategy, **parameters
+        )
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)
     summary = run.summary()

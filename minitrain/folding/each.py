@@ -124,12 +124,13 @@ class Each:
         slopes: how much it grows along each folded axis, without zeros.
     """
 
-    __slots__ = ("const", "fold", "slopes")
+    __slots__ = ("_alone", "const", "fold", "slopes")
 
     def __init__(self, fold: Fold, const: int, slopes: Mapping[str, int]) -> None:
         self.fold = fold
         self.const = const
         self.slopes = slopes
+        self._alone: Any = None
 
     def bounds(self) -> tuple[int, int]:
         """Return the least and the greatest value of any rank."""
@@ -276,6 +277,8 @@ class Each:
 
     def alone(self) -> Any:
         """Return the set of this value alone, one a rank (`Tensor.shard` asks for it)."""
-        from minitrain.folding.spans import Spans  # noqa: PLC0415  (sets are made of these)
+        if self._alone is None:
+            from minitrain.folding.spans import Spans  # noqa: PLC0415  (sets are made of these)
 
-        return Spans(self.fold, ((self.const, self.const + 1),), self.slopes)
+            self._alone = Spans(self.fold, ((self.const, self.const + 1),), self.slopes)
+        return self._alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterable
+from itertools import chain
 from typing import Any
 
 from minitrain import laws
@@ -184,11 +185,11 @@ class FoldedModel(Model):
         self._finished = True
         self._each_rank = self._rank
         self._finish_log()
-        for held in (self.final_weights, *self.storage()):
-            for tensor in held.values():
-                for name in ("shards", "samples"):
-                    if hasattr(tensor, name):
-                        setattr(tensor, name, _of_lowest(getattr(tensor, name)))
+        held: Any = [self.final_weights, *self.storage()]
+        for tensor in chain(*(tensors.values() for tensors in held)):
+            for name in ("shards", "samples"):
+                if name in tensor.__slots__:
+                    setattr(tensor, name, _of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
         """Make the log that of the lowest rank."""

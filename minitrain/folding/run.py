@@ -56,22 +56,22 @@ class FoldedRun(Run):
     def _refuse(self, what: str) -> NoReturn:
         raise UsageError(f"a folded run holds one log a class and cannot be {what}; simulate without fold=True")
 
-    def save(self, path: Any) -> None:  # noqa: ARG002
+    def save(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: files hold a log a rank."""
         self._refuse("saved")
 
-    def figure(self) -> Any:
+    def figure(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: pictures show every rank."""
         self._refuse("drawn")
 
-    def write_html(self, path: Any) -> Any:  # noqa: ARG002
+    def write_html(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse, as `figure` does."""
         self._refuse("drawn")
 
-    def write_chrome_trace(self, path: Any) -> Any:  # noqa: ARG002
+    def write_chrome_trace(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse, as `figure` does."""
         self._refuse("drawn")
 
-    def explain(self) -> Any:
+    def explain(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: who waits for whom is told by every rank."""
         self._refuse("explained")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import product
+from math import prod
 from typing import Any, overload
 
 from minitrain.folding.each import Each, Fold, in_engine
@@ -82,7 +83,7 @@ class Spans(Set[Any]):
         rings: steps and counts of axes over which sets were united.
     """
 
-    __slots__ = ("fold", "pieces", "rings", "slopes")
+    __slots__ = ("_over", "_size", "fold", "pieces", "rings", "slopes")
 
     def __init__(
         self, fold: Fold, pieces: Sequence[Piece], slopes: Mapping[str, int] | None = None, rings: Sequence[Ring] = ()
@@ -90,6 +91,8 @@ class Spans(Set[Any]):
         self.fold = fold
         self.slopes = dict(slopes or {})
         self.pieces, self.rings = _settled(fold, _merged(pieces), sorted(rings))
+        self._size = sum(stop - start for start, stop in self.pieces) * prod(count for _, count in self.rings)
+        self._over: dict[frozenset[str], Spans] = {}  # layers share sets, and their collectives the unions
 
     @classmethod
     def of(cls, fold: Fold, values: Any) -> Spans:
@@ -124,6 +127,13 @@ class Spans(Set[Any]):
 
     def over(self, axes: Iterable[str]) -> Spans:
         """Return the union of the sets of all ranks along some axes."""
+        along = frozenset(axes)
+        if along not in self._over:
+            self._over[along] = self._united(along)
+        return self._over[along]
+
+    def _united(self, axes: frozenset[str]) -> Spans:
+        """Make the union of the sets of all ranks along some axes."""
         slopes, rings, shift = dict(self.slopes), list(self.rings), 0
         for axis in axes:
             slope = slopes.pop(axis, 0)
@@ -145,10 +155,7 @@ class Spans(Set[Any]):
         return low, high
 
     def __len__(self) -> int:
-        size = sum(stop - start for start, stop in self.pieces)
-        for _, count in self.rings:
-            size *= count
-        return size
+        return self._size
 
     def __iter__(self) -> Iterator[Any]:
         offsets = [range(0, step * count, step) for step, count in reversed(self.rings)]
@@ -168,7 +175,7 @@ class Spans(Set[Any]):
         return any(start <= rest and rest < stop for start, stop in self.pieces)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Spans) and self._form() == other._form():
+        if other is self or (isinstance(other, Spans) and self._form() == other._form()):
             return True
         if not isinstance(other, Set):
             return NotImplemented
