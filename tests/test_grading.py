@@ -133,6 +133,27 @@ def test_a_program_names_tensors_that_nobody_made() -> None:
         mt.simulate(replayed(program, "forged"), strict=True, numerics="numpy", **sizes)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        {"error": 3},
+        {"error": {"kinds": 3}},
+        {"programs": 3, "lines": []},
+        {"programs": [[]], "lines": [[]]},
+        {"programs": [{}, []], "lines": [[], []]},
+        {"programs": [[0] * 400_001, []], "lines": [[], []]},
+        {"programs": [[3], []], "lines": [[], []]},
+        {"programs": [[["praise"]], []], "lines": [[3], [4]]},
+        {"programs": [[["load_weights", 0, 1, 0]], []], "lines": [[], []]},
+    ],
+)
+def test_whatever_comes_back_is_judged(found: dict[str, Any]) -> None:
+    exercise = load_exercise("02")
+    results = [*judge(exercise, exercise.public[0], found).values()]
+    assert not results[-1].passed
+
+
 def test_names_say_what_a_value_is() -> None:
     assert name_of(None) == {"alien": "None"}
     assert name_of([3])["bucket"] == [{"alien": "3"}]
@@ -427,6 +448,13 @@ def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     found = json.loads(results.read_text())
     assert found["score"] == 100
     assert [test["status"] for test in found["tests"]] == ["passed"] * 6
+
+    (home / "submission" / "ddp.py").rename(home / "submission" / "notes.py")
+    (home / "submission" / "notes.py").write_text("")
+    subprocess.run(["bash", str(home / "run_autograder")], check=True, cwd=tmp_path, env=environment)
+    found = json.loads(results.read_text())
+    assert found["score"] == 0
+    assert "which exercise is" in found["output"]
 
 
 @pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)

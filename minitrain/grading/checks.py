@@ -9,6 +9,7 @@ from typing import Any
 from minitrain.errors import LawError, MinitrainError, ProofError
 from minitrain.grading.budgets import budget_for, communication_by_kind
 from minitrain.grading.exercise import Case, Exercise
+from minitrain.grading.recorder import MOST_STEPS
 from minitrain.grading.replay import replayed
 from minitrain.grading.result import CheckResult
 from minitrain.numerics.problem import Problem
@@ -45,12 +46,16 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any]) -> Judged:
     Returns:
         A result for each check that was made.
     """
-    if "error" in found:
-        return _ended_early(exercise, case, found["error"])
+    try:
+        if "error" in found:
+            return _ended_early(exercise, case, found["error"])
+        programs, lines = _programs_of(found, case)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return _up_to("runs", failed(exercise, case, "runs", "what came back from its process makes no sense"))
     problem = Problem()
     try:
         run = simulate(
-            replayed(found["programs"], exercise.function),
+            replayed(programs, exercise.function),
             strict=True,
             numerics=problem,
             hardware=exercise.hardware,
@@ -60,10 +65,25 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any]) -> Judged:
         judged.run = run
         compare_with_reference(run, problem)
     except MinitrainError as error:
-        return _broken(exercise, case, error, found["lines"])
+        return _broken(exercise, case, error, lines)
     judged.update(_passed("numerics"))
     judged.update(_budgets(exercise, case, run))
     return judged
+
+
+def _programs_of(found: Mapping[str, Any], case: Case) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return the programs and lines that came back, which may be anything.
+
+    Raises:
+        ValueError: they are not one list a rank, or too long.
+    """
+    programs, lines = found["programs"], found["lines"]
+    for lists in (programs, lines):
+        if len(lists) != case.world_size or not all(isinstance(part, list) for part in lists):
+            raise ValueError("there must be one list a rank")
+    if sum(map(len, programs)) > MOST_STEPS:
+        raise ValueError(f"there are more than {MOST_STEPS} steps")
+    return programs, lines
 
 
 def _passed(*names: str) -> Judged:

@@ -21,8 +21,11 @@ _RUN = """#!/usr/bin/env bash
 cd "$(dirname "$0")"
 SUBMISSION="${{MINITRAIN_SUBMISSION:-/autograder/submission}}"
 RESULTS="${{MINITRAIN_RESULTS:-/autograder/results/results.json}}"
-{python} -m minitrain learn grade "$SUBMISSION"/*.py --exercises exercises --format gradescope > "$RESULTS"
-exit 0
+{python} -m minitrain learn grade "$SUBMISSION"/*.py --exercises exercises --format gradescope \\
+    > "$RESULTS" 2> errors.txt
+if [ ! -s "$RESULTS" ]; then
+    {python} -c 'import json, sys; print(json.dumps(dict(score=0, output=sys.stdin.read())))' < errors.txt > "$RESULTS"
+fi
 """
 
 

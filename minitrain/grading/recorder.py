@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 Step = list[Any]
 MOST_STEPS = 400_000
-"""Steps of all ranks after which a submission is stopped; the largest shipped exercise has about 20 000."""
+"""Steps after which a rank is stopped, and that all ranks together may have; the longest shipped run has 30 000."""
 
 
 class Program:

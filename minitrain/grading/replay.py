@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from minitrain import tensors
-from minitrain.errors import StrategyError
+from minitrain.errors import MinitrainError, StrategyError
 from minitrain.grading.recorder import Step, leaves
 from minitrain.model import Model
 
@@ -27,13 +27,11 @@ def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model],
         for number, step in enumerate(programs[model.rank]):
             try:
                 await player.play(number, step)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                if isinstance(error, AssertionError):  # a broken law may also be a TypeError
-                    raise
-                raise StrategyError(f"step {number} of rank {model.rank} makes no sense: {error!r:.200}") from error
-            except Exception as error:
+            except MinitrainError as error:
                 error.place = model.rank, number, len(model.log)  # type: ignore[attr-defined]  # for who knows its line
                 raise
+            except Exception as error:  # whatever it is, it is the program's
+                raise StrategyError(f"step {number} of rank {model.rank} makes no sense: {error!r:.200}") from error
         return model
 
     strategy.__name__ = strategy.__qualname__ = name

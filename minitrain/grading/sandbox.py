@@ -145,8 +145,10 @@ class _Process:
         found: list[dict[str, Any]] = []
         try:
             found = json.loads(results)
-        except ValueError:
-            failure = failure or _why(code)
+            if not (isinstance(found, list) and all(isinstance(result, dict) for result in found)):
+                raise ValueError("one object a case")  # noqa: TRY301  (as if it could not be read)
+        except (ValueError, RecursionError):
+            found, failure = [], failure or _why(code)
         return Outcome(found, failure, output, time.monotonic() - self.began)
 
     def kill(self) -> None:
