@@ -29,6 +29,7 @@ Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="FILE", help="JSON Lines file to write rows into, and to go on from."),
 ]
+Fold = Annotated[bool, typer.Option("--fold", help="Simulate ranks that do the same once.")]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write all rows as a table.")]
 
 
@@ -43,6 +44,7 @@ def sweep(
     hw: given.Hardware = None,
     network: given.Network = None,
     strict_memory: given.StrictMemory = False,
+    fold: Fold = False,
     results: Results = None,
     csv: Csv = None,
     as_json: given.AsJson = False,
@@ -59,6 +61,7 @@ def sweep(
         "global_batch_size": batch,
         "hardware": hw or given.DEFAULT_HARDWARE,
         "strict_memory": strict_memory,
+        "fold": fold,
         **({} if network is None else {"network": network}),
         **given.strategy_options(option or (), microbatch),
     }
