@@ -149,10 +149,12 @@ def _model(job: Job, fold: Fold, rank: int, dist: Dist) -> FoldedModel:
 async def _probe(job: Job, fold: Fold) -> None:
     """Run the first class until it has to wait, which shows at once where ranks part ways."""
     rehearsal = Fold(fold.axes, fold.kept)
-    coroutine: Any = job.function(_model(job, rehearsal, 0, Dist(job.world_size)), **job.options)
+    dist = Dist(job.world_size)
+    coroutine: Any = job.function(_model(job, rehearsal, 0, dist), **job.options)
     with contextlib.suppress(Exception):  # of whatever is wrong beside that, the attempt tells
         coroutine.send(None)
     coroutine.close()
+    dist.watch.over = True  # nobody else will come
     fold.diverged, fold.layout, fold.travelled = rehearsal.diverged, rehearsal.layout, rehearsal.travelled
 
 
@@ -166,6 +168,7 @@ async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel], run_ra
         _require_nothing_left(models[0].dist, models)
     if job.check:
         check_final_weights([_united(model, fold) for model in models])
+    fold.over = True
     for model in models:
         model.finish()
     workload = job.predictor.workload

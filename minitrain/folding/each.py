@@ -34,6 +34,7 @@ class Fold:
         diverged: axes on which ranks part ways, and where.
         layout: axes of a mesh that the strategy asked for and that are not these.
         travelled: kept axes along which a message went.
+        over: whether the attempt has ended, so that nobody's values are asked for any more.
     """
 
     def __init__(self, axes: Mapping[str, int], kept: frozenset[str]) -> None:
@@ -49,6 +50,7 @@ class Fold:
         self.diverged: tuple[frozenset[str], str] | None = None
         self.layout: dict[str, int] | None = None
         self.travelled: set[str] = set()
+        self.over = False
 
     def each(self, const: int, slopes: Mapping[str, int]) -> Any:
         """Return the value const + sum of slope x coordinate: an int where it is the same for all ranks."""

@@ -16,6 +16,7 @@ from minitrain.folding.each import Each, Fold, in_engine
 Piece = tuple[int, int]
 Ring = tuple[int, int]
 
+_MOST_HASHED = 4096
 _MOST_PIECES = 4096  # of a union that is no ring; more are refused rather than listed
 
 
@@ -74,7 +75,7 @@ class EachRange(Sequence[Any]):
 class Spans(Set[Any]):
     """A set of integers, one set a rank of a class.
 
-    Its hash, which sets that differ between ranks have none of, is not a frozenset's.
+    Its hash, which sets that differ between ranks have none of, is a frozenset's up to `_MOST_HASHED` members.
 
     Args:
         fold: the attempt it belongs to.
@@ -192,7 +193,11 @@ class Spans(Set[Any]):
     def __hash__(self) -> int:
         if self.slopes:
             self.fold.diverge("a look-up of a set that differs between ranks", self.slopes)
-        return hash((self.pieces, self.rings))
+        if len(self) <= _MOST_HASHED:
+            return hash(frozenset(self))
+        if not in_engine() and not self.fold.over:
+            self.fold.diverge(f"a look-up of a set of more than {_MOST_HASHED} members", frozenset())
+        return hash((len(self), self.bounds()))
 
     def __or__(self, other: Any) -> Any:
         if not isinstance(other, Set):
