@@ -7,7 +7,7 @@ differ from rank to rank; rings (step, count) are coordinates k over which a col
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any, overload
 
@@ -84,7 +84,7 @@ class Spans(Set[Any]):
         rings: steps and counts of axes over which sets were united.
     """
 
-    __slots__ = ("_over", "_size", "fold", "pieces", "rings", "slopes")
+    __slots__ = ("_known_hash", "_over", "_size", "fold", "pieces", "rings", "slopes")
 
     def __init__(
         self, fold: Fold, pieces: Sequence[Piece], slopes: Mapping[str, int] | None = None, rings: Sequence[Ring] = ()
@@ -93,6 +93,7 @@ class Spans(Set[Any]):
         self.slopes = dict(slopes or {})
         self.pieces, self.rings = _settled(fold, _merged(pieces), sorted(rings))
         self._size = sum(stop - start for start, stop in self.pieces) * prod(count for _, count in self.rings)
+        self._known_hash: int | None = None
         self._over: dict[frozenset[str], Spans] = {}  # layers share sets, and their collectives the unions
 
     @classmethod
@@ -194,7 +195,9 @@ class Spans(Set[Any]):
         if self.slopes:
             self.fold.diverge("a look-up of a set that differs between ranks", self.slopes)
         if len(self) <= _MOST_HASHED:
-            return hash(frozenset(self))
+            if self._known_hash is None:
+                self._known_hash = hash(frozenset(chain(*(range(*piece) for piece in self._listed()))))
+            return self._known_hash
         if not in_engine() and not self.fold.over:
             self.fold.diverge(f"a look-up of a set of more than {_MOST_HASHED} members", frozenset())
         return hash((len(self), self.bounds()))
