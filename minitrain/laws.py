@@ -25,7 +25,7 @@ def _broken(model: Rank, op: str, rule: str, layer: Any = None, **facts: Any) ->
 
 def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> None:
     """Require a tensor of one kind."""
-    if not isinstance(value, kind):
+    if value.__class__ is not kind and not isinstance(value, kind):
         raise TensorTypeError(
             f"{op} on rank {model.rank}: {name} must be a {kind.__name__}, got {describe(value)}",
             op=op,

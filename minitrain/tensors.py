@@ -107,8 +107,9 @@ class Tensor:
 
 def clone(value: T) -> T:
     """Return an equal tensor, an object of its own; anything else as it is."""
-    if isinstance(value, Activation | ActivationGrad):
-        return type(value)(value.layer, value.layers, value.samples, value.total_samples)
+    kind = value.__class__
+    if kind is Activation or kind is ActivationGrad:
+        return kind(value.layer, value.layers, value.samples, value.total_samples)  # type: ignore[call-arg,attr-defined]
     return copy.copy(value) if isinstance(value, Tensor) else value
 
 

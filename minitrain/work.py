@@ -132,7 +132,8 @@ class Work(Call):
             work = pending.popleft()
             if hasattr(work, "carried"):  # the others were given up
                 work._receive(source)
-                woken.append(work)
+                if work._step is not None or work.next is not None:
+                    woken.append(work)
         wake_soon(woken)
 
     def _receive(self, source: int) -> None:
