@@ -315,10 +315,14 @@ async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], opt
     finally:
         models[0].dist.watch.alarm = None
         await _end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(asyncio.get_running_loop())})
+    lost = models[0].dist.watch.lost_errors(asyncio.get_running_loop())
     if models[0].dist.error is not None:  # what the transport found comes before what followed from it
         raise models[0].dist.error.with_traceback(None)
     if crew.failures:
         _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
+    for error in lost:
+        error.add_note(f"in a sub-task of the strategy {name} that nobody awaited")
+        raise error
 
 
 async def _end_all(tasks: set[asyncio.Task[Any]]) -> None:

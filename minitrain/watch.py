@@ -124,6 +124,14 @@ class Watch:
         """Return the tasks of this run that are not over."""
         return [task for task in asyncio.all_tasks(loop) if self._is_ours(_context_of(task))]
 
+    def lost_errors(self, loop: asyncio.AbstractEventLoop) -> list[BaseException]:
+        """Return the errors of this run's tasks that nobody has looked at; asyncio will not log them then."""
+        name = "_all_tasks" if hasattr(asyncio.tasks, "_all_tasks") else "_scheduled_tasks"  # since Python 3.12
+        known: Iterable[asyncio.Task[Any]] = getattr(asyncio.tasks, name, ())
+        ended = [task for task in list(known) if task.done() and getattr(task, "_log_traceback", False)]
+        ours = [task for task in ended if task.get_loop() is loop and self._is_ours(_context_of(task))]
+        return [error for error in (task.exception() for task in ours) if error is not None]
+
     def _is_ours(self, context: Context | None) -> bool:
         """Return whether a context belongs to this run; where it cannot be told, it does."""
         return not self.marked or context is None or context.get(RUN) is self.dist

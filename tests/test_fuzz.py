@@ -26,7 +26,7 @@ pytestmark = pytest.mark.fuzz
 
 FUZZ_S = float(os.environ.get("MINITRAIN_FUZZ_S", "2"))
 SEED = int(os.environ.get("MINITRAIN_FUZZ_SEED", "0"))
-SLOWEST_S = 10.0
+SLOWEST_S = 30.0  # on a busy machine; a comparison of six strategies writes 19 files
 
 CONFIGS = [path.read_bytes() for path in sorted((Path(__file__).parents[1] / "hw_configs").glob("*.json"))]
 PIECES = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"null", b"true"]

@@ -195,7 +195,7 @@ class StrictModel(Model):
             return
         for work in works:
             require_genuine(work.model.ledger, op, _items(work.value), whatever_version=True)
-        if op in _RULES:
+        if op in _RULES and len(works) > 1:
             brought = zip(*(_items(work.value) for work in works), strict=True)
             for values, result in zip(brought, _items(results[0]), strict=True):
                 _RULES[op](op, values, result, works)
