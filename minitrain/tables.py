@@ -15,7 +15,7 @@ from minitrain.export import title_of
 if TYPE_CHECKING:
     from minitrain.comparison import Comparison
     from minitrain.hardware import SystemConfig
-    from minitrain.run import Run
+    from minitrain.run import HeldOutside, Run
 
 GIB = 2**30
 
@@ -80,9 +80,22 @@ def run_table(run: Run) -> Table:
         "exposed communication": f"{run.exposed_comm_fraction * 100:.1f} %",
         "events": f"{run.num_events}",
     }
+    if run.held_outside is not None:
+        rows["held outside stores"] = _outside(run, run.held_outside)
     if run.oom is not None:
         rows["out of memory"] = str(run.oom).removeprefix("out of memory ")
     return facts_table(rows)
+
+
+def _outside(run: Run, held: HeldOutside) -> str:
+    """Return what a strict run held outside its stores, and which lines had made it."""
+    if not held.elements:
+        return "nothing"
+    lines = [
+        f"{elements * run.bytes_per_element / GIB:.3g} GiB made at {line}"
+        for line, elements in held.elements_by_line.items()
+    ]
+    return f"at most {held.elements * run.bytes_per_element / GIB:.3g} GiB, on rank {held.rank}: {', '.join(lines)}"
 
 
 def facts_table(rows: Mapping[str, str]) -> Table:

@@ -93,6 +93,14 @@ Durations = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Count every tensor alive, wherever it is kept, and accept only what operations gave.",
+        rich_help_panel=_MODEL,
+    ),
+]
 StrictMemory = Annotated[
     bool,
     typer.Option(
@@ -110,6 +118,7 @@ _OWN_OPTIONS: Mapping[str, str] = {
     "global_batch_size": "--batch",
     "hardware": "--hw",
     "network": "--network",
+    "strict": "--strict",
     "strict_memory": "--strict-memory",
 }
 

@@ -68,14 +68,14 @@ class Buffer:
         self.version = 0
         self.writer: tuple[str, Line] | None = None
         self.views: dict[tuple[int, int], ReferenceType[View]] | None = None
-        ledger.outside += units
         line.outside += units
 
     def __del__(self) -> None:
         ledger, units = self.ledger, self.units
         ledger.units -= units
-        if not self.stored:
-            ledger.outside -= units
+        if self.stored:
+            ledger.stored -= units
+        else:
             self.line.outside -= units
         if self.views is not None:
             for view in self.living_views():
@@ -89,14 +89,14 @@ class Buffer:
         """Note that a store, or an operation in flight, holds it."""
         self.stored += 1
         if self.stored == 1:
-            self.ledger.outside -= self.units
+            self.ledger.stored += self.units
             self.line.outside -= self.units
 
     def leave(self) -> None:
         """Note that a store, or an operation in flight, holds it no longer."""
         self.stored -= 1
         if not self.stored:
-            self.ledger.outside += self.units
+            self.ledger.stored -= self.units
             self.line.outside += self.units
 
     def overwrite(self, writer: tuple[str, Line]) -> None:
@@ -164,19 +164,19 @@ class Ledger(Account):
         rank: whose it is, for messages.
 
     Attributes:
-        outside: units held outside the stores now.
+        stored: units of what the stores and operations in flight hold now.
         most_outside: the most that was, when an operation began.
         at_most: how much of it each line had made, in units.
         at_row: the row of the rank's log that the operation got.
         updated: the shards that were updated, by layer and step.
     """
 
-    __slots__ = ("at_most", "at_row", "lines", "most_outside", "outside", "rank", "updated")
+    __slots__ = ("at_most", "at_row", "lines", "most_outside", "rank", "stored", "updated")
 
     def __init__(self, account: Account, rank: int) -> None:
         super().__init__(account.measure)
         self.rank = rank
-        self.outside = 0
+        self.stored = 0
         self.most_outside = 0
         self.at_most: dict[str, int] = {}
         self.at_row = 0
@@ -203,14 +203,15 @@ class Ledger(Account):
     def hold(self, buffer: Buffer, units: int) -> None:
         """Count what a buffer holds from now on."""
         buffer.units = units
-        if not buffer.stored:
-            self.outside += units
+        if buffer.stored:
+            self.stored += units
+        else:
             buffer.line.outside += units
         self.grow(units)
 
     def sample(self, row: int) -> None:
         """Note what is held outside the stores while an operation begins, if it was never more."""
-        self.most_outside = self.outside
+        self.most_outside = self.units - self.stored
         self.at_row = row
         self.at_most = {}
         for line in self.lines.values():

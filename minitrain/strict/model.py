@@ -14,7 +14,7 @@ from minitrain.errors import StrategyError
 from minitrain.model import Model
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
 from minitrain.strict.ledger import Buffer, Ledger, Line
-from minitrain.strict.origin import Final, Message, Origin, Stranger, adopt, require_genuine, size, succeed
+from minitrain.strict.origin import FIELDS, Final, Message, Origin, Stranger, adopt, require_genuine, size, succeed
 from minitrain.strict.rules import note_update, require_gatherable, require_reducible, require_step, require_update
 from minitrain.strict.stores import FollowedStore, JournalledFollowedStore
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
@@ -78,13 +78,27 @@ class StrictModel(Model):
 
     def memory_by_store(self) -> dict[str, float]:
         """Return the elements in each store now, those of operations in flight, and those outside."""
-        return {**super().memory_by_store(), "outside the stores": self.ledger.outside / UNITS_PER_ELEMENT}
+        return {
+            **super().memory_by_store(),
+            "outside the stores": (self.ledger.units - self.ledger.stored) / UNITS_PER_ELEMENT,
+        }
 
-    def _begin(self, op: str, values: Iterable[Any] = ()) -> None:
+    def _begin(self, op: str, values: Sequence[Any] = ()) -> None:
         """Require that an operation gets genuine tensors, and note what is held outside while it begins."""
         ledger = self.ledger
-        require_genuine(ledger, op, values)
-        if ledger.outside > ledger.most_outside:
+        try:
+            for value in values:  # the quick way of `require_genuine`
+                origin = value._origin
+                buffer = origin.buffer
+                if (
+                    buffer.ledger is not ledger
+                    or origin.version != buffer.version
+                    or origin.fields != FIELDS[value.__class__](value)
+                ):
+                    require_genuine(ledger, op, (value,))
+        except (AttributeError, KeyError):
+            require_genuine(ledger, op, values)
+        if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
 
     def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
@@ -181,28 +195,49 @@ class StrictModel(Model):
         self._begin(op, values)
         member = self._world if group is None else self._member(group)
         self._lines[len(self._rows)] = line = self.ledger.line(_frame(1))
-        if op in _REDUCTIONS and member.size > 1:
+        if op in _REDUCTIONS and member.communicator.size > 1:
             for value in values:
-                if isinstance(value, WeightGrad):
+                if value.__class__ is WeightGrad:
                     value._origin.buffer.overwrite((op, line))
         return super()._collective(op, v, layer, member, detail)
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective, and require that nothing is counted twice in them."""
         super().after_collective(works, results)
+        op, first = works[0].op, results[0]
+        if op == "barrier" or first is works[0].value:  # nothing comes, or a lone rank gets what it gave
+            for work in works:
+                del work.model._lines[work.row]
+        elif op in _RULES and first.__class__ is not list:
+            _require_unaltered(works)
+            values = [work.value for work in works]
+            _RULES[op](op, values, first, works)
+            for work, value, result in zip(works, values, results, strict=True):
+                work.model._take_one(work, value, result)
+        else:
+            self._after_bucket(works, results)
+
+    def _after_bucket(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+        """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""
         op = works[0].op
-        if op == "barrier":
-            return
         for work in works:
             require_genuine(work.model.ledger, op, _items(work.value), whatever_version=True)
-        if op in _RULES and len(works) > 1:
+        if op in _RULES:
             brought = zip(*(_items(work.value) for work in works), strict=True)
-            for values, result in zip(brought, _items(results[0]), strict=True):
+            for values, result in zip(brought, results[0], strict=True):
                 _RULES[op](op, values, result, works)
         for index, (work, result) in enumerate(zip(works, results, strict=True)):
-            line = work.model._lines.pop(work.row)
-            if result is not work.value:
-                work.model._take(works, index, _items(result), line)
+            work.model._take(works, index, _items(result), work.model._lines.pop(work.row))
+
+    def _take_one(self, work: Work, value: Any, result: Any) -> None:
+        """Follow the one tensor that this rank got from a reduction or a gather."""
+        line = self._lines.pop(work.row)
+        if work.op in _REDUCTIONS:
+            self._reduced(work.op, value, result, line)
+        elif work.row in self._flights:
+            self._gain(work.row, [result], [value._origin.step], line)
+        else:
+            adopt(self.ledger, result, line, value._origin.step)
 
     def line_of(self, work: Work) -> Line:
         """Return where an operation was submitted that nobody has the result of yet."""
@@ -369,6 +404,14 @@ class _LaunchedOnce(Launched[T]):
         if self._is_bucket:
             return results  # type: ignore[return-value]
         return results[0] if results else None  # type: ignore[return-value]
+
+
+def _require_unaltered(works: Sequence[Any]) -> None:
+    """Require that nobody altered a tensor between the start of a collective and its end."""
+    fields_of = FIELDS[works[0].value.__class__]
+    if any([work.value._origin.fields != fields_of(work.value) for work in works]):
+        for work in works:
+            require_genuine(work.model.ledger, work.op, (work.value,), whatever_version=True)
 
 
 def _copy(value: T) -> T:

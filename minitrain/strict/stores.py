@@ -47,7 +47,7 @@ class FollowedStore(Store[V]):
             return
         buffer.stored = stored = buffer.stored + 1
         if stored == 1:
-            buffer.ledger.outside -= buffer.units
+            buffer.ledger.stored += buffer.units
             buffer.line.outside -= buffer.units
 
     def __delitem__(self, key: Any) -> None:
@@ -66,7 +66,7 @@ class FollowedStore(Store[V]):
             return
         buffer.stored = stored = buffer.stored - 1
         if not stored:
-            buffer.ledger.outside += buffer.units
+            buffer.ledger.stored -= buffer.units
             buffer.line.outside += buffer.units
 
 
