@@ -53,20 +53,18 @@ class Buffer:
 
     Attributes:
         stored: how many entries of stores, and operations in flight, hold it.
-        version: how often it was overwritten.
-        writer: what overwrote it last, and where.
+        written: what overwrote it last, and where: an object of its own each time, which tells contents apart.
         views: the shards cut from it.
     """
 
-    __slots__ = ("__weakref__", "ledger", "line", "stored", "units", "version", "views", "writer")
+    __slots__ = ("__weakref__", "ledger", "line", "stored", "units", "views", "written")
 
     def __init__(self, ledger: Ledger, units: int, line: Line) -> None:
         self.ledger = ledger
         self.units = units
         self.line = line
         self.stored = 0
-        self.version = 0
-        self.writer: tuple[str, Line] | None = None
+        self.written: tuple[str, Line] | None = None
         self.views: dict[tuple[int, int], ReferenceType[View]] | None = None
         line.outside += units
 
@@ -99,13 +97,12 @@ class Buffer:
             self.ledger.stored -= self.units
             self.line.outside += self.units
 
-    def overwrite(self, writer: tuple[str, Line]) -> None:
+    def overwrite(self, written: tuple[str, Line]) -> None:
         """Note that its content is another one from now on, and so is that of its views."""
-        self.version += 1
-        self.writer = writer
+        self.written = written
         if self.views is not None:
             for view in self.living_views():
-                Buffer.overwrite(view, writer)
+                Buffer.overwrite(view, written)
 
     def view(self, units: int, shard: int, num_shards: int, line: Line) -> View:
         """Return the buffer of one shard: the same one each time."""
@@ -135,17 +132,21 @@ class View(Buffer):
     __slots__ = ("size", "whole")
 
     def __init__(self, whole: Buffer, units: int, line: Line) -> None:
-        super().__init__(whole.ledger, 0, line)
+        self.ledger = whole.ledger
+        self.units = 0
+        self.line = line
+        self.stored = 0
+        self.written = whole.written
+        self.views = None
         self.size = units
         self.whole: ReferenceType[Buffer] | None = ref(whole)
 
-    def overwrite(self, writer: tuple[str, Line]) -> None:
+    def overwrite(self, written: tuple[str, Line]) -> None:
         """Note that its content is another one, so that the whole is neither the old nor the new one."""
-        super().overwrite(writer)
+        super().overwrite(written)
         whole = None if self.whole is None else self.whole()
         if whole is not None:
-            whole.version += 1
-            whole.writer = writer
+            whole.written = written
 
     def outlive(self) -> None:
         """Stand for itself from now on."""
@@ -168,10 +169,11 @@ class Ledger(Account):
         most_outside: the most that was, when an operation began.
         at_most: how much of it each line had made, in units.
         at_row: the row of the rank's log that the operation got.
+        sizes: units by kind, shards held and shards of the whole.
         updated: the shards that were updated, by layer and step.
     """
 
-    __slots__ = ("at_most", "at_row", "lines", "most_outside", "rank", "stored", "updated")
+    __slots__ = ("at_most", "at_row", "lines", "most_outside", "rank", "sizes", "stored", "updated")
 
     def __init__(self, account: Account, rank: int) -> None:
         super().__init__(account.measure)
@@ -181,6 +183,7 @@ class Ledger(Account):
         self.at_most: dict[str, int] = {}
         self.at_row = 0
         self.lines: dict[tuple[int, int], Line] = {}
+        self.sizes: dict[tuple[type, int, int], int] = {}
         self.updated: dict[tuple[int, int], set[tuple[int, int]]] = {}
 
     def line(self, frame: FrameType) -> Line:

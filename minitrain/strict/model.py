@@ -17,7 +17,7 @@ from minitrain.strict.ledger import Buffer, Ledger, Line
 from minitrain.strict.origin import FIELDS, Final, Message, Origin, Stranger, adopt, require_genuine, size, succeed
 from minitrain.strict.rules import note_update, require_gatherable, require_reducible, require_step, require_update
 from minitrain.strict.stores import FollowedStore, JournalledFollowedStore
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.work import Launched, Work
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class StrictModel(Model):
                 buffer = origin.buffer
                 if (
                     buffer.ledger is not ledger
-                    or origin.version != buffer.version
+                    or origin.written is not buffer.written
                     or origin.fields != FIELDS[value.__class__](value)
                 ):
                     require_genuine(ledger, op, (value,))
@@ -182,10 +182,10 @@ class StrictModel(Model):
             require_update(self.ledger, layer, weight_grad, weight, opt_state)
         new = super().update(layer, weight_grad, weight, opt_state)
         note_update(self.ledger, weight)
-        writer = "update", self.ledger.line(_frame(1))
+        written = "update", self.ledger.line(_frame(1))
         for before, after in zip((weight, opt_state), new, strict=True):
             buffer: Buffer = before._origin.buffer
-            buffer.overwrite(writer)
+            buffer.overwrite(written)
             succeed(after, buffer)
         return new
 
@@ -409,14 +409,14 @@ class _LaunchedOnce(Launched[T]):
 def _require_unaltered(works: Sequence[Any]) -> None:
     """Require that nobody altered a tensor between the start of a collective and its end."""
     fields_of = FIELDS[works[0].value.__class__]
-    if any([work.value._origin.fields != fields_of(work.value) for work in works]):
+    if [fields_of(work.value) for work in works] != [work.value._origin.fields for work in works]:
         for work in works:
             require_genuine(work.model.ledger, work.op, (work.value,), whatever_version=True)
 
 
 def _copy(value: T) -> T:
     """Return an equal tensor, an object of its own, that carries the same content."""
-    copy: Any = clone(value)
+    copy: Any = value.__class__(*FIELDS[value.__class__](value))
     if hasattr(value, "_content"):
         copy._content = value._content
     return copy  # type: ignore[no-any-return]

@@ -38,13 +38,13 @@ class Origin:
         step: the step of the weights that it was computed with; None for a weight, a state and an input.
     """
 
-    __slots__ = ("buffer", "fields", "step", "version")
+    __slots__ = ("buffer", "fields", "step", "written")
 
     def __init__(self, buffer: Buffer, fields: tuple[Any, ...], step: int | None = None) -> None:
         self.buffer = buffer
         self.fields = fields
         self.step = step
-        self.version = buffer.version
+        self.written = buffer.written
 
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
         """Let a tensor made of this one by `+`, `combine` or `shard` be genuine too.
@@ -124,7 +124,7 @@ def adopt(ledger: Ledger, tensor: Any, line: Line, step: int | None = None) -> N
     try:
         units = tensor._units
     except AttributeError:
-        units = ledger.size(tensor)
+        units = size(ledger, tensor)
     tensor._origin = Origin(Buffer(ledger, units, line), FIELDS[tensor.__class__](tensor), step)
     ledger.units = total = ledger.units + units
     if total > ledger.peak_units:
@@ -139,11 +139,19 @@ def succeed(tensor: Any, buffer: Buffer, step: int | None = None) -> None:
 
 
 def size(ledger: Ledger, tensor: Any) -> int:
-    """Return the size of a tensor in units."""
+    """Return the size of a tensor in units; shards of one kind are measured once."""
     try:
         return tensor._units  # type: ignore[no-any-return]
     except AttributeError:
+        pass
+    if not hasattr(tensor, "num_shards"):
         return ledger.size(tensor)
+    key = tensor.__class__, len(tensor.shards), tensor.num_shards
+    units = ledger.sizes.get(key)
+    if units is None:
+        units = ledger.sizes[key] = ledger.size(tensor)
+    tensor._units = units
+    return units
 
 
 def require_genuine(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_version: bool = False) -> None:
@@ -157,7 +165,7 @@ def require_genuine(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_
             buffer = origin.buffer
             if (
                 buffer.ledger is ledger
-                and (origin.version == buffer.version or whatever_version)
+                and (origin.written is buffer.written or whatever_version)
                 and origin.fields == FIELDS[value.__class__](value)
             ):
                 continue
@@ -198,7 +206,7 @@ def _what_is_wrong(ledger: Ledger, value: Any) -> str:
             if before != now
         ]
         return f"was altered: {', '.join(changed)}; tensors are made by operations alone"
-    op, where = origin.buffer.writer
+    op, where = origin.buffer.written
     return f"(made at {line}) was overwritten by {op} at {where}, which works in place; use its result"
 
 
