@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ReferenceType, ref
 
-from minitrain.places import OWNERS, STRATEGY, strategy_frame
+from minitrain.places import strategy_frame
 from minitrain.storage import UNITS_PER_ELEMENT, Account
 
 
@@ -186,22 +186,23 @@ class Ledger(Account):
         self.sizes: dict[tuple[type, int, int], int] = {}
         self.updated: dict[tuple[int, int], set[tuple[int, int]]] = {}
 
-    def line(self, frame: FrameType) -> Line:
+    def line(self, frame: FrameType | None) -> Line:
         """Return the line of the strategy that runs in a frame or further out."""
-        code = frame.f_code
-        if OWNERS[code.co_filename] != STRATEGY:
-            return self._outer_line(frame)
-        key = id(code), frame.f_lasti  # a code object takes longer to hash than all the rest; `Line` keeps it alive
+        assert frame is not None  # somebody calls
         try:
-            return self.lines[key]
-        except KeyError:
-            self.lines[key] = line = Line(code, frame.f_lasti)
-            return line
+            return self.lines[id(frame.f_code), frame.f_lasti]
+        except KeyError:  # a new line, or the engine
+            return self._outer_line(frame)
 
     def _outer_line(self, frame: FrameType) -> Line:
         """Return the line of the strategy that called into the engine."""
         found = strategy_frame(frame)
-        return _NOWHERE if found is None else self.line(found)
+        if found is None:
+            return _NOWHERE
+        key = id(found.f_code), found.f_lasti  # a code object takes longer to hash than all else; `Line` keeps it alive
+        if key not in self.lines:
+            self.lines[key] = Line(found.f_code, found.f_lasti)
+        return self.lines[key]
 
     def hold(self, buffer: Buffer, units: int) -> None:
         """Count what a buffer holds from now on."""

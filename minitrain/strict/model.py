@@ -194,7 +194,7 @@ class StrictModel(Model):
         values = _items(v)
         self._begin(op, values)
         member = self._world if group is None else self._member(group)
-        self._lines[len(self._rows)] = line = self.ledger.line(_frame(1))
+        self._lines[len(self._rows)] = line = self.ledger.line(_frame(1).f_back)
         if op in _REDUCTIONS and member.communicator.size > 1:
             for value in values:
                 if value.__class__ is WeightGrad:

@@ -54,7 +54,7 @@ class Origin:
         """
         buffer = self.buffer
         ledger = buffer.ledger
-        line = ledger.line(_frame(1))
+        line = ledger.line(_frame(3))  # past what calls here from `+`
         if how == "shard":
             require_genuine(ledger, how, (parent,))
             (shard,) = result.shards
