@@ -310,12 +310,16 @@ async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], opt
     crew = _Crew(name, function, len(models), options)
     models[0].dist.watch.alarm = crew.end
     tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
+    loop = asyncio.get_running_loop()
+    handler = loop.get_exception_handler()
+    loop.set_exception_handler(functools.partial(crew.notice, handler))
     try:
         await crew.ended
     finally:
+        loop.set_exception_handler(handler)
         models[0].dist.watch.alarm = None
-        await _end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(asyncio.get_running_loop())})
-    lost = models[0].dist.watch.lost_errors(asyncio.get_running_loop())
+        await _end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(loop)})
+    lost = crew.lost + models[0].dist.watch.lost_errors(loop)
     if models[0].dist.error is not None:  # what the transport found comes before what followed from it
         raise models[0].dist.error.with_traceback(None)
     if crew.failures:
@@ -346,6 +350,7 @@ class _Crew:
         self.missing = world_size
         self.failures: list[tuple[int, BaseException]] = []
         self.left_over: list[asyncio.Task[Any]] = []
+        self.lost: list[BaseException] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, model: Model) -> None:
@@ -372,6 +377,15 @@ class _Crew:
         self.left_over += tasks
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def notice(self, handler: Any, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Keep the error of a sub-task that is gone and that nobody looked at, which asyncio would only log."""
+        if "never retrieved" in context.get("message", "") and isinstance(context.get("exception"), Exception):
+            self.lost.append(context["exception"])
+        elif handler is not None:
+            handler(loop, context)
+        else:
+            loop.default_exception_handler(context)
 
     def _fail(self, rank: int, error: BaseException) -> None:
         """Note why a rank failed, unless it was cancelled because another had."""

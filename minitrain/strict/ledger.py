@@ -43,6 +43,37 @@ class Line:
         return f"{Path(self.code.co_filename).name}:{number or self.code.co_firstlineno}"
 
 
+class Written:
+    """What overwrote a buffer: an object of its own each time, which tells contents apart.
+
+    Args:
+        op: the operation.
+        line: where.
+        before: what had overwritten it before, if only shards of it were overwritten since.
+        shards: those, as (shard, num_shards).
+    """
+
+    __slots__ = ("before", "line", "op", "shards")
+
+    def __init__(
+        self, op: str, line: Line, before: Written | None = None, shards: frozenset[tuple[int, int]] = frozenset()
+    ) -> None:
+        self.op = op
+        self.line = line
+        self.before = before
+        self.shards = shards
+
+    def __str__(self) -> str:
+        return f"{self.op} at {self.line}"
+
+    def spares(self, shard: int, num_shards: int) -> bool:
+        """Return whether a shard is still what it was before."""
+        return bool(self.shards) and not any(
+            other * num_shards < (shard + 1) * count and shard * count < (other + 1) * num_shards
+            for other, count in self.shards
+        )
+
+
 class Buffer:
     """What one or more tensors of a rank occupy.
 
@@ -53,7 +84,7 @@ class Buffer:
 
     Attributes:
         stored: how many entries of stores, and operations in flight, hold it.
-        written: what overwrote it last, and where: an object of its own each time, which tells contents apart.
+        written: what overwrote it last.
         views: the shards cut from it.
     """
 
@@ -64,7 +95,7 @@ class Buffer:
         self.units = units
         self.line = line
         self.stored = 0
-        self.written: tuple[str, Line] | None = None
+        self.written: Written | None = None
         self.views: dict[tuple[int, int], ReferenceType[View]] | None = None
         line.outside += units
 
@@ -97,7 +128,7 @@ class Buffer:
             self.ledger.stored -= self.units
             self.line.outside += self.units
 
-    def overwrite(self, written: tuple[str, Line]) -> None:
+    def overwrite(self, written: Written) -> None:
         """Note that its content is another one from now on, and so is that of its views."""
         self.written = written
         if self.views is not None:
@@ -115,7 +146,7 @@ class Buffer:
         found = self.views.get((shard, num_shards))
         known = None if found is None else found()
         if known is None:
-            known = View(self, units, line)
+            known = View(self, units, line, (shard, num_shards))
             self.views[shard, num_shards] = ref(known)
         return known
 
@@ -127,26 +158,32 @@ class View(Buffer):
         whole: what it is cut from.
         units: how much it holds once it stands for itself.
         line: what made it.
+        place: (shard, num_shards).
     """
 
-    __slots__ = ("size", "whole")
+    __slots__ = ("place", "size", "whole")
 
-    def __init__(self, whole: Buffer, units: int, line: Line) -> None:
+    def __init__(self, whole: Buffer, units: int, line: Line, place: tuple[int, int]) -> None:
         self.ledger = whole.ledger
         self.units = 0
         self.line = line
         self.stored = 0
         self.written = whole.written
+        if self.written is not None and self.written.spares(*place):
+            self.written = self.written.before
         self.views = None
+        self.place = place
         self.size = units
         self.whole: ReferenceType[Buffer] | None = ref(whole)
 
-    def overwrite(self, written: tuple[str, Line]) -> None:
+    def overwrite(self, written: Written) -> None:
         """Note that its content is another one, so that the whole is neither the old nor the new one."""
         super().overwrite(written)
         whole = None if self.whole is None else self.whole()
         if whole is not None:
-            whole.written = written
+            last = whole.written
+            before, shards = (last.before, last.shards) if last is not None and last.shards else (last, frozenset())
+            whole.written = Written(written.op, written.line, before, shards | {self.place})
 
     def outlive(self) -> None:
         """Stand for itself from now on."""

@@ -13,7 +13,7 @@ from weakref import ReferenceType, ref
 from minitrain.errors import StrategyError
 from minitrain.model import Model
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
-from minitrain.strict.ledger import Buffer, Ledger, Line
+from minitrain.strict.ledger import Buffer, Ledger, Line, Written
 from minitrain.strict.origin import FIELDS, Final, Message, Origin, Stranger, adopt, require_genuine, size, succeed
 from minitrain.strict.rules import note_update, require_gatherable, require_reducible, require_step, require_update
 from minitrain.strict.stores import FollowedStore, JournalledFollowedStore
@@ -182,7 +182,7 @@ class StrictModel(Model):
             require_update(self.ledger, layer, weight_grad, weight, opt_state)
         new = super().update(layer, weight_grad, weight, opt_state)
         note_update(self.ledger, weight)
-        written = "update", self.ledger.line(_frame(1))
+        written = Written("update", self.ledger.line(_frame(1)))
         for before, after in zip((weight, opt_state), new, strict=True):
             buffer: Buffer = before._origin.buffer
             buffer.overwrite(written)
@@ -198,7 +198,7 @@ class StrictModel(Model):
         if op in _REDUCTIONS and member.communicator.size > 1:
             for value in values:
                 if value.__class__ is WeightGrad:
-                    value._origin.buffer.overwrite((op, line))
+                    value._origin.buffer.overwrite(Written(op, line))
         return super()._collective(op, v, layer, member, detail)
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:

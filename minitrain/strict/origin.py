@@ -56,8 +56,10 @@ class Origin:
         ledger = buffer.ledger
         line = ledger.line(_frame(3))  # past what calls here from `+`
         if how == "shard":
-            require_genuine(ledger, how, (parent,))
             (shard,) = result.shards
+            written = buffer.written
+            spared = written is not None and written.before is self.written and written.spares(shard, result.num_shards)
+            require_genuine(ledger, how, (parent,), whatever_version=spared)
             buffer = buffer.view(size(ledger, result), shard, result.num_shards, line)
         else:
             require_genuine(ledger, how, (parent, other))
@@ -206,8 +208,7 @@ def _what_is_wrong(ledger: Ledger, value: Any) -> str:
             if before != now
         ]
         return f"was altered: {', '.join(changed)}; tensors are made by operations alone"
-    op, where = origin.buffer.written
-    return f"(made at {line}) was overwritten by {op} at {where}, which works in place; use its result"
+    return f"(made at {line}) was overwritten by {origin.buffer.written}, which works in place; use its result"
 
 
 def _brief(value: Any) -> str:
