@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from minitrain.contention import with_contention
+from minitrain.crew import rare_collections, require_nothing_left, run_ranks
 from minitrain.dist import Dist
-from minitrain.errors import OutOfMemoryError, StrategyError, UsageError, require_count
+from minitrain.errors import OutOfMemoryError, UsageError, require_count
 from minitrain.events import TIME
 from minitrain.loading import Strategy, load_strategy, require_options
 from minitrain.model import Model
@@ -179,9 +179,9 @@ async def simulate_async(
         for rank in range(world_size)
     ]
     excesses = _watch_memory(models, strict=strict_memory)
-    with _rare_collections(), _strictness(models) if strict else contextlib.nullcontext():
-        await _run_ranks(name, function, models, options)
-        _require_nothing_left(dist, models)
+    with rare_collections(), _strictness(models) if strict else contextlib.nullcontext():
+        await run_ranks(name, function, models, options)
+        require_nothing_left(dist, models)
     if check:
         Model.check(models)
     workload = predictor.workload
@@ -292,145 +292,3 @@ def _watch_memory(models: Sequence[Model], *, strict: bool) -> list[OutOfMemory]
         model.counted.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
         model.counted.on_overflow = lambda model=model: report(model)
     return excesses
-
-
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Let the cycle collector run rarely: a run makes many objects and few cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-async def _run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
-    """Run the strategy on every rank; if one fails, end the others and raise its error."""
-    crew = _Crew(name, function, len(models), options)
-    models[0].dist.watch.alarm = crew.end
-    tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
-    loop = asyncio.get_running_loop()
-    handler = loop.get_exception_handler()
-    loop.set_exception_handler(functools.partial(crew.notice, handler))
-    try:
-        await crew.ended
-    finally:
-        loop.set_exception_handler(handler)
-        models[0].dist.watch.alarm = None
-        await _end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(loop)})
-    lost = crew.lost + models[0].dist.watch.lost_errors(loop)
-    if models[0].dist.error is not None:  # what the transport found comes before what followed from it
-        raise models[0].dist.error.with_traceback(None)
-    if crew.failures:
-        _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
-    for error in lost:
-        error.add_note(f"in a sub-task of the strategy {name} that nobody awaited")
-        raise error
-
-
-async def _end_all(tasks: set[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs, wait for it, and look at every outcome: asyncio logs what nobody looked at."""
-    pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()
-
-
-class _Crew:
-    """The ranks of one run on their way; `ended` is done when all have returned or one has failed."""
-
-    def __init__(self, name: str, function: Strategy, world_size: int, options: Mapping[str, Any]) -> None:
-        self.name = name
-        self.function = function
-        self.options = options
-        self.missing = world_size
-        self.failures: list[tuple[int, BaseException]] = []
-        self.left_over: list[asyncio.Task[Any]] = []
-        self.lost: list[BaseException] = []
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def run(self, model: Model) -> None:
-        """Run the strategy on one rank, which must return its model."""
-        model.dist.watch.mark()
-        try:
-            result = await self.function(model, **self.options)
-            self._require_model(model, result)
-        except BaseException as error:
-            model.dist.watch.over = True
-            self._fail(model.rank, error)
-            self.end(model.dist.watch.tasks(asyncio.get_running_loop()))
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-        else:
-            model.dist.watch.returned.add(model.rank)
-            self.missing -= 1
-            if not self.missing:
-                model.dist.watch.over = True
-                self.end([])
-
-    def end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
-        """End the run: all have returned, one has failed, or nobody can go on."""
-        self.left_over += tasks
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def notice(self, handler: Any, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Keep the error of a sub-task that is gone and that nobody looked at, which asyncio would only log."""
-        if "never retrieved" in context.get("message", "") and isinstance(context.get("exception"), Exception):
-            self.lost.append(context["exception"])
-        elif handler is not None:
-            handler(loop, context)
-        else:
-            loop.default_exception_handler(context)
-
-    def _fail(self, rank: int, error: BaseException) -> None:
-        """Note why a rank failed, unless it was cancelled because another had."""
-        if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
-            self.failures.append((rank, error))
-
-    def _require_model(self, model: Model, result: Any) -> None:
-        """Require that a rank returned its model."""
-        if result is not model:
-            raise StrategyError(
-                f"the strategy {self.name} must return the model of its rank, got {result!r:.80} on rank {model.rank}; "
-                "end it with `return model`",
-                rank=model.rank,
-            )
-
-
-def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseException) -> NoReturn:
-    """Raise the error of the lowest rank that has one."""
-    models[0].dist.close(error)
-    if isinstance(error, asyncio.CancelledError):  # nobody else did, or the whole run would have ended with it
-        raise StrategyError(
-            f"rank {rank} was cancelled from within the strategy {name}; catch CancelledError where a task of its own "
-            "is cancelled",
-            rank=rank,
-        ) from error
-    error.add_note(f"on rank {rank} of {len(models)}, strategy {name}")
-    raise error
-
-
-def _require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
-    """Require that nothing failed unseen, every message was received and every launched operation awaited."""
-    if dist.error is not None:  # the strategy, or a task that nobody awaited, has swallowed it
-        raise dist.error.with_traceback(None)
-    lost = dist.unreceived()
-    if lost:
-        first = lost[0]
-        raise StrategyError(
-            f"{len(lost)} message{'s were' if len(lost) > 1 else ' was'} sent and never received; the first: rank "
-            f"{first.rank} sent {first.value!r:.120}; every send needs a receive",
-            messages=lost,
-        )
-    for model in models:
-        for work in model.in_flight.values():
-            raise StrategyError(
-                f"rank {model.rank} launched {work.op} and never awaited it; `await work` before returning",
-                rank=model.rank,
-                op=work.op,
-            )

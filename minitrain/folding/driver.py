@@ -122,7 +122,7 @@ def _refuse(job: Job, place: str) -> NoReturn:
 
 async def _attempt(job: Job, fold: Fold) -> Run | None:
     """Simulate with one way of folding; None if it turned out that ranks part ways."""
-    from minitrain.simulation import _run_ranks  # noqa: PLC0415  (it imports this module)
+    from minitrain.crew import run_ranks  # noqa: PLC0415
 
     representatives = fold.representatives()
     if len(representatives) > _MANY_CLASSES:
@@ -132,7 +132,7 @@ async def _attempt(job: Job, fold: Fold) -> Run | None:
     dist = Dist(job.world_size, p2p_buffer=job.p2p_buffer)
     models = [_model(job, fold, rank, dist) for rank in representatives]
     try:
-        return await _simulated(job, fold, models, _run_ranks)
+        return await _simulated(job, fold, models, run_ranks)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:
@@ -160,12 +160,13 @@ async def _probe(job: Job, fold: Fold) -> None:
 
 async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel], run_ranks: Any) -> Run:
     """Simulate the classes and return their run."""
-    from minitrain.simulation import _rare_collections, _require_nothing_left, _watch_memory  # noqa: PLC0415
+    from minitrain.crew import rare_collections, require_nothing_left  # noqa: PLC0415
+    from minitrain.simulation import _watch_memory  # noqa: PLC0415
 
     excesses = _watch_memory(models, strict=job.strict_memory)
-    with _rare_collections():
+    with rare_collections():
         await run_ranks(job.name, job.function, models, job.options)
-        _require_nothing_left(models[0].dist, models)
+        require_nothing_left(models[0].dist, models)
     if job.check:
         check_final_weights([_united(model, fold) for model in models])
     fold.over = True
