@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakSet
 
 from minitrain.errors import LawError, UsageError
-from minitrain.waiting import Waiter, wake_soon
+from minitrain.waiting import Waiter, Waiters, wake_soon
 
 
 class Barrier:
@@ -44,7 +44,8 @@ class Barrier:
 
     def _release(self) -> None:
         """Start the next round and wake those of this one."""
-        waiters, self._waiters = self._waiters, []
+        waiters: list[Waiters] = [*self._waiters]
+        self._waiters.clear()
         self._arrived.clear()
         self.counter = 0
         wake_soon(waiters)
@@ -68,6 +69,6 @@ class Barrier:
 
     def _round(self) -> Waiter:
         """Return what this round's end wakes."""
-        waiter = Waiter()
+        waiter: Waiter = asyncio.Future()
         self._waiters.append(waiter)
         return waiter

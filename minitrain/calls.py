@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from asyncio import get_running_loop
-from collections.abc import Generator, Sequence
+from asyncio import Future
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from minitrain.tensors import clone
-from minitrain.waiting import Waiter, wake_soon
+from minitrain.waiting import Waiter, Waiters, wake_soon
 
 
-class Call(Waiter, ABC):
+class Call(ABC):
     """What a rank asked of the transport: an operation, its value, and the clock at which the rank was ready.
 
-    The transport settles a call once, with its result or with an error; whoever awaits it goes on then. The first
-    task that awaits it is parked on the call itself, any other one on a `Waiter` linked to it.
+    The transport settles a call once, with its result or with an error; whoever awaits it goes on then.
 
     Attributes:
         op: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send or recv.
-        rank: who calls.
         value: what it brings.
         clock: when it was ready, s.
         detail: what else must agree between the callers (the root of a broadcast), or None.
         settled: whether the outcome is known.
         outcome: its result, once it is settled.
         error: why there is none, or None.
+        waiters: what the tasks that await it are parked on.
     """
 
-    __slots__ = ("clock", "detail", "error", "op", "outcome", "rank", "settled", "value")
+    __slots__ = ("clock", "detail", "error", "op", "outcome", "settled", "value", "waiters")
 
     op: str
-    rank: int
     value: Any
     clock: float
     detail: Any
     settled: bool
     outcome: Any
     error: BaseException | None
+    waiters: Waiters
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """The rank that calls."""
 
     @staticmethod
     @abstractmethod
@@ -67,46 +71,54 @@ class Call(Waiter, ABC):
         self.settled = True
         self.error = error
 
-    def parked(self) -> Generator[Waiter, None, None]:
+    def parked(self) -> Iterator[Waiter]:
         """Yield what tasks are parked on that nobody has begun to wake."""
-        waiter: Waiter | None = self
-        while waiter is not None:
-            if waiter.is_parked:
-                yield waiter
-            waiter = waiter.next
+        if self.waiters is not None:
+            for waiter in self.waiters if isinstance(self.waiters, list) else (self.waiters,):
+                if not waiter.done():
+                    yield waiter
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether a task waits here and nobody has begun to wake it."""
+        return any(self.parked())
 
     @property
     def is_wanted(self) -> bool:
         """Whether anybody may still ask for the outcome: no task that awaited it has given up, or another has not."""
-        return not self.cancelled or getattr(self, "flight", None) is not None or any(self.parked())
+        return self.waiters is None or getattr(self, "flight", None) is not None or self.is_parked
 
     def park(self) -> Waiter:
         """Return what the running task is to be parked on: `yield` it at once."""
-        if self._step is not None or self.cancelled:
-            self.next = Waiter(self.next)
-            return self.next
-        self._loop = get_running_loop()
-        self._asyncio_future_blocking = True
-        return self
+        waiter: Waiter = Future()
+        waiter._asyncio_future_blocking = True  # asyncio's sign that the task may wait for it
+        if self.waiters is None:
+            self.waiters = waiter
+        else:
+            self.waiters = [*self.parked(), waiter]
+        return waiter
 
 
 class RawCall(Call):
     """A call made through `Dist` itself: its outcome is the result and the start time, unpriced."""
 
-    __slots__ = ("start",)
+    __slots__ = ("_rank", "start")
 
     def __init__(self, op: str, rank: int, value: Any, clock: float) -> None:
         self.op = op
-        self.rank = rank
+        self._rank = rank
         self.value = value
         self.clock = self.start = clock
         self.detail = None
         self.settled = False
         self.outcome = None
         self.error = None
-        self._step = None
-        self.cancelled = False
-        self.next = None
+        self.waiters = None
+
+    @property
+    def rank(self) -> int:
+        """The rank that calls."""
+        return self._rank
 
     @staticmethod
     def settle_all(
@@ -130,7 +142,7 @@ class RawCall(Call):
         """Keep the message."""
         self.outcome = clone(value)
         self.settled = True
-        wake_soon([self])
+        wake_soon([self.waiters])
 
     def __await__(self) -> Generator[Any, None, tuple[Any, float]]:
         if not self.settled:

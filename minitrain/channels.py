@@ -43,7 +43,7 @@ class Channel:
         if self.capacity is not None and len(self.sent) >= self.capacity:
             accepted = self.sent[self.capacity - 1]
             accepted.settled = True
-            wake_soon([accepted])
+            wake_soon([accepted.waiters])
 
     def _next_receiver(self) -> Call | None:
         """Return the oldest receive whose task has not given up."""

@@ -128,7 +128,7 @@ class Communicator:
                     start,
                     last,
                 )
-        wake_soon([call for call in calls if call._step is not None or call.next is not None])
+        wake_soon([call.waiters for call in calls if call.waiters is not None])
 
     def _mismatch(self, calls: list[Call], last_call: Call) -> Exception:
         """Return the error for members that started different operations."""
@@ -254,7 +254,7 @@ class Dist:
         calls = self.waiting()
         for call in calls:
             call.fail(error)
-        wake_soon(calls)
+        wake_soon([call.waiters for call in calls])
 
     def waiting(self) -> list[Call]:
         """Return every call that is not settled."""

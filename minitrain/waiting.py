@@ -1,89 +1,43 @@
-"""How a task waits: parked on a `Waiter`, woken with its whole group by one callback, never by polling.
+"""How a task waits: parked on a future of its own, woken with its whole group by one callback, never by polling.
 
-A `Waiter` is the least that an asyncio task can wait for. A shared `asyncio.Future` would do, but cancelling one task
-that awaits it cancels everybody's, and it costs one loop callback a task; here all tasks that a collective releases
-are woken by one.
+A future shared by all would be simpler, but cancelling one task that awaits it cancels everybody's. Futures that are
+set one by one would cost a callback of the loop each; here all tasks that a collective releases are woken by one.
 """
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, CancelledError, get_running_loop
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextvars import Context
+from asyncio import Future, get_running_loop
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+Waiter = Future[None]
+Waiters = Waiter | list[Waiter] | None  # of nobody, of one task, or of several
 
-class Waiter:
-    """What one parked task waits for: `yield` it from an `__await__` right after making it, or `await` it.
 
-    Args:
-        following: the waiter of another task that waits for the same, woken with this one.
+def wake_all(waiters: Iterable[Waiters]) -> None:
+    """Wake tasks one after the other, all of them even if one leaves the loop (Ctrl-C, SystemExit).
+
+    `Future.set_result` would schedule each task's next step; taking the step off the future and running it here, in
+    the task's own context, does the same at once.
     """
-
-    __slots__ = ("_asyncio_future_blocking", "_context", "_loop", "_step", "cancelled", "next")
-
-    def __init__(self, following: Waiter | None = None) -> None:
-        self._loop: AbstractEventLoop = get_running_loop()
-        self._asyncio_future_blocking = True  # asyncio's sign that a task may wait for it
-        self._step: Callable[[Waiter], object] | None = None
-        self.cancelled = False
-        self.next = following
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        yield self
-
-    def add_done_callback(self, step: Callable[[Waiter], object], *, context: Context) -> None:
-        """Keep the task's next step (asyncio's protocol)."""
-        self._step = step
-        self._context = context
-
-    def result(self) -> None:
-        """Tell the task how to go on (asyncio's protocol).
-
-        Raises:
-            asyncio.CancelledError: the task was cancelled meanwhile.
-        """
-        if self.cancelled:
-            raise CancelledError
-
-    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002  (asyncio's protocol)
-        """Wake the task with a cancellation, unless it is on its way already."""
-        if self._step is None or self.cancelled:
-            return False
-        self.cancelled = True
-        self._loop.call_soon(self.wake)
-        return True
-
-    @property
-    def is_parked(self) -> bool:
-        """Whether a task waits here and nobody has begun to wake it."""
-        return self._step is not None and not self.cancelled
-
-    def wake(self) -> None:
-        """Run the task's next step, in the task's own context."""
-        step = self._step
-        if step is not None:
-            self._step = None
-            self._context.run(step, self)
-
-
-def wake_all(waiters: Iterable[Waiter]) -> None:
-    """Wake tasks one after the other, all of them even if one leaves the loop (Ctrl-C, SystemExit)."""
     rest = iter(waiters)
     try:
         for waiter in rest:
-            step = waiter._step
-            if step is not None:
-                waiter._step = None
-                waiter._context.run(step, waiter)
-            if waiter.next is not None:
-                wake_all([waiter.next])
+            if isinstance(waiter, list):
+                wake_all(waiter)
+            elif waiter is not None and not waiter.done():  # a cancelled task is on its way already
+                steps: list[Any] = waiter._callbacks or []
+                for step, _ in steps:
+                    waiter.remove_done_callback(step)
+                waiter.set_result(None)
+                for step, context in steps:
+                    context.run(step, waiter)
     except BaseException:
         get_running_loop().call_soon(wake_all, rest)
         raise
 
 
-def wake_soon(waiters: Sequence[Waiter]) -> None:
+def wake_soon(waiters: Sequence[Waiters]) -> None:
     """Wake tasks in the next iteration of the loop, all in one callback."""
     if waiters:
         get_running_loop().call_soon(wake_all, waiters)

@@ -152,8 +152,8 @@ def _acts(task: asyncio.Task[Any], parked: set[Waiter], tasks: Sequence[asyncio.
     awaited = getattr(task, "_fut_waiter", None)
     if awaited is None:
         return True
-    if isinstance(awaited, Waiter):
-        return awaited not in parked
+    if awaited in parked:
+        return False
     if isinstance(awaited, asyncio.Task) or hasattr(awaited, "_children"):  # a task, or a gather of some
         return _ends(awaited)
     joined = None if awaited.done() else _joined(task) or _sources(task, awaited, tasks)

@@ -16,7 +16,7 @@ from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND
 from minitrain.in_flight import InFlight, mark_overlap
 from minitrain.predictor import Price
 from minitrain.tensors import Tensor, clone
-from minitrain.waiting import Waiter, wake_soon
+from minitrain.waiting import Waiters, wake_soon
 
 T = TypeVar("T")
 
@@ -60,7 +60,6 @@ class Work(Call):
     ) -> None:
         self.model = model
         self.op = op
-        self.rank = model.rank
         self.value = value
         self.clock = model.time
         self.detail = detail
@@ -68,10 +67,13 @@ class Work(Call):
         self.row = row
         self.settled = False
         self.error = None
-        self._step = None
-        self.cancelled = False
-        self.next = None
+        self.waiters = None
         self.flight: InFlight | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank that calls."""
+        return self.model.rank
 
     def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
         """Return the price of a collective and the samples of its results, None where they differ."""
@@ -126,14 +128,14 @@ class Work(Call):
         if self.model.attentive:
             self.model.after_message(value, self.outcome)
         self.carried = sent
-        woken: list[Waiter] = []
+        woken: list[Waiters] = []
         pending = self.owner.pending  # type: ignore[union-attr]  # a receive's owner is its peer's stream
         while pending and (hasattr(pending[0], "carried") or not pending[0].is_wanted):
             work = pending.popleft()
             if hasattr(work, "carried"):  # the others were given up
                 work._receive(source)
-                if work._step is not None or work.next is not None:
-                    woken.append(work)
+                if work.waiters is not None:
+                    woken.append(work.waiters)
         wake_soon(woken)
 
     def _receive(self, source: int) -> None:
