@@ -10,12 +10,11 @@ import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
-from minitrain.tensors import OptState, Tensor, Weight, WeightGrad
+from minitrain.tensors import OptState, Tensor, Weight, WeightGrad, alone
 
 Results = list[Any]
 
@@ -48,15 +47,46 @@ def _brief(value: Any) -> str:
     return "{" + ", ".join(str(number) for number in numbers[:8]) + more + "}"
 
 
-def _agree(op: str, values: Sequence[Any], ranks: Sequence[int], *names: str) -> None:
-    """Raise a CollectiveMismatchError unless all values are of one kind and agree in the named fields."""
-    facts_of = attrgetter("__class__", *names)
-    try:
-        facts = [*map(facts_of, values)]
-    except AttributeError:  # kinds so different that not even the fields are the same
-        facts = []
-    if not facts or facts.count(facts[0]) != len(values):
-        raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
+def _agree_on_shards(op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raise a CollectiveMismatchError unless all values are gradients of the same shards of one layer."""
+    first = values[0]
+    layer, shards, num_shards = first.layer, first.shards, first.num_shards
+    for value in values:
+        if (
+            value.__class__ is not WeightGrad
+            or value.layer != layer
+            or value.num_shards != num_shards
+            or (value.shards is not shards and value.shards != shards)
+        ):
+            raise _mismatch(op, values, ranks, "layer, shards, num_shards")
+
+
+def _agree_on_samples(op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raise a CollectiveMismatchError unless all values are gradients of one layer, of the same samples."""
+    first = values[0]
+    layer, samples, num_shards = first.layer, first.samples, first.num_shards
+    for value in values:
+        if (
+            value.__class__ is not WeightGrad
+            or value.layer != layer
+            or value.num_shards != num_shards
+            or (value.samples is not samples and value.samples != samples)
+        ):
+            raise _mismatch(op, values, ranks, "layer, samples, num_shards")
+
+
+def _agree_on_step(op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raise a CollectiveMismatchError unless all are weights, or optimizer states, of one layer and step."""
+    first = values[0]
+    kind, layer, step, num_shards = first.__class__, first.layer, first.step, first.num_shards
+    for value in values:
+        if value.__class__ is not kind or value.layer != layer or value.step != step or value.num_shards != num_shards:
+            raise _mismatch(op, values, ranks, "layer, step, num_shards")
+
+
+def _mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], names: str) -> CollectiveMismatchError:
+    """Return the error of members that do not agree in some fields."""
+    return mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {names}")
 
 
 def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) -> CollectiveMismatchError:
@@ -83,12 +113,10 @@ def all_reduce(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     if type(first) is not WeightGrad:
         total = _sum("all_reduce", values)
         return [copy.copy(total) for _ in values]
-    _agree("all_reduce", values, ranks, "layer", "shards", "num_shards")
+    _agree_on_shards("all_reduce", values, ranks)
+    layer, layers, total_samples = first.layer, first.layers, first.total_samples
     samples = _union([value.samples for value in values])
-    return [
-        WeightGrad(first.layer, first.layers, samples, first.total_samples, first.shards, first.num_shards)
-        for _ in values
-    ]
+    return [WeightGrad(layer, layers, samples, total_samples, first.shards, first.num_shards) for _ in values]
 
 
 def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
@@ -98,14 +126,12 @@ def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     if type(first) is not WeightGrad:
         total = _sum("reduce_scatter", values)
         return [total.shard(index, num_shards) for index in range(num_shards)]
-    _agree("reduce_scatter", values, ranks, "layer", "shards", "num_shards")
+    _agree_on_shards("reduce_scatter", values, ranks)
     if not first.is_complete():
         raise mismatch("reduce_scatter", values, ranks, "must bring complete gradients")
+    layer, layers, total_samples = first.layer, first.layers, first.total_samples
     samples = _union([value.samples for value in values])
-    return [
-        WeightGrad(first.layer, first.layers, samples, first.total_samples, frozenset([index]), num_shards)
-        for index in range(num_shards)
-    ]
+    return [WeightGrad(layer, layers, samples, total_samples, alone(index), num_shards) for index in range(num_shards)]
 
 
 def _sum(op: str, values: Sequence[Any]) -> Any:
@@ -123,30 +149,24 @@ def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
     return sets[0].union(*sets[1:])
 
 
-_GATHERED_FIELDS: Mapping[type, tuple[str, ...]] = MappingProxyType(
-    {
-        Weight: ("layer", "step", "num_shards"),
-        OptState: ("layer", "step", "num_shards"),
-        WeightGrad: ("layer", "samples", "num_shards"),
-    }
-)
-
-
 def all_gather(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     """Return what holds the shards of all values, once for each member."""
     first = values[0]
-    names = _GATHERED_FIELDS.get(type(first))
-    if names is None:
-        whole = _combine(values)
-        return [copy.copy(whole) for _ in values]
-    _agree("all_gather", values, ranks, *names)
-    shards = _union([value.shards for value in values])
-    if type(first) is WeightGrad:
+    kind = first.__class__
+    if kind is WeightGrad:
+        _agree_on_samples("all_gather", values, ranks)
+        shards = _union([value.shards for value in values])
         return [
             WeightGrad(first.layer, first.layers, first.samples, first.total_samples, shards, first.num_shards)
             for _ in values
         ]
-    return [type(first)(first.layer, first.layers, first.step, shards, first.num_shards) for _ in values]
+    if kind is Weight or kind is OptState:
+        _agree_on_step("all_gather", values, ranks)
+        layer, layers, step, num_shards = first.layer, first.layers, first.step, first.num_shards
+        shards = _union([value.shards for value in values])
+        return [kind(layer, layers, step, shards, num_shards) for _ in values]
+    whole = _combine(values)
+    return [copy.copy(whole) for _ in values]
 
 
 def _combine(values: Sequence[Any]) -> Any:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minitrain import laws
-from minitrain.events import NO_SAMPLES
+from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import Rank
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, alone
 
 
 class Computing(Rank):
@@ -37,63 +37,10 @@ class Computing(Rank):
         return self._whole_grad_units
 
     def _load_units(self, num_shards: int) -> tuple[int, int]:
-        """Return the sizes of one shard of a weight and of its optimizer state."""
-        found = self._shard_units.get(num_shards)
-        if found is None:
-            shard = (0, 1, 0, frozenset([0]), num_shards)
-            found = self._shard_units[num_shards] = (
-                self.account.size(Weight(*shard)),
-                self.account.size(OptState(*shard)),
-            )
+        """Measure one shard of a weight and of its optimizer state, for all that follow."""
+        shard = (0, 1, 0, alone(0), num_shards)
+        found = self._shard_units[num_shards] = self.account.size(Weight(*shard)), self.account.size(OptState(*shard))
         return found
-
-    def _may_forward(self, layer: int, inp: Activation, weight: Weight) -> bool:
-        """Return whether a forward is surely legal."""
-        try:
-            return (
-                weight.layer == layer == inp.layer
-                and weight._home is self.account
-                and len(weight.shards) == weight.num_shards
-                and weight.__class__ is Weight
-                and inp.__class__ is Activation
-            )
-        except AttributeError:  # no tensor, or one that was never in a store
-            return False
-
-    def _may_backward(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> bool:
-        """Return whether a backward is surely legal."""
-        try:
-            account = self.account
-            return (
-                weight.layer == layer == inp.layer == grad.layer
-                and weight._home is account
-                and inp._home is account
-                and grad._home is account
-                and (inp.samples is grad.samples or inp.samples == grad.samples)
-                and len(weight.shards) == weight.num_shards
-                and weight.__class__ is Weight
-                and inp.__class__ is Activation
-                and grad.__class__ is ActivationGrad
-            )
-        except AttributeError:
-            return False
-
-    def _may_update(self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState) -> bool:
-        """Return whether an update is surely legal."""
-        try:
-            return (
-                weight.layer == layer == weight_grad.layer == opt_state.layer
-                and (id(weight_grad.samples) in self._whole_batches or self._is_whole_batch(weight_grad.samples))
-                and weight.step == opt_state.step
-                and weight.num_shards == weight_grad.num_shards == opt_state.num_shards
-                and (weight.shards is weight_grad.shards or weight.shards == weight_grad.shards)
-                and (weight.shards is opt_state.shards or weight.shards == opt_state.shards)
-                and weight.__class__ is Weight
-                and weight_grad.__class__ is WeightGrad
-                and opt_state.__class__ is OptState
-            )
-        except AttributeError:
-            return False
 
     def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
         """Load one shard of a layer's weight and make its optimizer state, both of step 0.
@@ -114,11 +61,15 @@ class Computing(Rank):
             laws.load(self, layer, shard, num_shards)
         if not self._entered:
             self._enter()
-        shards = frozenset([shard])
-        self._record("load_weights", layer, self.runtime_predictor.load(1, num_shards), NO_SAMPLES)
+        price, time = self.runtime_predictor.load(1, num_shards), self.time
+        self._rows.extend(
+            ("load_weights", layer, time, price, self.account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
+        )
+        self.time = time + price.seconds
+        shards = alone(shard)
         weight = Weight(layer, self.num_layers, 0, shards, num_shards)
         opt_state = OptState(layer, self.num_layers, 0, shards, num_shards)
-        weight._units, opt_state._units = self._load_units(num_shards)  # type: ignore[misc]  # a slot of the base
+        weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(num_shards)  # type: ignore[misc]  # a slot of the base
         return weight, opt_state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -152,12 +103,27 @@ class Computing(Rank):
         Raises:
             LawError: the weight is incomplete or not in a store, or something is of another layer.
         """
-        if not self._may_forward(layer, inp, weight):
+        account = self.account
+        try:
+            units = inp._units
+            is_legal = (
+                weight.layer == layer == inp.layer
+                and weight._home is account
+                and len(weight.shards) == weight.num_shards
+                and weight.__class__ is Weight
+                and inp.__class__ is Activation
+            )
+        except AttributeError:  # no tensor, or one that was never in a store
+            is_legal = False
+        if not is_legal:
             laws.forward(self, "forward", layer, inp, weight)
+            units = account.units_of(inp)
         samples = inp.samples
-        self._record("forward", layer, self.runtime_predictor.compute("forward", len(samples)), samples)
+        price, time = self.runtime_predictor.compute("forward", len(samples)), self.time
+        self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
+        self.time = time + price.seconds
         out = Activation(layer + 1, self.num_layers, samples, self.global_batch_size)
-        out._units = self.account.units_of(inp)  # type: ignore[misc]  # a slot of the base
+        out._units = units  # type: ignore[misc]  # a slot of the base
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -188,14 +154,33 @@ class Computing(Rank):
         Raises:
             LawError: something is of another layer, of other samples, incomplete, or not in a store.
         """
-        if not self._may_backward(layer, inp, grad, weight):
+        account = self.account
+        try:
+            samples = inp.samples
+            units = grad._units
+            is_legal = (
+                weight.layer == layer == inp.layer == grad.layer
+                and weight._home is account
+                and inp._home is account
+                and grad._home is account
+                and (samples is grad.samples or samples == grad.samples)
+                and len(weight.shards) == weight.num_shards
+                and weight.__class__ is Weight
+                and inp.__class__ is Activation
+                and grad.__class__ is ActivationGrad
+            )
+        except AttributeError:  # as in forward
+            is_legal = False
+        if not is_legal:
             laws.backward(self, "backward", layer, inp, grad, weight)
-        samples = inp.samples
-        self._record("backward", layer, self.runtime_predictor.compute("backward", len(samples)), samples)
+            units = account.units_of(grad)
+        price, time = self.runtime_predictor.compute("backward", len(samples)), self.time
+        self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
+        self.time = time + price.seconds
         weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
         grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
-        grad_inp._units = self.account.units_of(grad)  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = units  # type: ignore[misc]  # a slot of the base
         return weight_grad, grad_inp
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
@@ -206,8 +191,7 @@ class Computing(Rank):
         Returns:
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
-        if not self._may_backward(layer, inp, grad, weight):
-            laws.backward(self, "backward_input", layer, inp, grad, weight)
+        laws.backward(self, "backward_input", layer, inp, grad, weight)
         samples = inp.samples
         price = self.runtime_predictor.compute("backward_input", len(samples))
         self._record("backward_input", layer, price, samples)
@@ -251,13 +235,30 @@ class Computing(Rank):
         Raises:
             LawError: a layer or step differs, a sample is missing, or shards do not match.
         """
-        if not self._may_update(layer, weight_grad, weight, opt_state):
+        try:
+            shards, num_shards, samples = weight.shards, weight.num_shards, weight_grad.samples
+            units, state_units = weight._units, opt_state._units
+            is_legal = (
+                weight.layer == layer == weight_grad.layer == opt_state.layer
+                and (id(samples) in self._whole_batches or self._is_whole_batch(samples))
+                and weight.step == opt_state.step
+                and num_shards == weight_grad.num_shards == opt_state.num_shards
+                and (shards is weight_grad.shards or shards == weight_grad.shards)
+                and (shards is opt_state.shards or shards == opt_state.shards)
+                and weight.__class__ is Weight
+                and weight_grad.__class__ is WeightGrad
+                and opt_state.__class__ is OptState
+            )
+        except AttributeError:  # as in forward
+            is_legal = False
+        if not is_legal:
             laws.update(self, layer, weight_grad, weight, opt_state)
-        price = self.runtime_predictor.update(len(weight.shards), weight.num_shards)
-        self._record("update", layer, price, weight_grad.samples)
-        units_of = self.account.units_of
-        updated = Weight(layer, self.num_layers, weight.step + 1, weight.shards, weight.num_shards)
-        updated._units = units_of(weight)  # type: ignore[misc]  # a slot of the base
+            units, state_units = self.account.units_of(weight), self.account.units_of(opt_state)
+        price, time = self.runtime_predictor.update(len(shards), num_shards), self.time
+        self._rows.extend(("update", layer, time, price, self.account.units, samples, ON_COMPUTE, None, time, None))
+        self.time = time + price.seconds
+        updated = Weight(layer, self.num_layers, weight.step + 1, shards, num_shards)
+        updated._units = units  # type: ignore[misc]  # a slot of the base
         state = OptState(layer, self.num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
-        state._units = units_of(opt_state)  # type: ignore[misc]  # a slot of the base
+        state._units = state_units  # type: ignore[misc]  # a slot of the base
         return updated, state

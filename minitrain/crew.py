@@ -19,7 +19,7 @@ from minitrain.model import Model
 def rare_collections() -> Iterator[None]:
     """Let the cycle collector run rarely: a run makes many objects and few cycles."""
     before = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(1_000_000, 50, 1000)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from minitrain.calls import Call, RawCall
 from minitrain.channels import Channel
 from minitrain.collectives import describe, mismatch, perform
 from minitrain.errors import CollectiveMismatchError, StrategyError, UsageError, require_count
+from minitrain.events import COMM, Stream
 from minitrain.places import places_of, present_place
 from minitrain.waiting import wake_soon
 from minitrain.watch import Watch
@@ -42,16 +43,18 @@ class Communicator:
         whole: whether it spans the world.
         meetings: collectives that some members have started and others not, by their place in the group's order.
         barrier: the specified barrier, which shows how many members wait in `Model.barrier`.
+        stream: what events say of it.
         free: when the group's stream has done all it was given, s; kept for those who price.
     """
 
-    __slots__ = ("_indices", "_places", "barrier", "dist", "free", "meetings", "ranks", "size", "whole")
+    __slots__ = ("_indices", "_places", "barrier", "dist", "free", "meetings", "ranks", "size", "stream", "whole")
 
     def __init__(self, dist: Dist, ranks: tuple[int, ...], barrier: Barrier, *, whole: bool) -> None:
         self.dist = dist
         self.ranks = ranks
         self.size = len(ranks)
         self.whole = whole
+        self.stream = Stream(COMM, None if whole else ranks)
         self.free = 0.0
         self.meetings: dict[int, Meeting] = {}
         self.barrier = barrier
@@ -90,10 +93,10 @@ class Communicator:
         elif call.op != meeting.op or call.detail != meeting.detail:
             meeting.agrees = False
         meeting.calls[index] = call
-        meeting.missing -= 1
+        meeting.missing = missing = meeting.missing - 1
         if call.op == "barrier":
-            self.barrier.counter = (self.size - meeting.missing) % self.size
-        if not meeting.missing:
+            self.barrier.counter = (self.size - missing) % self.size
+        if not missing:
             try:
                 self._settle(meeting, call)
             except Exception as error:
@@ -115,7 +118,7 @@ class Communicator:
         clocks = [call.clock for call in calls]
         start = max(clocks)
         last = self.ranks[clocks.index(start)]
-        kinds = {type(call) for call in calls}
+        kinds = set(map(type, calls))
         if len(kinds) == 1:
             calls[0].settle_all(calls, results, clocks, start, last)
         else:  # some came through `Dist` itself, others through their model
@@ -176,6 +179,7 @@ class Dist:
         self.watch = Watch(self)
         self.world = Communicator(self, tuple(range(world_size)), self.barrier, whole=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
+        self._lattices: dict[tuple[Any, ...], Communicator] = {}
 
     def communicator(self, ranks: Iterable[int]) -> Communicator:
         """Return what the given ranks share.
@@ -193,6 +197,21 @@ class Dist:
                 )
             found = Communicator(self, members, Barrier(len(members)), whole=False)
             self._communicators[members] = found
+        return found
+
+    def lattice(self, lowest: int, spans: tuple[tuple[int, int], ...]) -> Communicator:
+        """Return what the ranks along some axes of a mesh share; their list is made once a group, not once a rank.
+
+        Args:
+            lowest: the lowest rank.
+            spans: stride and size of each axis.
+        """
+        found = self._lattices.get((lowest, spans))
+        if found is None:
+            ranks = [lowest]
+            for stride, size in spans:
+                ranks = [rank + place * stride for rank in ranks for place in range(size)]
+            found = self._lattices[lowest, spans] = self.communicator(ranks)
         return found
 
     def channel(self, source: int, dest: int, tag: Any = None) -> Channel:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from minitrain.errors import UsageError
-from minitrain.events import COMM, Stream
 
 if TYPE_CHECKING:
     from minitrain.dist import Communicator
@@ -28,7 +27,7 @@ class Group:
         self.communicator = communicator
         self.rank = rank
         self.index = communicator.index_of(rank)
-        self.stream = Stream(COMM, None if communicator.whole else communicator.ranks)
+        self.stream = communicator.stream
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -50,10 +49,12 @@ class Mesh:
     Args:
         rank: this rank.
         axes: size of each axis, in order.
-        group_of: makes a group of this rank from a list of ranks.
+        group_of: returns this rank's group from its lowest rank and the strides and sizes of its axes.
     """
 
-    def __init__(self, rank: int, axes: Mapping[str, int], group_of: Callable[[Iterable[int]], Group]) -> None:
+    def __init__(
+        self, rank: int, axes: Mapping[str, int], group_of: Callable[[int, tuple[tuple[int, int], ...]], Group]
+    ) -> None:
         self.rank = rank
         self.axes = dict(axes)
         self._group_of = group_of
@@ -75,12 +76,11 @@ class Mesh:
 
     def group(self, *axes: str) -> Group:
         """Return the group of ranks that differ from this one along the given axes alone."""
-        ranks = [self.rank]
-        for axis in axes:
-            self._require(axis)
-            stride, coord = self._strides[axis], self.coord(axis)
-            ranks = [rank + (place - coord) * stride for rank in ranks for place in range(self.axes[axis])]
-        return self._group_of(ranks)
+        lowest, spans = self.rank, []
+        for axis in dict.fromkeys(axes):
+            lowest -= self.coord(axis) * self._strides[axis]
+            spans.append((self._strides[axis], self.axes[axis]))
+        return self._group_of(lowest, tuple(spans))
 
     def peer(self, axis: str, offset: int, *, wrap: bool = False) -> int | None:
         """Return the rank `offset` places further along an axis, or None beyond its end unless it wraps."""

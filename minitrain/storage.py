@@ -145,7 +145,6 @@ class Store(dict[Any, V]):
     __slots__ = ("account",)
 
     def __init__(self, account: Account) -> None:
-        super().__init__()
         self.account = account
 
     def __setitem__(self, key: Any, value: V) -> None:
@@ -169,7 +168,12 @@ class Store(dict[Any, V]):
                 account.overflow()
 
     def __delitem__(self, key: Any) -> None:
-        self._leave(_take(self, key))
+        value = _take(self, key)
+        account = self.account
+        value._home = None
+        account.units -= value._units
+        if account.loans:
+            account.change_hands(value, stored=False)
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account."""
@@ -184,7 +188,11 @@ class Store(dict[Any, V]):
         if default is not _MISSING and key not in self:
             return default
         value = _take(self, key)
-        self._leave(value)
+        account = self.account
+        value._home = None
+        account.units -= value._units
+        if account.loans:
+            account.change_hands(value, stored=False)
         return value
 
     def popitem(self) -> tuple[Any, V]:

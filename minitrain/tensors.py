@@ -23,6 +23,7 @@ O = TypeVar("O")  # noqa: E741  (the specification's own name)
 TO = TypeVar("TO")
 
 _UNSHARDED = frozenset([0])
+_MOST_ALONE = 1 << 16
 
 
 class Reduceable(Protocol[T]):
@@ -164,9 +165,22 @@ def _require_shardable(value: Any, shard: int, num_shards: int) -> None:
         )
 
 
-def _alone(shard: Any) -> frozenset[int]:
-    """Return the set of one shard; an index that stands for many ranks makes its own (see `minitrain.folding`)."""
-    return shard.alone() if hasattr(shard, "alone") else frozenset([shard])
+_ALONE: dict[int, frozenset[int]] = {}
+
+
+def alone(shard: Any) -> frozenset[int]:
+    """Return the set of one shard, the same one each time, since a set is larger than the tensors that refer to it.
+
+    An index that stands for many ranks makes its own (see `minitrain.folding`).
+    """
+    found = _ALONE.get(shard) if shard.__class__ is int else None
+    if found is not None:
+        return found
+    if hasattr(shard, "alone"):
+        return shard.alone()  # type: ignore[no-any-return]
+    if len(_ALONE) >= _MOST_ALONE or shard.__class__ is not int:
+        return frozenset([shard])
+    return _ALONE.setdefault(shard, frozenset([shard]))
 
 
 @dataclass(slots=True)
@@ -200,7 +214,7 @@ class Weight(Tensor, Gatherable["Weight"]):
     def shard(self, shard: int, num_shards: int) -> Weight:
         """Return one of `num_shards` parts of a complete weight."""
         _require_shardable(self, shard, num_shards)
-        part = Weight(self.layer, self.layers, self.step, _alone(shard), num_shards)
+        part = Weight(self.layer, self.layers, self.step, alone(shard), num_shards)
         return _sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
@@ -270,7 +284,7 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
     def shard(self, shard: int, num_shards: int) -> WeightGrad:
         """Return one of `num_shards` parts of a complete gradient."""
         _require_shardable(self, shard, num_shards)
-        shards = _alone(shard)
+        shards = alone(shard)
         part = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
         return _sharded(part, self, shard, num_shards)
 
@@ -314,7 +328,7 @@ class OptState(Tensor, Gatherable["OptState"]):
     def shard(self, shard: int, num_shards: int) -> OptState:
         """Return one of `num_shards` parts of a complete state."""
         _require_shardable(self, shard, num_shards)
-        part = OptState(self.layer, self.layers, self.step, _alone(shard), num_shards)
+        part = OptState(self.layer, self.layers, self.step, alone(shard), num_shards)
         return _sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:

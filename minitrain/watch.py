@@ -46,6 +46,7 @@ class Watch:
         marked: whether the tasks of the run carry its mark (they do in `simulate`).
         entered: ranks whose model was used.
         looking: whether it looks out now.
+        loop: the event loop in which it does; None before anybody waited.
         over: whether the run has ended already, well or not.
         alarm: called with the tasks of a run that has come to a deadlock.
         returned: ranks that are done.
@@ -57,6 +58,7 @@ class Watch:
         "alarm",
         "dist",
         "entered",
+        "loop",
         "looking",
         "marked",
         "operations",
@@ -74,6 +76,7 @@ class Watch:
         self.entered: set[int] = set()
         self._seen = 0
         self.looking = False
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._pause_s = 0.0
 
     def mark(self) -> None:
@@ -87,7 +90,8 @@ class Watch:
             self.looking = True
             self._pause_s = 0.0
             self._seen = self.operations
-            asyncio.get_running_loop().call_soon(self._look)
+            self.loop = asyncio.get_running_loop()
+            self.loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Look whether anything happened since the last time; if nothing did, whether anything can."""

@@ -7,6 +7,7 @@ participants are ready. Awaiting it moves the compute clock to its end, if that 
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections import deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -56,12 +57,12 @@ class Work(Call):
     __slots__ = ("carried", "end", "flight", "model", "owner", "row")
 
     def __init__(
-        self, model: Communicating, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any
+        self, model: Communicating, op: str, value: Any, owner: Group | PeerStream, row: int, clock: float, detail: Any
     ) -> None:
         self.model = model
         self.op = op
         self.value = value
-        self.clock = model.time
+        self.clock = clock
         self.detail = detail
         self.owner = owner
         self.row = row
@@ -178,7 +179,12 @@ class Work(Call):
         if model.launching:
             yield self  # `Communicating.launch` takes it from here
         if not self.settled:
-            yield self.park()
+            if self.waiters is None:
+                self.waiters = waiter = Future(loop=model.dist.watch.loop)
+                waiter._asyncio_future_blocking = True  # as in `park`, the most frequent case of which this is
+                yield waiter
+            else:
+                yield self.park()
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self.end > model.time:
