@@ -17,8 +17,9 @@ from minitrain.errors import LawError, StrategyError
 from minitrain.events import COMM, NOTE, ON_COMPUTE, PRICE, RECV, SAMPLES, SEND, STREAM, STRIDE, TIME, TYP
 from minitrain.events import LAUNCHED as LAUNCHED_AT
 from minitrain.predictor import PENDING, Price
+from minitrain.strict.genuine import FIELDS
 from minitrain.strict.model import StrictModel
-from minitrain.strict.origin import FIELDS, Final
+from minitrain.strict.strangers import Final
 
 _PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
 

@@ -13,7 +13,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from minitrain.places import ENGINE, OWNERS, PYTHON, strategy_frame
-from minitrain.strict.origin import Stranger
+from minitrain.strict.strangers import Stranger
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
 _frame = sys._getframe

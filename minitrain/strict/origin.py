@@ -1,133 +1,368 @@
-"""What is remembered of a tensor, in a hidden slot: where it came from, and what it was then.
+"""What is remembered of a genuine tensor, in a hidden slot: where it came from, what it was then, what it occupies.
 
-A genuine tensor has an `Origin`. Anything else in the slot says what the tensor is instead, for the error where it is
-used. None of them refers to the tensor, so that they die with it.
+A tensor that comes out of an operation gets an `Origin`, which is also its buffer on the device. `update`, the
+reductions and `+` work in place: the result takes the origin over, and an `Alias` of it stays with the old tensor. So
+each origin stands in the slot of one tensor at most, its owner, and what else shares the buffer has an alias. None of
+them refers to a tensor, so that they die with theirs: the buffer lives as long as any tensor refers to it, whatever
+variable, closure or container holds that tensor, and it counts once.
+
+A shard cut from a whole tensor is a view of the whole's buffer: it counts nothing while that lives, and for itself
+afterwards.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
+from weakref import ReferenceType, ref
 
 from minitrain.collectives import describe
 from minitrain.errors import LawError
-from minitrain.strict.ledger import Buffer, Ledger, Line
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.strict.genuine import FIELDS, alteration, require_genuine
+from minitrain.strict.ledger import Ledger, Line
 
 _frame = sys._getframe
-_SAMPLED = attrgetter("layer", "layers", "samples", "total_samples")
-_STEPPED = attrgetter("layer", "layers", "step", "shards", "num_shards")
-FIELDS = {
-    Weight: _STEPPED,
-    OptState: _STEPPED,
-    Activation: _SAMPLED,
-    ActivationGrad: _SAMPLED,
-    WeightGrad: attrgetter("layer", "layers", "samples", "total_samples", "shards", "num_shards"),
-}
-_KINDS: tuple[type[Any], ...] = tuple(FIELDS)
+
+# Frames from `_descend` out to the strategy, past what calls in between.
+_FRAMES = {"+": 4, "combine": 5, "shard": 5}
+
+
+class Written:
+    """What overwrote a buffer: an object of its own each time, which tells contents apart.
+
+    Args:
+        op: the operation.
+        line: where.
+        before: what had overwritten it before, if only shards of it were overwritten since.
+        shards: those, as (shard, num_shards).
+    """
+
+    __slots__ = ("before", "line", "op", "shards")
+
+    def __init__(
+        self, op: str, line: Line, before: Written | None = None, shards: frozenset[tuple[int, int]] = frozenset()
+    ) -> None:
+        self.op = op
+        self.line = line
+        self.before = before
+        self.shards = shards
+
+    def __str__(self) -> str:
+        return f"{self.op} at {self.line}"
+
+    def spares(self, shard: int, num_shards: int) -> bool:
+        """Return whether a shard is still what it was before."""
+        return bool(self.shards) and not any(
+            other * num_shards < (shard + 1) * count and shard * count < (other + 1) * num_shards
+            for other, count in self.shards
+        )
 
 
 class Origin:
-    """The origin of a genuine tensor of a rank.
+    """The origin of a genuine tensor of a rank, and its buffer.
 
-    Args:
-        buffer: what it occupies.
-        fields: the values of its fields.
-        step: the step of the weights that it was computed with; None for a weight, a state and an input.
+    `adopt` makes them.
+
+    Attributes:
+        ledger: the rank's.
+        usable_by: the ledger too while its owner may be used, or None once that was overwritten.
+        units: how much it holds, in units; 0 for a view while the whole lives.
+        line: what made it.
+        fields: the values of its owner's fields.
+        step: the step of the weights that the owner was computed with; None for a weight, a state and an input.
+        stored: how many entries of stores, and operations in flight, hold it.
+        written: what overwrote it last.
+        seen: what had overwritten it when the owner was made, if that is not what `written` says.
+        views: the shards cut from it.
     """
 
-    __slots__ = ("buffer", "fields", "step", "written")
+    __slots__ = (
+        "__weakref__",
+        "fields",
+        "ledger",
+        "line",
+        "seen",
+        "step",
+        "stored",
+        "units",
+        "usable_by",
+        "views",
+        "written",
+    )
 
-    def __init__(self, buffer: Buffer, fields: tuple[Any, ...], step: int | None = None) -> None:
-        self.buffer = buffer
+    fields: tuple[Any, ...]
+    ledger: Ledger
+    line: Line
+    seen: Written | None
+    step: int | None
+    stored: int
+    units: int
+    usable_by: Ledger | None
+    views: dict[tuple[int, int], ReferenceType[View]] | None
+    written: Written | None
+
+    def __del__(self) -> None:
+        ledger, units = self.ledger, self.units
+        ledger.units -= units
+        if self.stored:
+            ledger.stored -= units
+        else:
+            self.line.outside -= units
+        if self.views is not None:
+            for view in self.living_views():
+                view.outlive()
+
+    @property
+    def buffer(self) -> Origin:
+        """What its owner occupies."""
+        return self
+
+    @property
+    def version(self) -> Written | None:
+        """What had overwritten the buffer when its owner was made."""
+        return self.written if self.usable_by is not None else self.seen
+
+    def is_genuine(self, ledger: Ledger, fields: tuple[Any, ...], whatever_version: bool) -> bool:
+        """Return whether a ledger's rank may use the owner, which has these fields now."""
+        return self.ledger is ledger and (whatever_version or self.usable_by is not None) and self.fields == fields
+
+    def fault(self, ledger: Ledger, value: Any) -> str:
+        """Return why its owner cannot be used."""
+        return _fault(self, self.fields, ledger, value)
+
+    def living_views(self) -> list[View]:
+        """Return the shards cut from it that still live."""
+        return [view for found in (self.views or {}).values() if (view := found()) is not None]
+
+    def enter(self) -> None:
+        """Note that a store, or an operation in flight, holds it."""
+        self.stored += 1
+        if self.stored == 1:
+            self.ledger.stored += self.units
+            self.line.outside -= self.units
+
+    def leave(self) -> None:
+        """Note that a store, or an operation in flight, holds it no longer."""
+        self.stored -= 1
+        if not self.stored:
+            self.ledger.stored -= self.units
+            self.line.outside += self.units
+
+    def hand_over(self, old: Any, new: Any, fields: tuple[Any, ...], step: int | None, written: Written) -> None:
+        """Let the result of an operation that works in place take the place of the owner, which it overwrites."""
+        old._origin = Alias(self, self.fields, self.step, self.written)
         self.fields = fields
         self.step = step
-        self.written = buffer.written
+        new._origin = self
+        self.rewrite(written)
+
+    def give_way(self, owner: Any, written: Written) -> None:
+        """Note that an operation begins to overwrite the owner; `pass_to` says what comes of it."""
+        owner._origin = Alias(self, self.fields, self.step, self.written)
+        self.rewrite(written)
+
+    def pass_to(self, result: Any, fields: tuple[Any, ...], step: int | None) -> None:
+        """Take the result of an operation for the owner, in place of one that has given way.
+
+        If another owner is left, since what was overwritten only shared the buffer with it, the result shares it too.
+        """
+        if self.usable_by is None:
+            result._origin = Alias(self, fields, step, self.written)
+        else:
+            self.fields = fields
+            self.step = step
+            result._origin = self
+
+    def overwrite(self, written: Written) -> None:
+        """Note that its content is another one from now on, so that its owner cannot be used any more."""
+        self._outdate_owner()
+        self.rewrite(written)
+
+    def rewrite(self, written: Written) -> None:
+        """Note what overwrote it, and its views with it."""
+        self.written = written
+        if self.views is not None:
+            for view in self.living_views():
+                view.outdate(written)
+
+    def outdate(self, written: Written) -> None:
+        """Note that what it is a view of was overwritten."""
+        self._outdate_owner()
+        Origin.rewrite(self, written)
+
+    def tear(self, written: Written, place: tuple[int, int]) -> None:
+        """Note that one of its views was overwritten, so that the whole is neither the old nor the new one."""
+        self._outdate_owner()
+        last = self.written
+        before, shards = (last.before, last.shards) if last is not None and last.shards else (last, frozenset())
+        self.written = Written(written.op, written.line, before, shards | {place})
+
+    def _outdate_owner(self) -> None:
+        """Let its owner not be used any more."""
+        if self.usable_by is not None:
+            self.seen = self.written
+            self.usable_by = None
+
+    def cut(self, result: Any, fields: tuple[Any, ...], step: int | None, line: Line) -> None:
+        """Let a shard that has just been cut from the tensor be a view of the buffer: the same one each time."""
+        if isinstance(self, View) and self.whole is not None:  # the only shard of a whole is the whole
+            whole = self.whole()
+            if whole is not None:
+                whole.cut(result, fields, step, line)
+                return
+        (shard,) = result.shards
+        place = shard, result.num_shards
+        if self.views is None:
+            self.views = {}
+        found = self.views.get(place)
+        known = None if found is None else found()
+        if known is not None:
+            result._origin = Alias(known, fields, step, known.written)
+            return
+        result._origin = view = View(self, place, self.ledger.units_of(result), fields, step, line)
+        self.views[place] = ref(view)
 
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
-        """Let a tensor made of this one by `+`, `combine` or `shard` be genuine too.
+        """Let a tensor made of the owner by `+`, `combine` or `shard` be genuine too.
 
         Raises:
             LawError: a parent is not genuine, or they must not be added.
         """
-        buffer = self.buffer
-        ledger = buffer.ledger
-        line = ledger.line(_frame(3))  # past what calls here from `+`
-        if how == "shard":
-            (shard,) = result.shards
-            written = buffer.written
-            spared = written is not None and written.before is self.written and written.spares(shard, result.num_shards)
-            require_genuine(ledger, how, (parent,), whatever_version=spared)
-            buffer = buffer.view(size(ledger, result), shard, result.num_shards, line)
+        _descend(self, result, how, parent, other)
+
+
+class View(Origin):
+    """A shard of a whole tensor, as long as the whole lives; then a buffer like any other.
+
+    Args:
+        whole: what it is cut from.
+        place: (shard, num_shards).
+        units: how much it holds once it stands for itself.
+        fields: the values of its owner's fields.
+        step: the step of the weights that the owner was computed with, or None.
+        line: what made it.
+    """
+
+    __slots__ = ("place", "size", "whole")
+
+    def __init__(
+        self,
+        whole: Origin,
+        place: tuple[int, int],
+        units: int,
+        fields: tuple[Any, ...],
+        step: int | None,
+        line: Line,
+    ) -> None:
+        self.ledger = self.usable_by = whole.ledger
+        self.units = 0
+        self.line = line
+        self.fields = fields
+        self.step = step
+        self.stored = 0
+        written = whole.written
+        self.written = written.before if written is not None and written.spares(*place) else written
+        self.views = None
+        self.place = place
+        self.size = units
+        self.whole: ReferenceType[Origin] | None = ref(whole)
+
+    def rewrite(self, written: Written) -> None:
+        """Note what overwrote it, and that the whole is not what it was."""
+        super().rewrite(written)
+        whole = None if self.whole is None else self.whole()
+        if whole is not None:
+            whole.tear(written, self.place)
+
+    def outlive(self) -> None:
+        """Stand for itself from now on."""
+        self.whole = None
+        self.units = units = self.size
+        if self.stored:
+            self.ledger.stored += units
         else:
-            require_genuine(ledger, how, (parent, other))
-            if other._origin.step != self.step:
-                raise _other_step(ledger.rank, how, parent, other)
-            if how == "combine":
-                adopt(ledger, result, line, self.step)
-                return
-            if len(result.samples) != len(parent.samples) + len(other.samples):
-                raise _counted_twice(ledger.rank, parent, other)
-        result._origin = Origin(buffer, FIELDS[result.__class__](result), self.step)
+            self.line.outside += units
+        self.ledger.grow(units)
 
 
-class Stranger:
-    """What stands in the slot of a tensor that did not come out of an operation.
+class Alias:
+    """What stands in the slot of a tensor whose buffer has another owner: it shares it, or was overwritten.
 
     Args:
-        what: what it is, in words.
+        buffer: what it occupies.
+        fields: the values of its fields.
+        step: the step of the weights that it was computed with, or None.
+        version: what had overwritten the buffer when the tensor was made.
     """
 
-    __slots__ = ("what",)
+    __slots__ = ("buffer", "fields", "step", "version")
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    usable_by: ClassVar[None] = None  # as far as can be seen at a glance
 
-    def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:  # noqa: ARG002  (as an Origin's)
-        """Let a tensor made of this one be a stranger too."""
-        result._origin = self
+    def __init__(self, buffer: Origin, fields: tuple[Any, ...], step: int | None, version: Written | None) -> None:
+        self.buffer = buffer
+        self.fields = fields
+        self.step = step
+        self.version = version
+
+    def is_genuine(self, ledger: Ledger, fields: tuple[Any, ...], whatever_version: bool) -> bool:
+        """Return whether a ledger's rank may use the tensor, which has these fields now."""
+        return (
+            self.buffer.ledger is ledger
+            and (whatever_version or self.version is self.buffer.written)
+            and self.fields == fields
+        )
+
+    def fault(self, ledger: Ledger, value: Any) -> str:
+        """Return why the tensor cannot be used."""
+        return _fault(self.buffer, self.fields, ledger, value)
+
+    def enter(self) -> None:
+        """Note that a store, or an operation in flight, holds the buffer."""
+        self.buffer.enter()
+
+    def leave(self) -> None:
+        """Note that a store, or an operation in flight, holds the buffer no longer."""
+        self.buffer.leave()
+
+    def hand_over(self, old: Any, new: Any, fields: tuple[Any, ...], step: int | None, written: Written) -> None:
+        """Let a result share the buffer that it overwrote."""
+        self.give_way(old, written)
+        self.buffer.pass_to(new, fields, step)
+
+    def give_way(self, tensor: Any, written: Written) -> None:  # noqa: ARG002  (as an Origin's)
+        """Note that an operation overwrites the buffer."""
+        self.buffer.overwrite(written)
+
+    def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
+        """Let a tensor made of this one by `+`, `combine` or `shard` be genuine too; see `Origin.descend`."""
+        _descend(self, result, how, parent, other)
 
 
-class Message(Stranger):
-    """What stands in the slot of a copy on its way to another rank.
+def adopt(ledger: Ledger, tensor: Any, fields: tuple[Any, ...], step: int | None, line: Line) -> None:
+    """Give a tensor that has just come out of an operation an origin, and count it from now on.
 
     Args:
-        origin: that of the tensor that was sent.
+        ledger: the rank's.
+        tensor: the tensor.
+        fields: the values of its fields.
+        step: the step of the weights that it was computed with; None for a weight, a state and an input.
+        line: what made it.
     """
-
-    __slots__ = ("fields", "step")
-
-    def __init__(self, origin: Origin) -> None:
-        super().__init__("is a message on its way; receive it")
-        self.fields = origin.fields
-        self.step = origin.step
-
-
-class Final(Stranger):
-    """What stands in the slot of a final weight that was handed in: a copy that occupies nothing.
-
-    Args:
-        origin: that of the weight.
-    """
-
-    __slots__ = ("fields", "ledger", "line")
-
-    def __init__(self, origin: Origin) -> None:
-        super().__init__("was handed in as the final weight and is no longer held; keep it in a store")
-        self.fields = origin.fields
-        self.ledger = origin.buffer.ledger
-        self.line = origin.buffer.line
-
-
-def adopt(ledger: Ledger, tensor: Any, line: Line, step: int | None = None) -> None:
-    """Give a tensor that has just come out of an operation a buffer of its own, counted from now on."""
     try:
         units = tensor._units
     except AttributeError:
-        units = size(ledger, tensor)
-    tensor._origin = Origin(Buffer(ledger, units, line), FIELDS[tensor.__class__](tensor), step)
+        units = ledger.units_of(tensor)
+    tensor._origin = origin = Origin()  # written out here: an `__init__` would take as long as all of this
+    origin.ledger = origin.usable_by = ledger
+    origin.units = units
+    origin.line = line
+    origin.fields = fields
+    origin.step = step
+    origin.stored = 0
+    origin.written = None
+    origin.views = None
+    line.outside += units
     ledger.units = total = ledger.units + units
     if total > ledger.peak_units:
         ledger.peak_units = total
@@ -135,85 +370,43 @@ def adopt(ledger: Ledger, tensor: Any, line: Line, step: int | None = None) -> N
             ledger.overflow()
 
 
-def succeed(tensor: Any, buffer: Buffer, step: int | None = None) -> None:
-    """Let a tensor that has just come out of an operation take the place of another one."""
-    tensor._origin = Origin(buffer, FIELDS[tensor.__class__](tensor), step)
+def _descend(origin: Origin | Alias, result: Any, how: str, parent: Any, other: Any) -> None:
+    """Let a tensor made of a parent with this origin by `+`, `combine` or `shard` be genuine too."""
+    buffer = origin.buffer
+    ledger = buffer.ledger
+    fields = FIELDS[result.__class__](result)
+    if how == "shard":
+        written, version = buffer.written, origin.version
+        (shard,) = result.shards
+        spared = written is not None and written.before is version and written.spares(shard, result.num_shards)
+        require_genuine(ledger, how, (parent,), whatever_version=spared)
+        buffer.cut(result, fields, origin.step, ledger.line(_frame(_FRAMES[how])))
+        return
+    require_genuine(ledger, how, (parent, other))
+    if other._origin.step != origin.step:
+        raise _other_step(ledger.rank, how, parent, other)
+    if how == "combine":
+        adopt(ledger, result, fields, origin.step, ledger.line(_frame(_FRAMES[how])))
+        return
+    if len(result.samples) != len(parent.samples) + len(other.samples):
+        raise _counted_twice(ledger.rank, parent, other)
+    if origin is buffer:
+        parent._origin = Alias(buffer, buffer.fields, buffer.step, buffer.written)  # which stays usable
+        buffer.pass_to(result, fields, origin.step)
+    else:
+        result._origin = Alias(buffer, fields, origin.step, origin.version)
 
 
-def size(ledger: Ledger, tensor: Any) -> int:
-    """Return the size of a tensor in units; shards of one kind are measured once."""
-    try:
-        return tensor._units  # type: ignore[no-any-return]
-    except AttributeError:
-        pass
-    if not hasattr(tensor, "num_shards"):
-        return ledger.size(tensor)
-    key = tensor.__class__, len(tensor.shards), tensor.num_shards
-    units = ledger.sizes.get(key)
-    if units is None:
-        units = ledger.sizes[key] = ledger.size(tensor)
-    tensor._units = units
-    return units
-
-
-def require_genuine(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_version: bool = False) -> None:
-    """Require that tensors came out of operations of this rank, unaltered, and were not overwritten since.
-
-    What is no tensor at all is left to the operation itself to refuse.
-    """
-    for value in values:
-        try:
-            origin = value._origin
-            buffer = origin.buffer
-            if (
-                buffer.ledger is ledger
-                and (origin.written is buffer.written or whatever_version)
-                and origin.fields == FIELDS[value.__class__](value)
-            ):
-                continue
-        except (AttributeError, KeyError):
-            pass
-        if isinstance(value, _KINDS):
-            raise LawError(
-                f"{op} on rank {ledger.rank}: {describe(value)} {_what_is_wrong(ledger, value)}",
-                op=op,
-                rank=ledger.rank,
-                layer=value.layer,
-                value=value,
-            )
-
-
-def _what_is_wrong(ledger: Ledger, value: Any) -> str:
-    """Return what a tensor is that is not genuine, and the remedy."""
-    origin = getattr(value, "_origin", None)
-    if origin is None or type(value) not in FIELDS:
+def _fault(buffer: Origin, fields: tuple[Any, ...], ledger: Ledger, value: Any) -> str:
+    """Return why a tensor cannot be used."""
+    if buffer.ledger is not ledger:
         return (
-            "did not come out of an operation of this run: it was made before the run, or came through the transport "
-            "behind the model's back; use the model's operations alone"
-        )
-    if isinstance(origin, Stranger):
-        return origin.what
-    line = origin.buffer.line
-    if origin.buffer.ledger is not ledger:
-        return (
-            f"belongs to rank {origin.buffer.ledger.rank}, which made it at {line}; send and receive it, or use a "
+            f"belongs to rank {buffer.ledger.rank}, which made it at {buffer.line}; send and receive it, or use a "
             "collective"
         )
-    present = FIELDS[type(value)](value)
-    if origin.fields != present:
-        names = [name for name, _ in zip(type(value).__dataclass_fields__, present, strict=True)]
-        changed = [
-            f"{name} was {_brief(before)} when it was made at {line} and is {_brief(now)} now"
-            for name, before, now in zip(names, origin.fields, present, strict=True)
-            if before != now
-        ]
-        return f"was altered: {', '.join(changed)}; tensors are made by operations alone"
-    return f"(made at {line}) was overwritten by {origin.buffer.written}, which works in place; use its result"
-
-
-def _brief(value: Any) -> str:
-    """Return a field's value in words."""
-    return str(sorted(value)[:8]) if isinstance(value, frozenset) else repr(value)
+    if fields != FIELDS[type(value)](value):
+        return alteration(value, fields, buffer.line)
+    return f"(made at {buffer.line}) was overwritten by {buffer.written}, which works in place; use its result"
 
 
 def _other_step(rank: int, op: str, first: Any, second: Any) -> LawError:

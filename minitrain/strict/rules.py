@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from minitrain.collectives import describe
 from minitrain.errors import LawError
-from minitrain.strict.ledger import Ledger, parts
-from minitrain.tensors import OptState, Weight, WeightGrad
+from minitrain.strict.genuine import require_genuine
+from minitrain.strict.ledger import Ledger
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
 
-def require_step(rank: int, op: str, what: str, value: Any, weight_step: int) -> None:
+def require_pass(ledger: Ledger, op: str, inp: Any, weight: Any, *grads: Any) -> None:
+    """Require genuine tensors of one step for a pass through a layer.
+
+    What is no tensor, or of the wrong kind, is left to the operation itself to refuse.
+    """
+    require_genuine(ledger, op, (inp, *grads, weight))
+    if inp.__class__ is Activation and weight.__class__ is Weight and all(g.__class__ is ActivationGrad for g in grads):
+        for grad in grads:
+            require_step(ledger, op, "the gradient", grad, weight.step)
+        require_step(ledger, op, "the input", inp, weight.step)
+
+
+def require_step(ledger: Ledger, op: str, what: str, value: Any, weight_step: int) -> None:
     """Require that a tensor was computed with weights of the step that it is used with."""
     step = value._origin.step
     if step is not None and step != weight_step:
         raise LawError(
-            f"{op} on rank {rank}: {what} stems from weights of step {step}, got {describe(value)}, and cannot be used "
-            f"with weights of step {weight_step}; forward, backward and update take the same weights",
+            f"{op} on rank {ledger.rank}: {what} stems from weights of step {step}, got {describe(value)}, and cannot "
+            f"be used with weights of step {weight_step}; forward, backward and update take the same weights",
             op=op,
-            rank=rank,
+            rank=ledger.rank,
             layer=value.layer,
             steps=(step, weight_step),
         )
@@ -27,11 +41,13 @@ def require_step(rank: int, op: str, what: str, value: Any, weight_step: int) ->
 
 def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight, opt_state: OptState) -> None:
     """Require the state of exactly the weight's shards, a gradient of its step, and no second update of any part."""
-    if weight.step != opt_state.step:
+    step = weight.step
+    if step != opt_state.step:
         return  # the operation itself refuses that
-    require_step(ledger.rank, "update", "the gradient", grad, weight.step)
-    if (weight.shards, weight.num_shards) != (opt_state.shards, opt_state.num_shards) and (
-        parts(weight) != parts(opt_state)
+    if grad._origin.step != step:
+        require_step(ledger, "update", "the gradient", grad, step)
+    if (weight.num_shards != opt_state.num_shards or weight.shards != opt_state.shards) and (
+        _parts(weight) != _parts(opt_state)
     ):
         raise LawError(
             f"update on rank {ledger.rank}: the optimizer state must be of exactly the weight's shards, got "
@@ -40,7 +56,8 @@ def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight,
             rank=ledger.rank,
             layer=layer,
         )
-    if any(_overlap(shard, weight) for shard in ledger.updated.get((layer, weight.step), ())):
+    done = ledger.updated.get((layer, step))
+    if done is not None and any(_overlap(shards, num_shards, weight) for shards, num_shards in done):
         raise LawError(
             f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step",
             op="update",
@@ -51,19 +68,35 @@ def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight,
 
 def note_update(ledger: Ledger, weight: Weight) -> None:
     """Remember which part of a layer was updated, of which step."""
-    done = ledger.updated.setdefault((weight.layer, weight.step), set())
-    done.update((shard, weight.num_shards) for shard in weight.shards)
+    part = weight.shards, weight.num_shards
+    done = ledger.updated.get((weight.layer, weight.step))
+    if done is None:
+        ledger.updated[weight.layer, weight.step] = [part]
+    else:
+        done.append(part)
 
 
-def _overlap(done: tuple[int, int], weight: Weight) -> bool:
-    """Return whether a shard, as an interval, has a part in common with a weight."""
-    shard, num_shards = done
+def _overlap(shards: frozenset[int], num_shards: int, weight: Weight) -> bool:
+    """Return whether shards, as intervals, have a part in common with a weight."""
     if num_shards == weight.num_shards:
-        return shard in weight.shards
+        return not shards.isdisjoint(weight.shards)
     return any(
         shard * weight.num_shards < (other + 1) * num_shards and other * num_shards < (shard + 1) * weight.num_shards
+        for shard in shards
         for other in weight.shards
     )
+
+
+def _parts(tensor: Weight | OptState) -> list[tuple[Fraction, Fraction]]:
+    """Return the parts of the whole that a tensor holds, those that touch joined, in order."""
+    joined: list[tuple[Fraction, Fraction]] = []
+    for shard in sorted(tensor.shards):
+        start, end = Fraction(shard, tensor.num_shards), Fraction(shard + 1, tensor.num_shards)
+        if joined and joined[-1][1] >= start:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad, works: Sequence[Any]) -> None:

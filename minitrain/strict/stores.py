@@ -13,13 +13,15 @@ V = TypeVar("V")
 _keep = dict.setdefault
 _replace = dict.__setitem__
 _take = dict.pop
+_MISSING = object()
 
 
 class FollowedStore(Store[V]):
     """A store of a strict run.
 
-    As in `Store`, the forms are chosen for speed: what that does is written out here again, since a call would double
-    its time.
+    As in `Store`, the forms are chosen for speed: what that does, and `enter` and `leave` of an `Origin`, are written
+    out here again, since calls would double their time. The account's high-water mark is left out: that of the ledger
+    is asked for.
     """
 
     __slots__ = ()
@@ -38,20 +40,18 @@ class FollowedStore(Store[V]):
         value._home = account  # type: ignore[attr-defined]
         if account.loans:
             account.change_hands(value, stored=True)
-        account.units = total = account.units + units
-        if total > account.peak_units:
-            account.peak_units = total
+        account.units += units
         try:
-            buffer = value._origin.buffer  # type: ignore[attr-defined]
-        except AttributeError:  # not a genuine one
+            origin = value._origin  # type: ignore[attr-defined]
+        except AttributeError:  # made before the run
             return
-        buffer.stored = stored = buffer.stored + 1
+        if origin.usable_by is None:
+            origin.enter()
+            return
+        origin.stored = stored = origin.stored + 1
         if stored == 1:
-            buffer.ledger.stored += buffer.units
-            buffer.line.outside -= buffer.units
-
-    def __delitem__(self, key: Any) -> None:
-        self._leave(_take(self, key))
+            origin.ledger.stored += origin.units
+            origin.line.outside -= origin.units
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account, and note that it is not stored any more."""
@@ -61,13 +61,33 @@ class FollowedStore(Store[V]):
         if account.loans:
             account.change_hands(value, stored=False)
         try:
-            buffer = value._origin.buffer
+            origin = value._origin
         except AttributeError:
             return
-        buffer.stored = stored = buffer.stored - 1
+        if origin.usable_by is None:
+            origin.leave()
+            return
+        origin.stored = stored = origin.stored - 1
         if not stored:
-            buffer.ledger.stored -= buffer.units
-            buffer.line.outside += buffer.units
+            origin.ledger.stored -= origin.units
+            origin.line.outside += origin.units
+
+    def __delitem__(self, key: Any) -> None:
+        self._leave(_take(self, key))
+
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        """Remove a key and return its value."""
+        if default is not _MISSING and key not in self:
+            return default
+        value = _take(self, key)
+        self._leave(value)
+        return value
+
+    def popitem(self) -> tuple[Any, V]:
+        """Remove and return the pair that came last."""
+        key, value = dict.popitem(self)
+        self._leave(value)
+        return key, value
 
 
 class JournalledFollowedStore(JournalledStore[V], FollowedStore[V]):

@@ -1,0 +1,210 @@
+"""What a rank of a strict run can do alone, with tensors that are followed.
+
+As in `minitrain.computing`, the laws are asked twice: first by one expression that every usual call passes, written
+out in each operation since it is the hot path, then, where that fails, by `require_genuine` and the rules, which know
+the rarer legal cases and the message for every other one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from minitrain.model import Model
+from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
+from minitrain.strict.genuine import SAMPLED, STEPPED, SUMMED, require_genuine
+from minitrain.strict.ledger import Ledger
+from minitrain.strict.origin import Written, adopt
+from minitrain.strict.rules import note_update, require_pass, require_step, require_update
+from minitrain.strict.stores import FollowedStore, JournalledFollowedStore
+from minitrain.strict.strangers import Final
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+
+_frame = sys._getframe
+
+
+class StrictComputing(Model):
+    """The operations on a rank's compute stream.
+
+    Each requires genuine tensors, notes what is held outside the stores while it begins, and gives its results an
+    origin. The operations that it extends are bound once: to look `super()` up takes as long as to check a tensor.
+
+    Attributes:
+        ledger: what the rank holds over all tensors alive.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._load_weights = super().load_weights
+        self._forward = super().forward
+        self._backward = super().backward
+        self._update = super().update
+
+    def _store(self, name: str) -> Store[Any]:
+        """Make one of the five stores, and with the first one the ledger."""
+        if not hasattr(self, "ledger"):
+            self.ledger = Ledger(self.account, self.rank)
+        if self.account.journal is None:
+            return FollowedStore(self.account)
+        return JournalledFollowedStore(self.account, name, self.log)
+
+    @property
+    def counted(self) -> Account:
+        """What counts as this rank's memory."""
+        return self.ledger
+
+    def memory_by_store(self) -> dict[str, float]:
+        """Return the elements in each store now, those of operations in flight, and those outside."""
+        return {
+            **super().memory_by_store(),
+            "outside the stores": (self.ledger.units - self.ledger.stored) / UNITS_PER_ELEMENT,
+        }
+
+    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+        """Load a weight; see `Model.load_weights`."""
+        ledger = self.ledger
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        loaded = weight, opt_state = self._load_weights(layer, shard, num_shards)
+        line = ledger.line(_frame(1))
+        fields = weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards
+        adopt(ledger, weight, fields, None, line)
+        adopt(ledger, opt_state, fields, None, line)
+        return loaded
+
+    def set_final_weight(self, layer: int, weight: Weight) -> None:
+        """Hand in a trained weight: a copy is kept, which holds no memory; see `Model.set_final_weight`."""
+        require_genuine(self.ledger, "set_final_weight", (weight,))
+        super().set_final_weight(layer, weight)
+        origin: Any = weight._origin
+        self.final_weights[layer] = kept = Weight(*origin.fields)
+        if hasattr(weight, "_content"):
+            kept._content = weight._content  # type: ignore[misc]  # a slot of the base
+        kept._origin = Final(origin.fields, self.ledger, origin.buffer.line)
+
+    def get_input_activation(self, samples: Iterable[int]) -> Activation:
+        """Return the model's input; see `Model.get_input_activation`."""
+        activation = super().get_input_activation(samples)
+        adopt(self.ledger, activation, SAMPLED(activation), None, self.ledger.line(_frame(1)))
+        return activation
+
+    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+        """Take an activation through a layer; see `Model.forward`."""
+        ledger = self.ledger
+        try:
+            given, used = inp._origin, weight._origin
+            usual = (
+                given.usable_by is ledger
+                and used.usable_by is ledger
+                and given.fields == SAMPLED(inp)
+                and used.fields == STEPPED(weight)
+                and (given.step is None or given.step == weight.step)
+            )
+        except AttributeError:
+            usual = False
+        if not usual:
+            require_pass(ledger, "forward", inp, weight)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        out = self._forward(layer, inp, weight)
+        fields = out.layer, out.layers, out.samples, out.total_samples
+        adopt(ledger, out, fields, weight.step, ledger.line(_frame(1)))
+        return out
+
+    def loss(self, inp: Activation) -> ActivationGrad:
+        """Return the gradient of the model's output; see `Model.loss`."""
+        ledger = self.ledger
+        require_genuine(ledger, "loss", (inp,))
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        grad = super().loss(inp)
+        adopt(ledger, grad, SAMPLED(grad), inp._origin.step, ledger.line(_frame(1)))
+        return grad
+
+    def backward(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
+    ) -> tuple[WeightGrad, ActivationGrad]:
+        """Take a gradient back through a layer; see `Model.backward`."""
+        ledger = self.ledger
+        if not self._is_usual(inp, grad, weight):
+            require_pass(ledger, "backward", inp, weight, grad)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        both = weight_grad, grad_inp = self._backward(layer, inp, grad, weight)
+        line = ledger.line(_frame(1))
+        adopt(ledger, weight_grad, SUMMED(weight_grad), weight.step, line)
+        fields = grad_inp.layer, grad_inp.layers, grad_inp.samples, grad_inp.total_samples
+        adopt(ledger, grad_inp, fields, weight.step, line)
+        return both
+
+    def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
+        """Take a gradient back to a layer's input; see `Model.backward_input`."""
+        ledger = self.ledger
+        if not self._is_usual(inp, grad, weight):
+            require_pass(ledger, "backward_input", inp, weight, grad)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        grad_inp = super().backward_input(layer, inp, grad, weight)
+        adopt(ledger, grad_inp, SAMPLED(grad_inp), weight.step, ledger.line(_frame(1)))
+        return grad_inp
+
+    def _is_usual(self, inp: Any, grad: Any, weight: Any) -> bool:
+        """Return whether what a backward is given is surely genuine and of one step."""
+        ledger = self.ledger
+        try:
+            given, back, used = inp._origin, grad._origin, weight._origin
+            step = weight.step
+            return (
+                given.usable_by is ledger
+                and back.usable_by is ledger
+                and used.usable_by is ledger
+                and given.fields == SAMPLED(inp)
+                and back.fields == SAMPLED(grad)
+                and used.fields == STEPPED(weight)
+                and back.step == step
+                and (given.step is None or given.step == step)
+            )
+        except AttributeError:
+            return False
+
+    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+        """Return the gradient of a layer's weight; see `Model.backward_weight`."""
+        ledger = self.ledger
+        require_genuine(ledger, "backward_weight", (inp, grad))
+        if inp.__class__ is Activation and grad.__class__ is ActivationGrad:
+            require_step(ledger, "backward_weight", "the input", inp, grad._origin.step)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        weight_grad = super().backward_weight(layer, inp, grad)
+        adopt(ledger, weight_grad, SUMMED(weight_grad), grad._origin.step, ledger.line(_frame(1)))
+        return weight_grad
+
+    def update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
+    ) -> tuple[Weight, OptState]:
+        """Take an optimizer step, in place; see `Model.update`."""
+        ledger = self.ledger
+        try:
+            usual = (
+                weight_grad._origin.usable_by is ledger
+                and weight._origin.usable_by is ledger
+                and opt_state._origin.usable_by is ledger
+                and weight_grad._origin.fields == SUMMED(weight_grad)
+                and weight._origin.fields == STEPPED(weight)
+                and opt_state._origin.fields == STEPPED(opt_state)
+            )
+        except AttributeError:
+            usual = False
+        if not usual:
+            require_genuine(ledger, "update", (weight_grad, weight, opt_state))
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        if weight_grad.__class__ is WeightGrad and weight.__class__ is Weight and opt_state.__class__ is OptState:
+            require_update(ledger, layer, weight_grad, weight, opt_state)
+        new = updated, state = self._update(layer, weight_grad, weight, opt_state)
+        note_update(ledger, weight)
+        written = Written("update", ledger.line(_frame(1)))
+        weight._origin.hand_over(weight, updated, STEPPED(updated), None, written)
+        opt_state._origin.hand_over(opt_state, state, STEPPED(state), None, written)
+        return new
