@@ -10,7 +10,7 @@ from minitrain.strict.computing import StrictComputing
 from minitrain.strict.flights import Flight, LaunchedOnce, items
 from minitrain.strict.genuine import FIELDS, require_genuine
 from minitrain.strict.ledger import Line
-from minitrain.strict.origin import Alias, Written, adopt
+from minitrain.strict.origin import Alias, Written, born
 from minitrain.strict.rules import require_gatherable, require_reducible
 from minitrain.strict.strangers import Message, Stranger
 from minitrain.tensors import WeightGrad
@@ -44,12 +44,9 @@ class StrictCommunicating(StrictComputing):
     def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Work:
         """Submit a collective of genuine tensors; a reduction overwrites them."""
         ledger = self.ledger
-        try:
-            origin = v._origin
-            usual = origin.usable_by is ledger and origin.fields == FIELDS[v.__class__](v)
-        except (AttributeError, KeyError):
-            usual = False
-        if not usual:
+        fields_of = FIELDS.get(v.__class__)
+        origin = None if fields_of is None else getattr(v, "_origin", None)
+        if origin is None or origin.usable_by is not ledger or origin.fields != fields_of(v):
             require_genuine(ledger, op, items(v))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
@@ -82,9 +79,11 @@ class StrictCommunicating(StrictComputing):
                 require_genuine(work.model.ledger, op, (work.value,), whatever_version=True)
         _RULES[op](op, values, results[0], works)
         fields = fields_of(results[0])
+        units = works[0].model.ledger.units_of(results[0])
         for work, value, result in zip(works, values, results, strict=True):
             model, origin = work.model, value._origin
             line = model._lines.pop(work.row)
+            result._units = units
             if op == "all_reduce":
                 origin.buffer.pass_to(result, fields, origin.step)
             elif op == "reduce_scatter":
@@ -92,7 +91,7 @@ class StrictCommunicating(StrictComputing):
             elif work.row in model._flights:
                 model._gain(work.row, [result], [origin.step], line)
             else:
-                adopt(model.ledger, result, fields, origin.step, line)
+                result._origin = born(model.ledger, units, fields, origin.step, line)
 
     def _after_bucket(self, op: str, works: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""
@@ -132,7 +131,8 @@ class StrictCommunicating(StrictComputing):
             ledger.units -= units  # which it gets back at once
             flight.window = None
         for result, step in zip(results, steps, strict=True):
-            adopt(ledger, result, FIELDS[result.__class__](result), step, line)
+            fields = FIELDS[result.__class__](result)
+            result._origin = born(ledger, ledger.units_of(result), fields, step, line)
             if flight is not None:
                 flight.hold(result)
 

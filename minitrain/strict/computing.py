@@ -15,7 +15,7 @@ from minitrain.model import Model
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
 from minitrain.strict.genuine import SAMPLED, STEPPED, SUMMED, require_genuine
 from minitrain.strict.ledger import Ledger
-from minitrain.strict.origin import Written, adopt
+from minitrain.strict.origin import Written, born
 from minitrain.strict.rules import note_update, require_pass, require_step, require_update
 from minitrain.strict.stores import FollowedStore, JournalledFollowedStore
 from minitrain.strict.strangers import Final
@@ -69,8 +69,8 @@ class StrictComputing(Model):
         loaded = weight, opt_state = self._load_weights(layer, shard, num_shards)
         line = ledger.line(_frame(1))
         fields = weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards
-        adopt(ledger, weight, fields, None, line)
-        adopt(ledger, opt_state, fields, None, line)
+        weight._origin = born(ledger, weight._units, fields, None, line)
+        opt_state._origin = born(ledger, opt_state._units, fields, None, line)
         return loaded
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -85,8 +85,10 @@ class StrictComputing(Model):
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input; see `Model.get_input_activation`."""
+        ledger = self.ledger
         activation = super().get_input_activation(samples)
-        adopt(self.ledger, activation, SAMPLED(activation), None, self.ledger.line(_frame(1)))
+        units = ledger.size(activation)
+        activation._origin = born(ledger, units, SAMPLED(activation), None, ledger.line(_frame(1)))
         return activation
 
     def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
@@ -109,7 +111,7 @@ class StrictComputing(Model):
             ledger.sample(len(self._rows))
         out = self._forward(layer, inp, weight)
         fields = out.layer, out.layers, out.samples, out.total_samples
-        adopt(ledger, out, fields, weight.step, ledger.line(_frame(1)))
+        out._origin = born(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -119,7 +121,7 @@ class StrictComputing(Model):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad = super().loss(inp)
-        adopt(ledger, grad, SAMPLED(grad), inp._origin.step, ledger.line(_frame(1)))
+        grad._origin = born(ledger, ledger.size(grad), SAMPLED(grad), inp._origin.step, ledger.line(_frame(1)))
         return grad
 
     def backward(
@@ -133,9 +135,9 @@ class StrictComputing(Model):
             ledger.sample(len(self._rows))
         both = weight_grad, grad_inp = self._backward(layer, inp, grad, weight)
         line = ledger.line(_frame(1))
-        adopt(ledger, weight_grad, SUMMED(weight_grad), weight.step, line)
+        weight_grad._origin = born(ledger, weight_grad._units, SUMMED(weight_grad), weight.step, line)
         fields = grad_inp.layer, grad_inp.layers, grad_inp.samples, grad_inp.total_samples
-        adopt(ledger, grad_inp, fields, weight.step, line)
+        grad_inp._origin = born(ledger, grad_inp._units, fields, weight.step, line)
         return both
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
@@ -146,7 +148,7 @@ class StrictComputing(Model):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        adopt(ledger, grad_inp, SAMPLED(grad_inp), weight.step, ledger.line(_frame(1)))
+        grad_inp._origin = born(ledger, grad_inp._units, SAMPLED(grad_inp), weight.step, ledger.line(_frame(1)))
         return grad_inp
 
     def _is_usual(self, inp: Any, grad: Any, weight: Any) -> bool:
@@ -177,7 +179,8 @@ class StrictComputing(Model):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         weight_grad = super().backward_weight(layer, inp, grad)
-        adopt(ledger, weight_grad, SUMMED(weight_grad), grad._origin.step, ledger.line(_frame(1)))
+        line = ledger.line(_frame(1))
+        weight_grad._origin = born(ledger, weight_grad._units, SUMMED(weight_grad), grad._origin.step, line)
         return weight_grad
 
     def update(

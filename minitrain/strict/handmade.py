@@ -33,7 +33,11 @@ def _note(tensor: Any, frame: FrameType | None) -> None:
     tensor._origin = Stranger(f"{how}{where}; only what operations give can be used")
 
 
-# What the dataclasses' own `__init__`s do, and a look at who calls: wrapping them would take twice as long.
+# What the dataclasses' own `__init__`s do and, while a strict run lasts, a look at who calls: wrapping them would take
+# twice as long.
+
+_RUNS: list[None] = []  # one entry a strict run that lasts; runs in several threads share it
+_LOCK = threading.Lock()
 
 
 def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], total_samples: int) -> None:
@@ -42,9 +46,10 @@ def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], t
     self.layers = layers
     self.samples = samples
     self.total_samples = total_samples
-    frame = _frame(1)
-    if OWNERS[frame.f_code.co_filename] != ENGINE:
-        _note(self, frame)
+    if _RUNS:
+        frame = _frame(1)
+        if OWNERS[frame.f_code.co_filename] != ENGINE:
+            _note(self, frame)
 
 
 def _init_stepped(
@@ -56,9 +61,10 @@ def _init_stepped(
     self.step = step
     self.shards = shards
     self.num_shards = num_shards
-    frame = _frame(1)
-    if OWNERS[frame.f_code.co_filename] != ENGINE:
-        _note(self, frame)
+    if _RUNS:
+        frame = _frame(1)
+        if OWNERS[frame.f_code.co_filename] != ENGINE:
+            _note(self, frame)
 
 
 def _init_grad(
@@ -77,9 +83,10 @@ def _init_grad(
     self.total_samples = total_samples
     self.shards = shards
     self.num_shards = num_shards
-    frame = _frame(1)
-    if OWNERS[frame.f_code.co_filename] != ENGINE:
-        _note(self, frame)
+    if _RUNS:
+        frame = _frame(1)
+        if OWNERS[frame.f_code.co_filename] != ENGINE:
+            _note(self, frame)
 
 
 _INITS: Mapping[type, Callable[..., None]] = MappingProxyType(
@@ -93,45 +100,24 @@ _INITS: Mapping[type, Callable[..., None]] = MappingProxyType(
 )
 
 
-class _Noting:
-    """The tensors' `__init__`s while any strict run lasts.
+def _install() -> None:
+    """Give the tensors the `__init__`s that can look who calls.
 
-    Classes are one to a process, so this must be too: runs in several threads share it, and the last one to end puts
-    back what was there.
+    They stay for the rest of the process: each change of a class makes Python forget what it has learnt of its use,
+    which would slow down every run by more than their look at `_RUNS`.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._runs = 0
-        self._before: dict[type, Callable[..., None]] = {}
-
-    def begin(self) -> None:
-        """Note what is made by hand from now on."""
-        with self._lock:
-            self._runs += 1
-            if self._runs == 1:
-                for kind, init in _INITS.items():
-                    self._before[kind] = vars(kind)["__init__"]
-                    type.__setattr__(kind, "__init__", init)
-
-    def end(self) -> None:
-        """Put back what was there, if no other run needs it."""
-        with self._lock:
-            self._runs -= 1
-            if not self._runs:
-                for kind, before in self._before.items():
-                    type.__setattr__(kind, "__init__", before)
-                self._before.clear()
-
-
-_NOTING = _Noting()
+    with _LOCK:
+        for kind, init in _INITS.items():
+            if vars(kind)["__init__"] is not init:
+                type.__setattr__(kind, "__init__", init)
 
 
 @contextlib.contextmanager
 def noting_handmade() -> Iterator[None]:
     """Let tensors made outside the engine remember where."""
-    _NOTING.begin()
+    _install()
+    _RUNS.append(None)
     try:
         yield
     finally:
-        _NOTING.end()
+        _RUNS.pop()

@@ -60,7 +60,7 @@ class Ledger(Account):
         self.rank = rank
         self.stored = 0
         self.most_outside = 0
-        self.at_most: dict[str, int] = {}
+        self.at_most: dict[Line, int] = {}
         self.at_row = 0
         self.updated: dict[tuple[int, int], list[tuple[frozenset[int], int]]] = {}
         self._sizes: dict[tuple[type, int, int], int] = {}
@@ -106,12 +106,12 @@ class Ledger(Account):
         """Note what is held outside the stores while an operation begins, if it was never more."""
         self.most_outside = self.units - self.stored
         self.at_row = row
-        self.at_most = {}
-        for line in self._lines.values():
-            if line.outside:
-                self.at_most[str(line)] = self.at_most.get(str(line), 0) + line.outside
+        self.at_most = {line: line.outside for line in self._lines.values() if line.outside}
 
     def held_outside(self) -> dict[str, float]:
         """Return the elements held outside the stores when it was most, by line, most first."""
-        by_size = sorted(self.at_most.items(), key=lambda item: -item[1])
+        by_name: dict[str, int] = {}
+        for line, units in self.at_most.items():
+            by_name[str(line)] = by_name.get(str(line), 0) + units
+        by_size = sorted(by_name.items(), key=lambda item: -item[1])
         return {line: units / UNITS_PER_ELEMENT for line, units in by_size}

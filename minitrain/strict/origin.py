@@ -33,26 +33,41 @@ class Written:
     Args:
         op: the operation.
         line: where.
-        before: what had overwritten it before, if only shards of it were overwritten since.
-        shards: those, as (shard, num_shards).
     """
 
-    __slots__ = ("before", "line", "op", "shards")
+    __slots__ = ("line", "op")
 
-    def __init__(
-        self, op: str, line: Line, before: Written | None = None, shards: frozenset[tuple[int, int]] = frozenset()
-    ) -> None:
+    def __init__(self, op: str, line: Line) -> None:
         self.op = op
         self.line = line
-        self.before = before
-        self.shards = shards
 
     def __str__(self) -> str:
         return f"{self.op} at {self.line}"
 
-    def spares(self, shard: int, num_shards: int) -> bool:
-        """Return whether a shard is still what it was before."""
-        return bool(self.shards) and not any(
+    def spares(self, shard: int, num_shards: int, version: Written | None) -> bool:  # noqa: ARG002  (as a Torn's)
+        """Return whether a shard is still what it was before, in a given version: the whole buffer was overwritten."""
+        return False
+
+
+class Torn(Written):
+    """What overwrote a buffer in part.
+
+    Args:
+        written: what overwrote a shard last.
+        before: what had overwritten the whole before.
+        shards: what was overwritten since, as (shard, num_shards).
+    """
+
+    __slots__ = ("before", "shards")
+
+    def __init__(self, written: Written, before: Written | None, shards: frozenset[tuple[int, int]]) -> None:
+        super().__init__(written.op, written.line)
+        self.before = before
+        self.shards = shards
+
+    def spares(self, shard: int, num_shards: int, version: Written | None) -> bool:
+        """Return whether a shard is still what it was before, in a given version."""
+        return self.before is version and not any(
             other * num_shards < (shard + 1) * count and shard * count < (other + 1) * num_shards
             for other, count in self.shards
         )
@@ -61,7 +76,7 @@ class Written:
 class Origin:
     """The origin of a genuine tensor of a rank, and its buffer.
 
-    `adopt` makes them.
+    `born` makes them.
 
     Attributes:
         ledger: the rank's.
@@ -98,7 +113,7 @@ class Origin:
     stored: int
     units: int
     usable_by: Ledger | None
-    views: dict[tuple[int, int], ReferenceType[View]] | None
+    views: list[ReferenceType[View]] | None
     written: Written | None
 
     def __del__(self) -> None:
@@ -132,7 +147,7 @@ class Origin:
 
     def living_views(self) -> list[View]:
         """Return the shards cut from it that still live."""
-        return [view for found in (self.views or {}).values() if (view := found()) is not None]
+        return [view for found in self.views or () if (view := found()) is not None]
 
     def enter(self) -> None:
         """Note that a store, or an operation in flight, holds it."""
@@ -194,8 +209,10 @@ class Origin:
         """Note that one of its views was overwritten, so that the whole is neither the old nor the new one."""
         self._outdate_owner()
         last = self.written
-        before, shards = (last.before, last.shards) if last is not None and last.shards else (last, frozenset())
-        self.written = Written(written.op, written.line, before, shards | {place})
+        if isinstance(last, Torn):
+            self.written = Torn(written, last.before, last.shards | {place})
+        else:
+            self.written = Torn(written, last, frozenset([place]))
 
     def _outdate_owner(self) -> None:
         """Let its owner not be used any more."""
@@ -213,14 +230,15 @@ class Origin:
         (shard,) = result.shards
         place = shard, result.num_shards
         if self.views is None:
-            self.views = {}
-        found = self.views.get(place)
-        known = None if found is None else found()
-        if known is not None:
-            result._origin = Alias(known, fields, step, known.written)
-            return
+            self.views = []
+        else:
+            self.views = [found for found in self.views if found() is not None]
+            for known in self.living_views():
+                if known.place == place:
+                    result._origin = Alias(known, fields, step, known.written)
+                    return
         result._origin = view = View(self, place, self.ledger.units_of(result), fields, step, line)
-        self.views[place] = ref(view)
+        self.views.append(ref(view))
 
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
         """Let a tensor made of the owner by `+`, `combine` or `shard` be genuine too.
@@ -261,7 +279,9 @@ class View(Origin):
         self.step = step
         self.stored = 0
         written = whole.written
-        self.written = written.before if written is not None and written.spares(*place) else written
+        self.written = (
+            written.before if isinstance(written, Torn) and written.spares(*place, written.before) else written
+        )
         self.views = None
         self.place = place
         self.size = units
@@ -317,14 +337,6 @@ class Alias:
         """Return why the tensor cannot be used."""
         return _fault(self.buffer, self.fields, ledger, value)
 
-    def enter(self) -> None:
-        """Note that a store, or an operation in flight, holds the buffer."""
-        self.buffer.enter()
-
-    def leave(self) -> None:
-        """Note that a store, or an operation in flight, holds the buffer no longer."""
-        self.buffer.leave()
-
     def hand_over(self, old: Any, new: Any, fields: tuple[Any, ...], step: int | None, written: Written) -> None:
         """Let a result share the buffer that it overwrote."""
         self.give_way(old, written)
@@ -339,21 +351,17 @@ class Alias:
         _descend(self, result, how, parent, other)
 
 
-def adopt(ledger: Ledger, tensor: Any, fields: tuple[Any, ...], step: int | None, line: Line) -> None:
-    """Give a tensor that has just come out of an operation an origin, and count it from now on.
+def born(ledger: Ledger, units: int, fields: tuple[Any, ...], step: int | None, line: Line) -> Origin:
+    """Return the origin of a tensor that has just come out of an operation, which counts from now on.
 
     Args:
         ledger: the rank's.
-        tensor: the tensor.
+        units: how much the tensor holds, in units.
         fields: the values of its fields.
         step: the step of the weights that it was computed with; None for a weight, a state and an input.
         line: what made it.
     """
-    try:
-        units = tensor._units
-    except AttributeError:
-        units = ledger.units_of(tensor)
-    tensor._origin = origin = Origin()  # written out here: an `__init__` would take as long as all of this
+    origin = Origin()  # written out here: an `__init__` would take as long as all of this
     origin.ledger = origin.usable_by = ledger
     origin.units = units
     origin.line = line
@@ -368,6 +376,7 @@ def adopt(ledger: Ledger, tensor: Any, fields: tuple[Any, ...], step: int | None
         ledger.peak_units = total
         if total > ledger.limit_units:
             ledger.overflow()
+    return origin
 
 
 def _descend(origin: Origin | Alias, result: Any, how: str, parent: Any, other: Any) -> None:
@@ -376,9 +385,9 @@ def _descend(origin: Origin | Alias, result: Any, how: str, parent: Any, other: 
     ledger = buffer.ledger
     fields = FIELDS[result.__class__](result)
     if how == "shard":
-        written, version = buffer.written, origin.version
         (shard,) = result.shards
-        spared = written is not None and written.before is version and written.spares(shard, result.num_shards)
+        written = buffer.written
+        spared = written is not None and written.spares(shard, result.num_shards, origin.version)
         require_genuine(ledger, how, (parent,), whatever_version=spared)
         buffer.cut(result, fields, origin.step, ledger.line(_frame(_FRAMES[how])))
         return
@@ -386,7 +395,7 @@ def _descend(origin: Origin | Alias, result: Any, how: str, parent: Any, other: 
     if other._origin.step != origin.step:
         raise _other_step(ledger.rank, how, parent, other)
     if how == "combine":
-        adopt(ledger, result, fields, origin.step, ledger.line(_frame(_FRAMES[how])))
+        result._origin = born(ledger, ledger.units_of(result), fields, origin.step, ledger.line(_frame(_FRAMES[how])))
         return
     if len(result.samples) != len(parent.samples) + len(other.samples):
         raise _counted_twice(ledger.rank, parent, other)

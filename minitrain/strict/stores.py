@@ -32,6 +32,17 @@ class FollowedStore(Store[V]):
             units = value._units  # type: ignore[attr-defined]  # a slot of tensors, as those below
         except AttributeError:
             units = account.size(value)
+        try:  # what replaces its own buffer enters it before that is left
+            origin = value._origin  # type: ignore[attr-defined]
+            if origin.usable_by is None:
+                origin = origin.buffer
+        except AttributeError:  # made before the run
+            origin = None
+        if origin is not None:
+            origin.stored = stored = origin.stored + 1
+            if stored == 1:
+                origin.ledger.stored += origin.units
+                origin.line.outside -= origin.units
         size = len(self)
         before = _keep(self, key, value)
         if len(self) == size:  # the key was there
@@ -41,17 +52,6 @@ class FollowedStore(Store[V]):
         if account.loans:
             account.change_hands(value, stored=True)
         account.units += units
-        try:
-            origin = value._origin  # type: ignore[attr-defined]
-        except AttributeError:  # made before the run
-            return
-        if origin.usable_by is None:
-            origin.enter()
-            return
-        origin.stored = stored = origin.stored + 1
-        if stored == 1:
-            origin.ledger.stored += origin.units
-            origin.line.outside -= origin.units
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account, and note that it is not stored any more."""
@@ -62,15 +62,15 @@ class FollowedStore(Store[V]):
             account.change_hands(value, stored=False)
         try:
             origin = value._origin
+            if origin.usable_by is None:
+                origin = origin.buffer
         except AttributeError:
             return
-        if origin.usable_by is None:
-            origin.leave()
-            return
-        origin.stored = stored = origin.stored - 1
-        if not stored:
-            origin.ledger.stored -= origin.units
-            origin.line.outside += origin.units
+        if origin is not None:
+            origin.stored = stored = origin.stored - 1
+            if not stored:
+                origin.ledger.stored -= origin.units
+                origin.line.outside += origin.units
 
     def __delitem__(self, key: Any) -> None:
         self._leave(_take(self, key))

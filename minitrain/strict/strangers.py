@@ -18,6 +18,7 @@ class Stranger:
     __slots__ = ("what",)
 
     usable_by = None
+    buffer = None
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -29,12 +30,6 @@ class Stranger:
     def fault(self, ledger: Ledger, value: Any) -> str:  # noqa: ARG002
         """Return why the tensor cannot be used."""
         return self.what
-
-    def enter(self) -> None:
-        """Count nothing: a tensor that must not be used is nobody's memory."""
-
-    def leave(self) -> None:
-        """Count nothing."""
 
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:  # noqa: ARG002  (as an Origin's)
         """Let a tensor made of this one be a stranger too."""
