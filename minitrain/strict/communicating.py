@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from minitrain.strict.computing import StrictComputing
 from minitrain.strict.flights import Flight, LaunchedOnce, items
-from minitrain.strict.genuine import FIELDS, require_genuine
+from minitrain.strict.genuine import FIELDS, is_usual, require_genuine
 from minitrain.strict.ledger import Line
 from minitrain.strict.origin import Alias, Written, born
 from minitrain.strict.rules import require_gatherable, require_reducible
@@ -44,9 +44,7 @@ class StrictCommunicating(StrictComputing):
     def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Work:
         """Submit a collective of genuine tensors; a reduction overwrites them."""
         ledger = self.ledger
-        fields_of = FIELDS.get(v.__class__)
-        origin = None if fields_of is None else getattr(v, "_origin", None)
-        if origin is None or origin.usable_by is not ledger or origin.fields != fields_of(v):
+        if v is not None and not is_usual(ledger, v):
             require_genuine(ledger, op, items(v))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
@@ -139,7 +137,8 @@ class StrictCommunicating(StrictComputing):
     def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
         """Submit a message; on its way it is a copy, so that the sender may free the tensor."""
         ledger = self.ledger
-        require_genuine(ledger, "send", (v,))
+        if not is_usual(ledger, v):
+            require_genuine(ledger, "send", (v,))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         work = super()._send(dest, v, tag)

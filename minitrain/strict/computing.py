@@ -13,7 +13,7 @@ from typing import Any
 
 from minitrain.model import Model
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
-from minitrain.strict.genuine import SAMPLED, STEPPED, SUMMED, require_genuine
+from minitrain.strict.genuine import SAMPLED, STEPPED, SUMMED, is_usual, require_genuine
 from minitrain.strict.ledger import Ledger
 from minitrain.strict.origin import Written, born
 from minitrain.strict.rules import note_update, require_pass, require_step, require_update
@@ -75,13 +75,15 @@ class StrictComputing(Model):
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in a trained weight: a copy is kept, which holds no memory; see `Model.set_final_weight`."""
-        require_genuine(self.ledger, "set_final_weight", (weight,))
+        ledger = self.ledger
+        if not is_usual(ledger, weight):
+            require_genuine(ledger, "set_final_weight", (weight,))
         super().set_final_weight(layer, weight)
-        origin: Any = weight._origin
-        self.final_weights[layer] = kept = Weight(*origin.fields)
+        kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
+        self.final_weights[layer] = kept
         if hasattr(weight, "_content"):
             kept._content = weight._content  # type: ignore[misc]  # a slot of the base
-        kept._origin = Final(origin.fields, self.ledger, origin.buffer.line)
+        kept._origin = Final(weight._origin)
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input; see `Model.get_input_activation`."""
@@ -117,7 +119,8 @@ class StrictComputing(Model):
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the model's output; see `Model.loss`."""
         ledger = self.ledger
-        require_genuine(ledger, "loss", (inp,))
+        if not is_usual(ledger, inp):
+            require_genuine(ledger, "loss", (inp,))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad = super().loss(inp)

@@ -32,6 +32,15 @@ FIELDS = {
 _KINDS: tuple[type[Any], ...] = tuple(FIELDS)
 
 
+def is_usual(ledger: Ledger, value: Any) -> bool:
+    """Return whether a tensor is surely genuine, of a rank: the expression for one of any kind."""
+    try:
+        origin = value._origin
+        return origin.usable_by is ledger and origin.fields == FIELDS[value.__class__](value)
+    except (AttributeError, KeyError):
+        return False
+
+
 def require_genuine(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_version: bool = False) -> None:
     """Require that tensors came out of operations of this rank, unaltered, and were not overwritten since.
 

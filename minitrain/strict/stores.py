@@ -32,7 +32,9 @@ class FollowedStore(Store[V]):
             units = value._units  # type: ignore[attr-defined]  # a slot of tensors, as those below
         except AttributeError:
             units = account.size(value)
-        try:  # what replaces its own buffer enters it before that is left
+        size = len(self)
+        before = _keep(self, key, value)
+        try:
             origin = value._origin  # type: ignore[attr-defined]
             if origin.usable_by is None:
                 origin = origin.buffer
@@ -43,9 +45,7 @@ class FollowedStore(Store[V]):
             if stored == 1:
                 origin.ledger.stored += origin.units
                 origin.line.outside -= origin.units
-        size = len(self)
-        before = _keep(self, key, value)
-        if len(self) == size:  # the key was there
+        if len(self) == size:  # the key was there; what took its buffer over holds that already
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minitrain.strict.ledger import Ledger, Line
+    from minitrain.strict.ledger import Ledger
+    from minitrain.strict.origin import Alias, Origin
 
 
 class Stranger:
@@ -54,15 +55,13 @@ class Final(Stranger):
     """What stands in the slot of a final weight that was handed in: a copy that occupies nothing.
 
     Args:
-        fields: the values of its fields.
-        ledger: that of the rank that handed it in.
-        line: what made it.
+        origin: that of the weight.
     """
 
     __slots__ = ("fields", "ledger", "line")
 
-    def __init__(self, fields: tuple[Any, ...], ledger: Ledger, line: Line) -> None:
+    def __init__(self, origin: Origin | Alias) -> None:
         self.what = "was handed in as the final weight and is no longer held; keep it in a store"
-        self.fields = fields
-        self.ledger = ledger
-        self.line = line
+        self.fields = origin.fields
+        self.ledger = origin.buffer.ledger
+        self.line = origin.buffer.line
