@@ -118,7 +118,7 @@ class Communicator:
         clocks = [call.clock for call in calls]
         start = max(clocks)
         last = self.ranks[clocks.index(start)]
-        kinds = set(map(type, calls))
+        kinds: set[type[Call]] = set(map(type, calls))
         if len(kinds) == 1:
             calls[0].settle_all(calls, results, clocks, start, last)
         else:  # some came through `Dist` itself, others through their model

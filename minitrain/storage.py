@@ -168,7 +168,7 @@ class Store(dict[Any, V]):
                 account.overflow()
 
     def __delitem__(self, key: Any) -> None:
-        value = _take(self, key)
+        value: Any = _take(self, key)
         account = self.account
         value._home = None
         account.units -= value._units
@@ -187,7 +187,7 @@ class Store(dict[Any, V]):
         """Remove a key and return its value."""
         if default is not _MISSING and key not in self:
             return default
-        value = _take(self, key)
+        value: Any = _take(self, key)
         account = self.account
         value._home = None
         account.units -= value._units

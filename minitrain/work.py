@@ -17,7 +17,7 @@ from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND
 from minitrain.in_flight import InFlight, mark_overlap
 from minitrain.predictor import Price
 from minitrain.tensors import Tensor, clone
-from minitrain.waiting import Waiters, wake_soon
+from minitrain.waiting import Waiter, Waiters, wake_soon
 
 T = TypeVar("T")
 
@@ -180,7 +180,8 @@ class Work(Call):
             yield self  # `Communicating.launch` takes it from here
         if not self.settled:
             if self.waiters is None:
-                self.waiters = waiter = Future(loop=model.dist.watch.loop)
+                waiter: Waiter = Future(loop=model.dist.watch.loop)
+                self.waiters = waiter
                 waiter._asyncio_future_blocking = True  # as in `park`, the most frequent case of which this is
                 yield waiter
             else:
