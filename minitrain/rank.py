@@ -94,6 +94,7 @@ class Rank:
         self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
         self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
+        self.attentive = self.attentive  # asked for by every operation, and found sooner here than in the class
         self._rows = self.log.rows
         self._whole_batches = self.dist.whole_batches
         self._entered = False
