@@ -7,7 +7,6 @@ from typing import Any
 from weakref import WeakSet
 
 from minitrain.errors import LawError, UsageError
-from minitrain.waiting import Waiter, Waiters, wake_soon
 
 
 class Barrier:
@@ -24,7 +23,7 @@ class Barrier:
         self.target = target
         self.counter = 0
         self._arrived: set[int] = set()
-        self._waiters: list[Waiter] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self._passed: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def arrive(self, rank: int) -> bool:
@@ -44,11 +43,12 @@ class Barrier:
 
     def _release(self) -> None:
         """Start the next round and wake those of this one."""
-        waiters: list[Waiters] = [*self._waiters]
-        self._waiters.clear()
+        waiters, self._waiters = self._waiters, []
         self._arrived.clear()
         self.counter = 0
-        wake_soon(waiters)
+        for waiter in waiters:
+            if not waiter.done():  # its task was not cancelled
+                waiter.set_result(None)
 
     async def wait(self, rank: int) -> None:
         """Wait until all ranks have arrived."""
@@ -67,8 +67,8 @@ class Barrier:
         if self.counter and asyncio.current_task() not in self._passed:
             await self._round()
 
-    def _round(self) -> Waiter:
+    def _round(self) -> asyncio.Future[None]:
         """Return what this round's end wakes."""
-        waiter: Waiter = asyncio.Future()
+        waiter: asyncio.Future[None] = asyncio.Future()
         self._waiters.append(waiter)
         return waiter

@@ -17,21 +17,20 @@ Waiters = Waiter | list[Waiter] | None  # of nobody, of one task, or of several
 def wake_all(waiters: Iterable[Waiters]) -> None:
     """Wake tasks one after the other, all of them even if one leaves the loop (Ctrl-C, SystemExit).
 
-    `Future.set_result` would schedule each task's next step; taking the step off the future and running it here, in
-    the task's own context, does the same at once.
+    `Future.set_result` would schedule each task's next step; running it here, in the task's own context, with another
+    future that is done, does the same at once. What the task was parked on is left behind.
     """
+    done: Waiter = get_running_loop().create_future()
+    done.set_result(None)
     rest = iter(waiters)
     try:
         for waiter in rest:
-            if isinstance(waiter, list):
-                wake_all(waiter)
-            elif waiter is not None and not waiter.done():  # a cancelled task is on its way already
-                steps: list[Any] = waiter._callbacks or []
-                for step, _ in steps:
-                    waiter.remove_done_callback(step)
-                waiter.set_result(None)
-                for step, context in steps:
-                    context.run(step, waiter)
+            if waiter.__class__ is list:
+                wake_all(waiter)  # several tasks await the same
+            elif waiter is not None:
+                steps: Any = waiter._callbacks  # type: ignore[union-attr]  # None after a task was cancelled
+                for step, context in steps or ():
+                    context.run(step, done)
     except BaseException:
         get_running_loop().call_soon(wake_all, rest)
         raise
