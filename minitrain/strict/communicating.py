@@ -13,7 +13,7 @@ from minitrain.strict.ledger import Line
 from minitrain.strict.origin import Alias, Written, born
 from minitrain.strict.rules import require_gatherable, require_reducible
 from minitrain.strict.strangers import Message, Stranger
-from minitrain.tensors import WeightGrad
+from minitrain.tensors import WeightGrad, clone
 from minitrain.work import Launched, Work
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class StrictCommunicating(StrictComputing):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         member = self._world if group is None else self._member(group)
-        self._lines[len(self._rows)] = line = ledger.line(_frame(2))
+        self._lines[len(self._rows)] = line = ledger.line(_frame(4 if self.launching else 2))
         if op in _REDUCTIONS and member.communicator.size > 1:
             for value in [v] if v.__class__ is WeightGrad else items(v):
                 if value.__class__ is WeightGrad:
@@ -123,14 +123,13 @@ class StrictCommunicating(StrictComputing):
     def _gain(self, row: int, results: Sequence[Any], steps: Sequence[int | None], line: Line) -> None:
         """Count what came from others: from now on, or from the launch of what brought it."""
         ledger, flight = self.ledger, self._flights.get(row)
+        units = [ledger.units_of(result) for result in results]
         if flight is not None and flight.window is not None:
-            units = sum(ledger.units_of(result) for result in results)
-            ledger.backdate(flight.window, units)
-            ledger.units -= units  # which it gets back at once
+            ledger.backdate(flight.window, sum(units))
+            ledger.units -= sum(units)  # which it gets back at once
             flight.window = None
-        for result, step in zip(results, steps, strict=True):
-            fields = FIELDS[result.__class__](result)
-            result._origin = born(ledger, ledger.units_of(result), fields, step, line)
+        for result, size, step in zip(results, units, steps, strict=True):
+            result._origin = born(ledger, size, FIELDS[result.__class__](result), step, line)
             if flight is not None:
                 flight.hold(result)
 
@@ -151,7 +150,7 @@ class StrictCommunicating(StrictComputing):
         ledger = self.ledger
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        self._submitted = self._lines[len(self._rows)] = ledger.line(_frame(2))
+        self._submitted = self._lines[len(self._rows)] = ledger.line(_frame(4 if self.launching else 2))
         work = super()._receive(source, tag)
         if hasattr(work, "carried"):
             del self._lines[work.row]
@@ -184,7 +183,7 @@ class StrictCommunicating(StrictComputing):
             flight.hold(value)
         if work.op == "send":
             work.value = _copy_on_its_way(work.value)
-        outcome = getattr(work, "outcome", None)
+        outcome = work.outcome if work.settled else None
         if outcome is not None:
             for result in items(outcome):
                 flight.hold(result)
@@ -216,7 +215,7 @@ def _follow_in_place(op: str, value: Any, result: Any, line: Line) -> None:
 
 def _copy_on_its_way(value: Any) -> Any:
     """Return the copy of a tensor that travels."""
-    message = value.__class__(*value._origin.fields)
+    message = clone(value)
     if hasattr(value, "_content"):
         message._content = value._content
     message._origin = Message(value._origin.step)

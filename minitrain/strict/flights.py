@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
 from minitrain.errors import StrategyError
-from minitrain.strict.origin import Alias, Origin
+from minitrain.strict.genuine import FIELDS
+from minitrain.strict.origin import Origin
 from minitrain.work import Launched, Work
 
 T = TypeVar("T")
@@ -29,8 +30,8 @@ class Flight:
     def hold(self, tensor: Any) -> None:
         """Hold a tensor."""
         origin = getattr(tensor, "_origin", None)
-        if isinstance(origin, Origin | Alias):
-            buffer = origin.buffer
+        buffer = None if origin is None else origin.buffer
+        if buffer is not None:
             buffer.enter()
             self.held.append((tensor, buffer))
 
@@ -78,6 +79,8 @@ class LaunchedOnce(Launched[T]):
 
 def items(value: Any) -> list[Any]:
     """Return the tensors of a bucket, the one tensor, or nothing."""
+    if value.__class__ in FIELDS:
+        return [value]
     if isinstance(value, list):
         return value
     return list(value) if isinstance(value, tuple) else [] if value is None else [value]

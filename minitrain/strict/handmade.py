@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
+from minitrain import collectives, computing
 from minitrain.places import ENGINE, OWNERS, PYTHON, strategy_frame
 from minitrain.strict.strangers import Stranger
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
@@ -39,6 +40,10 @@ def _note(tensor: Any, frame: FrameType | None) -> None:
 _RUNS: list[None] = []  # one entry a strict run that lasts; runs in several threads share it
 _LOCK = threading.Lock()
 
+# The names of the modules that make nearly all tensors: the quickest way to tell that the engine is calling.
+_ALONE = vars(computing)
+_TOGETHER = vars(collectives)
+
 
 def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], total_samples: int) -> None:
     """Make an activation or its gradient."""
@@ -47,9 +52,9 @@ def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], t
     self.samples = samples
     self.total_samples = total_samples
     if _RUNS:
-        frame = _frame(1)
-        if OWNERS[frame.f_code.co_filename] != ENGINE:
-            _note(self, frame)
+        names = _frame(1).f_globals
+        if names is not _ALONE and names is not _TOGETHER:
+            _note(self, _frame(1))
 
 
 def _init_stepped(
@@ -62,9 +67,9 @@ def _init_stepped(
     self.shards = shards
     self.num_shards = num_shards
     if _RUNS:
-        frame = _frame(1)
-        if OWNERS[frame.f_code.co_filename] != ENGINE:
-            _note(self, frame)
+        names = _frame(1).f_globals
+        if names is not _ALONE and names is not _TOGETHER:
+            _note(self, _frame(1))
 
 
 def _init_grad(
@@ -84,9 +89,9 @@ def _init_grad(
     self.shards = shards
     self.num_shards = num_shards
     if _RUNS:
-        frame = _frame(1)
-        if OWNERS[frame.f_code.co_filename] != ENGINE:
-            _note(self, frame)
+        names = _frame(1).f_globals
+        if names is not _ALONE and names is not _TOGETHER:
+            _note(self, _frame(1))
 
 
 _INITS: Mapping[type, Callable[..., None]] = MappingProxyType(

@@ -47,7 +47,7 @@ class Message(Stranger):
     __slots__ = ("step",)
 
     def __init__(self, step: int | None) -> None:
-        super().__init__("is a message on its way; receive it")
+        self.what = "is a message on its way; receive it"
         self.step = step
 
 
