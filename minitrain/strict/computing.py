@@ -37,6 +37,7 @@ class StrictComputing(Model):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._load_weights = super().load_weights
+        self._set_final_weight = super().set_final_weight
         self._forward = super().forward
         self._backward = super().backward
         self._update = super().update
@@ -78,7 +79,7 @@ class StrictComputing(Model):
         ledger = self.ledger
         if not is_usual(ledger, weight):
             require_genuine(ledger, "set_final_weight", (weight,))
-        super().set_final_weight(layer, weight)
+        self._set_final_weight(layer, weight)
         kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
         self.final_weights[layer] = kept
         if hasattr(weight, "_content"):

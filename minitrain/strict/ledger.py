@@ -89,10 +89,9 @@ class Ledger(Account):
 
     def units_of(self, tensor: Any) -> int:
         """Return the size of a tensor in units; shards of one kind are measured once."""
-        try:
-            return tensor._units  # type: ignore[no-any-return]
-        except AttributeError:
-            pass
+        units: int | None = getattr(tensor, "_units", None)
+        if units is not None:
+            return units
         if not hasattr(tensor, "num_shards"):
             return self.size(tensor)
         key = tensor.__class__, len(tensor.shards), tensor.num_shards

@@ -18,7 +18,7 @@ from weakref import ReferenceType, ref
 
 from minitrain.collectives import describe
 from minitrain.errors import LawError
-from minitrain.strict.genuine import FIELDS, alteration, require_genuine
+from minitrain.strict.genuine import FIELDS, alteration, is_usual, require_genuine
 from minitrain.strict.ledger import Ledger, Line
 
 _frame = sys._getframe
@@ -61,7 +61,8 @@ class Torn(Written):
     __slots__ = ("before", "shards")
 
     def __init__(self, written: Written, before: Written | None, shards: frozenset[tuple[int, int]]) -> None:
-        super().__init__(written.op, written.line)
+        self.op = written.op
+        self.line = written.line
         self.before = before
         self.shards = shards
 
@@ -124,8 +125,10 @@ class Origin:
         else:
             self.line.outside -= units
         if self.views is not None:
-            for view in self.living_views():
-                view.outlive()
+            for found in self.views:
+                view = found()
+                if view is not None:
+                    view.outlive()
 
     @property
     def buffer(self) -> Origin:
@@ -144,10 +147,6 @@ class Origin:
     def fault(self, ledger: Ledger, value: Any) -> str:
         """Return why its owner cannot be used."""
         return _fault(self, self.fields, ledger, value)
-
-    def living_views(self) -> list[View]:
-        """Return the shards cut from it that still live."""
-        return [view for found in self.views or () if (view := found()) is not None]
 
     def enter(self) -> None:
         """Note that a store, or an operation in flight, holds it."""
@@ -197,8 +196,10 @@ class Origin:
         """Note what overwrote it, and its views with it."""
         self.written = written
         if self.views is not None:
-            for view in self.living_views():
-                view.outdate(written)
+            for found in self.views:
+                view = found()
+                if view is not None:
+                    view.outdate(written)
 
     def outdate(self, written: Written) -> None:
         """Note that what it is a view of was overwritten."""
@@ -233,8 +234,8 @@ class Origin:
             self.views = []
         else:
             self.views = [found for found in self.views if found() is not None]
-            for known in self.living_views():
-                if known.place == place:
+            for known in [found() for found in self.views]:
+                if known is not None and known.place == place:
                     result._origin = Alias(known, fields, step, known.written)
                     return
         result._origin = view = View(self, place, self.ledger.units_of(result), fields, step, line)
@@ -289,7 +290,9 @@ class View(Origin):
 
     def rewrite(self, written: Written) -> None:
         """Note what overwrote it, and that the whole is not what it was."""
-        super().rewrite(written)
+        if self.views is not None:
+            super().rewrite(written)
+        self.written = written
         whole = None if self.whole is None else self.whole()
         if whole is not None:
             whole.tear(written, self.place)
@@ -388,10 +391,12 @@ def _descend(origin: Origin | Alias, result: Any, how: str, parent: Any, other: 
         (shard,) = result.shards
         written = buffer.written
         spared = written is not None and written.spares(shard, result.num_shards, origin.version)
-        require_genuine(ledger, how, (parent,), whatever_version=spared)
+        if not is_usual(ledger, parent):
+            require_genuine(ledger, how, (parent,), whatever_version=spared)
         buffer.cut(result, fields, origin.step, ledger.line(_frame(_FRAMES[how])))
         return
-    require_genuine(ledger, how, (parent, other))
+    if not (is_usual(ledger, parent) and is_usual(ledger, other)):
+        require_genuine(ledger, how, (parent, other))
     if other._origin.step != origin.step:
         raise _other_step(ledger.rank, how, parent, other)
     if how == "combine":
