@@ -71,15 +71,16 @@ class StrictCommunicating(StrictComputing):
     def _after_one(self, op: str, works: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a reduction or a gather of one tensor a member."""
         values = [work.value for work in works]
+        origins = [value._origin for value in values]
         fields_of = FIELDS[values[0].__class__]
-        if [fields_of(value) for value in values] != [value._origin.fields for value in values]:
+        if [*map(fields_of, values)] != [origin.fields for origin in origins]:
             for work in works:  # somebody altered what waits here
                 require_genuine(work.model.ledger, op, (work.value,), whatever_version=True)
         _RULES[op](op, values, results[0], works)
         fields = fields_of(results[0])
         units = works[0].model.ledger.units_of(results[0])
-        for work, value, result in zip(works, values, results, strict=True):
-            model, origin = work.model, value._origin
+        for work, origin, result in zip(works, origins, results, strict=True):
+            model = work.model
             line = model._lines.pop(work.row)
             result._units = units
             if op == "all_reduce":
@@ -123,13 +124,13 @@ class StrictCommunicating(StrictComputing):
     def _gain(self, row: int, results: Sequence[Any], steps: Sequence[int | None], line: Line) -> None:
         """Count what came from others: from now on, or from the launch of what brought it."""
         ledger, flight = self.ledger, self._flights.get(row)
-        units = [ledger.units_of(result) for result in results]
         if flight is not None and flight.window is not None:
-            ledger.backdate(flight.window, sum(units))
-            ledger.units -= sum(units)  # which it gets back at once
+            units = sum([ledger.units_of(result) for result in results])
+            ledger.backdate(flight.window, units)
+            ledger.units -= units  # which it gets back at once
             flight.window = None
-        for result, size, step in zip(results, units, steps, strict=True):
-            result._origin = born(ledger, size, FIELDS[result.__class__](result), step, line)
+        for result, step in zip(results, steps, strict=True):
+            result._origin = born(ledger, ledger.units_of(result), FIELDS[result.__class__](result), step, line)
             if flight is not None:
                 flight.hold(result)
 

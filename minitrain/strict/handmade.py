@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
-from minitrain import collectives, computing
+from minitrain import collectives, computing, tensors
 from minitrain.places import ENGINE, OWNERS, PYTHON, strategy_frame
 from minitrain.strict.strangers import Stranger
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
@@ -22,7 +22,9 @@ _HOW = {copy.__file__: "is a copy made", dataclasses.__file__: "was made by data
 
 
 def _note(tensor: Any, frame: FrameType | None) -> None:
-    """Note that a tensor was made by hand, unless Python made it in the engine's name."""
+    """Note that a tensor was made by hand, unless the engine made it, or Python in the engine's name."""
+    if frame is not None and OWNERS[frame.f_code.co_filename] == ENGINE:
+        return
     how = "was made by hand"
     while frame is not None and OWNERS[frame.f_code.co_filename] == PYTHON:
         how = _HOW[frame.f_code.co_filename]
@@ -43,6 +45,7 @@ _LOCK = threading.Lock()
 # The names of the modules that make nearly all tensors: the quickest way to tell that the engine is calling.
 _ALONE = vars(computing)
 _TOGETHER = vars(collectives)
+_THEMSELVES = vars(tensors)
 
 
 def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], total_samples: int) -> None:
@@ -53,7 +56,7 @@ def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], t
     self.total_samples = total_samples
     if _RUNS:
         names = _frame(1).f_globals
-        if names is not _ALONE and names is not _TOGETHER:
+        if names is not _ALONE and names is not _TOGETHER and names is not _THEMSELVES:
             _note(self, _frame(1))
 
 
@@ -68,7 +71,7 @@ def _init_stepped(
     self.num_shards = num_shards
     if _RUNS:
         names = _frame(1).f_globals
-        if names is not _ALONE and names is not _TOGETHER:
+        if names is not _ALONE and names is not _TOGETHER and names is not _THEMSELVES:
             _note(self, _frame(1))
 
 
@@ -90,7 +93,7 @@ def _init_grad(
     self.num_shards = num_shards
     if _RUNS:
         names = _frame(1).f_globals
-        if names is not _ALONE and names is not _TOGETHER:
+        if names is not _ALONE and names is not _TOGETHER and names is not _THEMSELVES:
             _note(self, _frame(1))
 
 
