@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from minitrain.strict.computing import StrictComputing
 from minitrain.strict.flights import Flight, LaunchedOnce, items
 from minitrain.strict.genuine import FIELDS, is_usual, require_genuine
+from minitrain.strict.handmade import NOTING
 from minitrain.strict.ledger import Line
 from minitrain.strict.origin import Alias, Written, born
 from minitrain.strict.rules import require_gatherable, require_reducible
@@ -54,7 +55,11 @@ class StrictCommunicating(StrictComputing):
             for value in [v] if v.__class__ is WeightGrad else items(v):
                 if value.__class__ is WeightGrad:
                     value._origin.give_way(value, Written(op, line))
-        return self._join(op, v, layer, member, detail)
+        NOTING.on = NOTING.in_operations
+        try:
+            return self._join(op, v, layer, member, detail)
+        finally:
+            NOTING.on = NOTING.in_strategies
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective, and require that nothing is counted twice in them."""
@@ -141,9 +146,13 @@ class StrictCommunicating(StrictComputing):
             require_genuine(ledger, "send", (v,))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        work = super()._send(dest, v, tag)
-        if not self.launching:
-            work.value = _copy_on_its_way(v)
+        NOTING.on = NOTING.in_operations
+        try:
+            work = super()._send(dest, v, tag)
+            if not self.launching:
+                work.value = _copy_on_its_way(v)
+        finally:
+            NOTING.on = NOTING.in_strategies
         return work
 
     def _receive(self, source: int, tag: Hashable) -> Work:
@@ -152,7 +161,11 @@ class StrictCommunicating(StrictComputing):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         self._submitted = self._lines[len(self._rows)] = ledger.line(_frame(4 if self.launching else 2))
-        work = super()._receive(source, tag)
+        NOTING.on = NOTING.in_operations
+        try:
+            work = super()._receive(source, tag)
+        finally:
+            NOTING.on = NOTING.in_strategies
         if hasattr(work, "carried"):
             del self._lines[work.row]
         else:

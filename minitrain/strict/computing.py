@@ -14,6 +14,7 @@ from typing import Any
 from minitrain.model import Model
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
 from minitrain.strict.genuine import SAMPLED, STEPPED, SUMMED, is_usual, require_genuine
+from minitrain.strict.handmade import NOTING
 from minitrain.strict.ledger import Ledger
 from minitrain.strict.origin import Written, born
 from minitrain.strict.rules import note_update, require_pass, require_step, require_update
@@ -28,7 +29,8 @@ class StrictComputing(Model):
     """The operations on a rank's compute stream.
 
     Each requires genuine tensors, notes what is held outside the stores while it begins, and gives its results an
-    origin. The operations that it extends are bound once: to look `super()` up takes as long as to check a tensor.
+    origin. What they make is the engine's: no tensor need look who makes it. The operations that they
+    extend are bound once: to look `super()` up takes as long as to check a tensor.
 
     Attributes:
         ledger: what the rank holds over all tensors alive.
@@ -67,7 +69,11 @@ class StrictComputing(Model):
         ledger = self.ledger
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        loaded = weight, opt_state = self._load_weights(layer, shard, num_shards)
+        NOTING.on = NOTING.in_operations
+        try:
+            loaded = weight, opt_state = self._load_weights(layer, shard, num_shards)
+        finally:
+            NOTING.on = NOTING.in_strategies
         line = ledger.line(_frame(1))
         fields = weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards
         weight._origin = born(ledger, weight._units, fields, None, line)
@@ -80,7 +86,11 @@ class StrictComputing(Model):
         if not is_usual(ledger, weight):
             require_genuine(ledger, "set_final_weight", (weight,))
         self._set_final_weight(layer, weight)
-        kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
+        NOTING.on = NOTING.in_operations
+        try:
+            kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
+        finally:
+            NOTING.on = NOTING.in_strategies
         self.final_weights[layer] = kept
         if hasattr(weight, "_content"):
             kept._content = weight._content  # type: ignore[misc]  # a slot of the base
@@ -112,7 +122,11 @@ class StrictComputing(Model):
             require_pass(ledger, "forward", inp, weight)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        out = self._forward(layer, inp, weight)
+        NOTING.on = NOTING.in_operations
+        try:
+            out = self._forward(layer, inp, weight)
+        finally:
+            NOTING.on = NOTING.in_strategies
         fields = out.layer, out.layers, out.samples, out.total_samples
         out._origin = born(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
         return out
@@ -137,7 +151,11 @@ class StrictComputing(Model):
             require_pass(ledger, "backward", inp, weight, grad)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        both = weight_grad, grad_inp = self._backward(layer, inp, grad, weight)
+        NOTING.on = NOTING.in_operations
+        try:
+            both = weight_grad, grad_inp = self._backward(layer, inp, grad, weight)
+        finally:
+            NOTING.on = NOTING.in_strategies
         line = ledger.line(_frame(1))
         weight_grad._origin = born(ledger, weight_grad._units, SUMMED(weight_grad), weight.step, line)
         fields = grad_inp.layer, grad_inp.layers, grad_inp.samples, grad_inp.total_samples
@@ -209,7 +227,11 @@ class StrictComputing(Model):
             ledger.sample(len(self._rows))
         if weight_grad.__class__ is WeightGrad and weight.__class__ is Weight and opt_state.__class__ is OptState:
             require_update(ledger, layer, weight_grad, weight, opt_state)
-        new = updated, state = self._update(layer, weight_grad, weight, opt_state)
+        NOTING.on = NOTING.in_operations
+        try:
+            new = updated, state = self._update(layer, weight_grad, weight, opt_state)
+        finally:
+            NOTING.on = NOTING.in_strategies
         note_update(ledger, weight)
         written = Written("update", ledger.line(_frame(1)))
         weight._origin.hand_over(weight, updated, STEPPED(updated), None, written)

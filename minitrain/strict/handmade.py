@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
-from minitrain import collectives, computing, tensors
 from minitrain.places import ENGINE, OWNERS, PYTHON, strategy_frame
 from minitrain.strict.strangers import Stranger
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
@@ -36,16 +35,46 @@ def _note(tensor: Any, frame: FrameType | None) -> None:
     tensor._origin = Stranger(f"{how}{where}; only what operations give can be used")
 
 
-# What the dataclasses' own `__init__`s do and, while a strict run lasts, a look at who calls: wrapping them would take
-# twice as long.
+class _Noting:
+    """Whether tensors look who makes them.
 
-_RUNS: list[None] = []  # one entry a strict run that lasts; runs in several threads share it
-_LOCK = threading.Lock()
+    To look takes as long as all else in making a tensor, so that operations which make many are spared it as long as
+    there is but one strict run in the process: what they make is the engine's.
 
-# The names of the modules that make nearly all tensors: the quickest way to tell that the engine is calling.
-_ALONE = vars(computing)
-_TOGETHER = vars(collectives)
-_THEMSELVES = vars(tensors)
+    Attributes:
+        on: now.
+        in_operations: while an operation is carried out.
+        in_strategies: otherwise.
+    """
+
+    __slots__ = ("_lock", "_runs", "in_operations", "in_strategies", "on")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count(0)
+
+    def _count(self, runs: int) -> None:
+        """Set what follows from the number of strict runs that last: several threads may have one each."""
+        self._runs = runs
+        self.in_operations = runs > 1
+        self.in_strategies = self.on = runs > 0
+
+    def begin(self) -> None:
+        """Begin a run."""
+        with self._lock:
+            _install()
+            self._count(self._runs + 1)
+
+    def end(self) -> None:
+        """End a run."""
+        with self._lock:
+            self._count(self._runs - 1)
+
+
+NOTING = _Noting()
+
+
+# What the dataclasses' own `__init__`s do, and a look at who calls: wrapping them would take twice as long.
 
 
 def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], total_samples: int) -> None:
@@ -54,10 +83,8 @@ def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], t
     self.layers = layers
     self.samples = samples
     self.total_samples = total_samples
-    if _RUNS:
-        names = _frame(1).f_globals
-        if names is not _ALONE and names is not _TOGETHER and names is not _THEMSELVES:
-            _note(self, _frame(1))
+    if NOTING.on:
+        _note(self, _frame(1))
 
 
 def _init_stepped(
@@ -69,10 +96,8 @@ def _init_stepped(
     self.step = step
     self.shards = shards
     self.num_shards = num_shards
-    if _RUNS:
-        names = _frame(1).f_globals
-        if names is not _ALONE and names is not _TOGETHER and names is not _THEMSELVES:
-            _note(self, _frame(1))
+    if NOTING.on:
+        _note(self, _frame(1))
 
 
 def _init_grad(
@@ -91,10 +116,8 @@ def _init_grad(
     self.total_samples = total_samples
     self.shards = shards
     self.num_shards = num_shards
-    if _RUNS:
-        names = _frame(1).f_globals
-        if names is not _ALONE and names is not _TOGETHER and names is not _THEMSELVES:
-            _note(self, _frame(1))
+    if NOTING.on:
+        _note(self, _frame(1))
 
 
 _INITS: Mapping[type, Callable[..., None]] = MappingProxyType(
@@ -112,20 +135,18 @@ def _install() -> None:
     """Give the tensors the `__init__`s that can look who calls.
 
     They stay for the rest of the process: each change of a class makes Python forget what it has learnt of its use,
-    which would slow down every run by more than their look at `_RUNS`.
+    which would slow down every run by more than their look at `NOTING`.
     """
-    with _LOCK:
-        for kind, init in _INITS.items():
-            if vars(kind)["__init__"] is not init:
-                type.__setattr__(kind, "__init__", init)
+    for kind, init in _INITS.items():
+        if vars(kind)["__init__"] is not init:
+            type.__setattr__(kind, "__init__", init)
 
 
 @contextlib.contextmanager
 def noting_handmade() -> Iterator[None]:
     """Let tensors made outside the engine remember where."""
-    _install()
-    _RUNS.append(None)
+    NOTING.begin()
     try:
         yield
     finally:
-        _RUNS.pop()
+        NOTING.end()
