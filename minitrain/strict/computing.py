@@ -234,6 +234,9 @@ class StrictComputing(Model):
             NOTING.on = NOTING.in_strategies
         note_update(ledger, weight)
         written = Written("update", ledger.line(_frame(1)))
-        weight._origin.hand_over(weight, updated, STEPPED(updated), None, written)
-        opt_state._origin.hand_over(opt_state, state, STEPPED(state), None, written)
+        fields = state_fields = STEPPED(updated)
+        if state.shards is not updated.shards or state.num_shards != updated.num_shards:
+            state_fields = STEPPED(state)
+        weight._origin.hand_over(weight, updated, fields, None, written)
+        opt_state._origin.hand_over(opt_state, state, state_fields, None, written)
         return new

@@ -21,9 +21,7 @@ _HOW = {copy.__file__: "is a copy made", dataclasses.__file__: "was made by data
 
 
 def _note(tensor: Any, frame: FrameType | None) -> None:
-    """Note that a tensor was made by hand, unless the engine made it, or Python in the engine's name."""
-    if frame is not None and OWNERS[frame.f_code.co_filename] == ENGINE:
-        return
+    """Note that a tensor was made by hand, unless Python made it in the engine's name."""
     how = "was made by hand"
     while frame is not None and OWNERS[frame.f_code.co_filename] == PYTHON:
         how = _HOW[frame.f_code.co_filename]
@@ -83,7 +81,7 @@ def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], t
     self.layers = layers
     self.samples = samples
     self.total_samples = total_samples
-    if NOTING.on:
+    if NOTING.on and OWNERS[_frame(1).f_code.co_filename] != ENGINE:
         _note(self, _frame(1))
 
 
@@ -96,7 +94,7 @@ def _init_stepped(
     self.step = step
     self.shards = shards
     self.num_shards = num_shards
-    if NOTING.on:
+    if NOTING.on and OWNERS[_frame(1).f_code.co_filename] != ENGINE:
         _note(self, _frame(1))
 
 
@@ -116,7 +114,7 @@ def _init_grad(
     self.total_samples = total_samples
     self.shards = shards
     self.num_shards = num_shards
-    if NOTING.on:
+    if NOTING.on and OWNERS[_frame(1).f_code.co_filename] != ENGINE:
         _note(self, _frame(1))
 
 

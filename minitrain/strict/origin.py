@@ -168,12 +168,16 @@ class Origin:
         self.fields = fields
         self.step = step
         new._origin = self
-        self.rewrite(written)
+        self.written = written
+        if self.views is not None:
+            self._outdate_views(written)
 
     def give_way(self, owner: Any, written: Written) -> None:
         """Note that an operation begins to overwrite the owner; `pass_to` says what comes of it."""
         owner._origin = Alias(self, self.fields, self.step, self.written)
-        self.rewrite(written)
+        self.written = written
+        if self.views is not None:
+            self._outdate_views(written)
 
     def pass_to(self, result: Any, fields: tuple[Any, ...], step: int | None) -> None:
         """Take the result of an operation for the owner, in place of one that has given way.
@@ -188,23 +192,18 @@ class Origin:
             result._origin = self
 
     def overwrite(self, written: Written) -> None:
-        """Note that its content is another one from now on, so that its owner cannot be used any more."""
+        """Note that its content is another one from now on, and so is that of its views, so that no owner is usable."""
         self._outdate_owner()
-        self.rewrite(written)
-
-    def rewrite(self, written: Written) -> None:
-        """Note what overwrote it, and its views with it."""
         self.written = written
         if self.views is not None:
-            for found in self.views:
-                view = found()
-                if view is not None:
-                    view.outdate(written)
+            self._outdate_views(written)
 
-    def outdate(self, written: Written) -> None:
-        """Note that what it is a view of was overwritten."""
-        self._outdate_owner()
-        Origin.rewrite(self, written)
+    def _outdate_views(self, written: Written) -> None:
+        """Note that the content of its views is another one too."""
+        for found in self.views or ():
+            view = found()
+            if view is not None:
+                Origin.overwrite(view, written)  # not as a view: the whole is what it should be
 
     def tear(self, written: Written, place: tuple[int, int]) -> None:
         """Note that one of its views was overwritten, so that the whole is neither the old nor the new one."""
@@ -288,11 +287,23 @@ class View(Origin):
         self.size = units
         self.whole: ReferenceType[Origin] | None = ref(whole)
 
-    def rewrite(self, written: Written) -> None:
-        """Note what overwrote it, and that the whole is not what it was."""
-        if self.views is not None:
-            super().rewrite(written)
-        self.written = written
+    def hand_over(self, old: Any, new: Any, fields: tuple[Any, ...], step: int | None, written: Written) -> None:
+        """Let a result take the place of the owner; the whole is not what it was."""
+        super().hand_over(old, new, fields, step, written)
+        self._tear_whole(written)
+
+    def give_way(self, owner: Any, written: Written) -> None:
+        """Note that an operation begins to overwrite the owner, and with it the whole."""
+        super().give_way(owner, written)
+        self._tear_whole(written)
+
+    def overwrite(self, written: Written) -> None:
+        """Note that its content is another one from now on, and so is the whole's."""
+        super().overwrite(written)
+        self._tear_whole(written)
+
+    def _tear_whole(self, written: Written) -> None:
+        """Note that a part of the whole was overwritten, if that lives."""
         whole = None if self.whole is None else self.whole()
         if whole is not None:
             whole.tear(written, self.place)
@@ -388,10 +399,10 @@ def _descend(origin: Origin | Alias, result: Any, how: str, parent: Any, other: 
     ledger = buffer.ledger
     fields = FIELDS[result.__class__](result)
     if how == "shard":
-        (shard,) = result.shards
-        written = buffer.written
-        spared = written is not None and written.spares(shard, result.num_shards, origin.version)
         if not is_usual(ledger, parent):
+            (shard,) = result.shards
+            written = buffer.written
+            spared = written is not None and written.spares(shard, result.num_shards, origin.version)
             require_genuine(ledger, how, (parent,), whatever_version=spared)
         buffer.cut(result, fields, origin.step, ledger.line(_frame(_FRAMES[how])))
         return

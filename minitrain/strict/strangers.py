@@ -63,5 +63,6 @@ class Final(Stranger):
     def __init__(self, origin: Origin | Alias) -> None:
         self.what = "was handed in as the final weight and is no longer held; keep it in a store"
         self.fields = origin.fields
-        self.ledger = origin.buffer.ledger
-        self.line = origin.buffer.line
+        buffer = origin.buffer
+        self.ledger = buffer.ledger
+        self.line = buffer.line
