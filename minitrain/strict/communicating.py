@@ -11,9 +11,10 @@ from minitrain.strict.flights import Flight, LaunchedOnce, items
 from minitrain.strict.genuine import FIELDS, is_usual, require_genuine
 from minitrain.strict.handmade import NOTING
 from minitrain.strict.ledger import Line
-from minitrain.strict.origin import Alias, Written, born
+from minitrain.strict.origin import Alias, born
 from minitrain.strict.rules import require_gatherable, require_reducible
 from minitrain.strict.strangers import Message, Stranger
+from minitrain.strict.written import Written
 from minitrain.tensors import WeightGrad, clone
 from minitrain.work import Launched, Work
 

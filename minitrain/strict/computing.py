@@ -16,10 +16,11 @@ from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
 from minitrain.strict.genuine import SAMPLED, STEPPED, SUMMED, is_usual, require_genuine
 from minitrain.strict.handmade import NOTING
 from minitrain.strict.ledger import Ledger
-from minitrain.strict.origin import Written, born
+from minitrain.strict.origin import born
 from minitrain.strict.rules import note_update, require_pass, require_step, require_update
 from minitrain.strict.stores import FollowedStore, JournalledFollowedStore
 from minitrain.strict.strangers import Final
+from minitrain.strict.written import Written
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
 _frame = sys._getframe

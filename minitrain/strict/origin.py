@@ -12,66 +12,13 @@ afterwards.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
-from minitrain.collectives import describe
-from minitrain.errors import LawError
-from minitrain.strict.genuine import FIELDS, alteration, is_usual, require_genuine
+from minitrain.strict.descent import descend
+from minitrain.strict.genuine import FIELDS, alteration
 from minitrain.strict.ledger import Ledger, Line
-
-_frame = sys._getframe
-
-# Frames from `_descend` out to the strategy, past what calls in between.
-_FRAMES = {"+": 4, "combine": 5, "shard": 5}
-
-
-class Written:
-    """What overwrote a buffer: an object of its own each time, which tells contents apart.
-
-    Args:
-        op: the operation.
-        line: where.
-    """
-
-    __slots__ = ("line", "op")
-
-    def __init__(self, op: str, line: Line) -> None:
-        self.op = op
-        self.line = line
-
-    def __str__(self) -> str:
-        return f"{self.op} at {self.line}"
-
-    def spares(self, shard: int, num_shards: int, version: Written | None) -> bool:  # noqa: ARG002  (as a Torn's)
-        """Return whether a shard is still what it was before, in a given version: the whole buffer was overwritten."""
-        return False
-
-
-class Torn(Written):
-    """What overwrote a buffer in part.
-
-    Args:
-        written: what overwrote a shard last.
-        before: what had overwritten the whole before.
-        shards: what was overwritten since, as (shard, num_shards).
-    """
-
-    __slots__ = ("before", "shards")
-
-    def __init__(self, written: Written, before: Written | None, shards: frozenset[tuple[int, int]]) -> None:
-        self.op = written.op
-        self.line = written.line
-        self.before = before
-        self.shards = shards
-
-    def spares(self, shard: int, num_shards: int, version: Written | None) -> bool:
-        """Return whether a shard is still what it was before, in a given version."""
-        return self.before is version and not any(
-            other * num_shards < (shard + 1) * count and shard * count < (other + 1) * num_shards
-            for other, count in self.shards
-        )
+from minitrain.strict.written import Torn, Written
 
 
 class Origin:
@@ -191,6 +138,15 @@ class Origin:
             self.step = step
             result._origin = self
 
+    def share(self, owner: Any, result: Any, fields: tuple[Any, ...]) -> None:
+        """Take a sum that `+` wrote into the owner, which stays usable, for the next owner."""
+        owner._origin = Alias(self, self.fields, self.step, self.written)
+        self.pass_to(result, fields, self.step)
+
+    def bear(self, result: Any, fields: tuple[Any, ...], step: int | None, line: Line) -> None:
+        """Let a tensor that is a copy have a buffer of its own."""
+        result._origin = born(self.ledger, self.ledger.units_of(result), fields, step, line)
+
     def overwrite(self, written: Written) -> None:
         """Note that its content is another one from now on, and so is that of its views, so that no owner is usable."""
         self._outdate_owner()
@@ -241,12 +197,8 @@ class Origin:
         self.views.append(ref(view))
 
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
-        """Let a tensor made of the owner by `+`, `combine` or `shard` be genuine too.
-
-        Raises:
-            LawError: a parent is not genuine, or they must not be added.
-        """
-        _descend(self, result, how, parent, other)
+        """Let a tensor made of the owner by `+`, `combine` or `shard` be genuine too; see `descend`."""
+        descend(self, result, how, parent, other)
 
 
 class View(Origin):
@@ -360,9 +312,13 @@ class Alias:
         """Note that an operation overwrites the buffer."""
         self.buffer.overwrite(written)
 
+    def share(self, owner: Any, result: Any, fields: tuple[Any, ...]) -> None:  # noqa: ARG002  (as an Origin's)
+        """Let a sum share the buffer too."""
+        result._origin = Alias(self.buffer, fields, self.step, self.version)
+
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
-        """Let a tensor made of this one by `+`, `combine` or `shard` be genuine too; see `Origin.descend`."""
-        _descend(self, result, how, parent, other)
+        """Let a tensor made of this one by `+`, `combine` or `shard` be genuine too; see `descend`."""
+        descend(self, result, how, parent, other)
 
 
 def born(ledger: Ledger, units: int, fields: tuple[Any, ...], step: int | None, line: Line) -> Origin:
@@ -393,35 +349,6 @@ def born(ledger: Ledger, units: int, fields: tuple[Any, ...], step: int | None, 
     return origin
 
 
-def _descend(origin: Origin | Alias, result: Any, how: str, parent: Any, other: Any) -> None:
-    """Let a tensor made of a parent with this origin by `+`, `combine` or `shard` be genuine too."""
-    buffer = origin.buffer
-    ledger = buffer.ledger
-    fields = FIELDS[result.__class__](result)
-    if how == "shard":
-        if not is_usual(ledger, parent):
-            (shard,) = result.shards
-            written = buffer.written
-            spared = written is not None and written.spares(shard, result.num_shards, origin.version)
-            require_genuine(ledger, how, (parent,), whatever_version=spared)
-        buffer.cut(result, fields, origin.step, ledger.line(_frame(_FRAMES[how])))
-        return
-    if not (is_usual(ledger, parent) and is_usual(ledger, other)):
-        require_genuine(ledger, how, (parent, other))
-    if other._origin.step != origin.step:
-        raise _other_step(ledger.rank, how, parent, other)
-    if how == "combine":
-        result._origin = born(ledger, ledger.units_of(result), fields, origin.step, ledger.line(_frame(_FRAMES[how])))
-        return
-    if len(result.samples) != len(parent.samples) + len(other.samples):
-        raise _counted_twice(ledger.rank, parent, other)
-    if origin is buffer:
-        parent._origin = Alias(buffer, buffer.fields, buffer.step, buffer.written)  # which stays usable
-        buffer.pass_to(result, fields, origin.step)
-    else:
-        result._origin = Alias(buffer, fields, origin.step, origin.version)
-
-
 def _fault(buffer: Origin, fields: tuple[Any, ...], ledger: Ledger, value: Any) -> str:
     """Return why a tensor cannot be used."""
     if buffer.ledger is not ledger:
@@ -432,29 +359,3 @@ def _fault(buffer: Origin, fields: tuple[Any, ...], ledger: Ledger, value: Any) 
     if fields != FIELDS[type(value)](value):
         return alteration(value, fields, buffer.line)
     return f"(made at {buffer.line}) was overwritten by {buffer.written}, which works in place; use its result"
-
-
-def _other_step(rank: int, op: str, first: Any, second: Any) -> LawError:
-    """Return the error for two tensors that were computed with weights of different steps."""
-    return LawError(
-        f"{op} on rank {rank}: both must stem from weights of the same step, got {describe(first)} of step "
-        f"{first._origin.step} and {describe(second)} of step {second._origin.step}",
-        op=op,
-        rank=rank,
-        layer=first.layer,
-    )
-
-
-def _counted_twice(rank: int, first: Any, second: Any) -> LawError:
-    """Return the error for a sum of two gradients that counts samples twice."""
-    twice = first.samples & second.samples
-    shown = ", ".join(map(str, sorted(twice)[:8])) + (", ..." if len(twice) > 8 else "")
-    return LawError(
-        f"+ on rank {rank}: {f'sample {shown} is' if len(twice) == 1 else f'samples {shown} are'} counted twice in "
-        f"the gradient of layer {first.layer}, got {describe(first)} and {describe(second)}; add each sample's "
-        "gradient once",
-        op="+",
-        rank=rank,
-        layer=first.layer,
-        samples=twice,
-    )
