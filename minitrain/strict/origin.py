@@ -15,77 +15,32 @@ from __future__ import annotations
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
+from minitrain.strict.buffer import Buffer
 from minitrain.strict.descent import descend
 from minitrain.strict.genuine import FIELDS, alteration
 from minitrain.strict.ledger import Ledger, Line
 from minitrain.strict.written import Torn, Written
 
 
-class Origin:
+class Origin(Buffer):
     """The origin of a genuine tensor of a rank, and its buffer.
 
     `born` makes them.
 
     Attributes:
-        ledger: the rank's.
-        usable_by: the ledger too while its owner may be used, or None once that was overwritten.
-        units: how much it holds, in units; 0 for a view while the whole lives.
-        line: what made it.
         fields: the values of its owner's fields.
         step: the step of the weights that the owner was computed with; None for a weight, a state and an input.
-        stored: how many entries of stores, and operations in flight, hold it.
-        written: what overwrote it last.
-        seen: what had overwritten it when the owner was made, if that is not what `written` says.
-        views: the shards cut from it.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "fields",
-        "ledger",
-        "line",
-        "seen",
-        "step",
-        "stored",
-        "units",
-        "usable_by",
-        "views",
-        "written",
-    )
+    __slots__ = ("fields", "step")
 
     fields: tuple[Any, ...]
-    ledger: Ledger
-    line: Line
-    seen: Written | None
     step: int | None
-    stored: int
-    units: int
-    usable_by: Ledger | None
-    views: list[ReferenceType[View]] | None
-    written: Written | None
-
-    def __del__(self) -> None:
-        ledger, units = self.ledger, self.units
-        ledger.units -= units
-        if self.stored:
-            ledger.stored -= units
-        else:
-            self.line.outside -= units
-        if self.views is not None:
-            for found in self.views:
-                view = found()
-                if view is not None:
-                    view.outlive()
 
     @property
     def buffer(self) -> Origin:
         """What its owner occupies."""
         return self
-
-    @property
-    def version(self) -> Written | None:
-        """What had overwritten the buffer when its owner was made."""
-        return self.written if self.usable_by is not None else self.seen
 
     def is_genuine(self, ledger: Ledger, fields: tuple[Any, ...], whatever_version: bool) -> bool:
         """Return whether a ledger's rank may use the owner, which has these fields now."""
@@ -94,20 +49,6 @@ class Origin:
     def fault(self, ledger: Ledger, value: Any) -> str:
         """Return why its owner cannot be used."""
         return _fault(self, self.fields, ledger, value)
-
-    def enter(self) -> None:
-        """Note that a store, or an operation in flight, holds it."""
-        self.stored += 1
-        if self.stored == 1:
-            self.ledger.stored += self.units
-            self.line.outside -= self.units
-
-    def leave(self) -> None:
-        """Note that a store, or an operation in flight, holds it no longer."""
-        self.stored -= 1
-        if not self.stored:
-            self.ledger.stored -= self.units
-            self.line.outside += self.units
 
     def hand_over(self, old: Any, new: Any, fields: tuple[Any, ...], step: int | None, written: Written) -> None:
         """Let the result of an operation that works in place take the place of the owner, which it overwrites."""
@@ -146,35 +87,6 @@ class Origin:
     def bear(self, result: Any, fields: tuple[Any, ...], step: int | None, line: Line) -> None:
         """Let a tensor that is a copy have a buffer of its own."""
         result._origin = born(self.ledger, self.ledger.units_of(result), fields, step, line)
-
-    def overwrite(self, written: Written) -> None:
-        """Note that its content is another one from now on, and so is that of its views, so that no owner is usable."""
-        self._outdate_owner()
-        self.written = written
-        if self.views is not None:
-            self._outdate_views(written)
-
-    def _outdate_views(self, written: Written) -> None:
-        """Note that the content of its views is another one too."""
-        for found in self.views or ():
-            view = found()
-            if view is not None:
-                Origin.overwrite(view, written)  # not as a view: the whole is what it should be
-
-    def tear(self, written: Written, place: tuple[int, int]) -> None:
-        """Note that one of its views was overwritten, so that the whole is neither the old nor the new one."""
-        self._outdate_owner()
-        last = self.written
-        if isinstance(last, Torn):
-            self.written = Torn(written, last.before, last.shards | {place})
-        else:
-            self.written = Torn(written, last, frozenset([place]))
-
-    def _outdate_owner(self) -> None:
-        """Let its owner not be used any more."""
-        if self.usable_by is not None:
-            self.seen = self.written
-            self.usable_by = None
 
     def cut(self, result: Any, fields: tuple[Any, ...], step: int | None, line: Line) -> None:
         """Let a shard that has just been cut from the tensor be a view of the buffer: the same one each time."""
