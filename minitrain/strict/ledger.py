@@ -70,18 +70,19 @@ class Ledger(Account):
     def line(self, frame: FrameType | None) -> Line:
         """Return the line of the strategy that runs in a frame or further out."""
         assert frame is not None  # somebody calls
-        try:
-            line = self._recent[frame.f_lasti]
-        except KeyError:
-            return self._outer_line(frame)
-        return line if line.code is frame.f_code else self._outer_line(frame)
+        code, instruction = frame.f_code, frame.f_lasti
+        line = self._recent.get(instruction)
+        if line is not None and line.code is code:
+            return line
+        # A code object takes longer to hash than all else; `Line` keeps it alive.
+        return self._lines.get((id(code), instruction)) or self._outer_line(frame)
 
     def _outer_line(self, frame: FrameType) -> Line:
         """Return the line of the strategy that called into the engine."""
         found = strategy_frame(frame)
         if found is None:
             return _NOWHERE
-        key = id(found.f_code), found.f_lasti  # a code object takes longer to hash than all else; `Line` keeps it alive
+        key = id(found.f_code), found.f_lasti
         if key not in self._lines:
             self._lines[key] = Line(found.f_code, found.f_lasti)
         self._recent[found.f_lasti] = self._lines[key]
