@@ -200,7 +200,7 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
         "laws", "must cover all 8 samples"),
     "patched_strictness": (
         "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"),
-                      before="import minitrain.strict.model as m\nm.require_genuine = lambda *args, **named: None\n"),
+                      before="import minitrain.strict.computing as m\nm.require_genuine = lambda *args, **_: None\n"),
         "laws", "must cover all 8 samples"),
     "patched_clock": (
         "02", changed(DDP, ("        activations[k + 1] = ", "        model.forward(k, activations[k], weights[k])\n"

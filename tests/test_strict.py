@@ -14,7 +14,7 @@ import pytest
 import minitrain as mt
 from minitrain import schedules
 from minitrain.events import Event
-from minitrain.lib import Activation, Model, OptState, Weight
+from minitrain.lib import Activation, Model, Weight
 from minitrain.strict.handmade import noting_handmade
 from minitrain.strict.ledger import Line
 
@@ -276,17 +276,34 @@ def test_what_overflows_the_device_outside_the_stores_is_out_of_memory() -> None
     assert mt.simulate(program, **sizes).oom is None
 
 
-def test_classes_are_as_before_after_a_strict_run_even_a_failed_one() -> None:
-    before = [vars(kind)["__init__"] for kind in (Weight, OptState, Activation)]
+def test_tensors_look_who_makes_them_only_while_strict_runs_last() -> None:
+    def is_noted() -> bool:
+        weight = Weight(0, 1, 0)
+        assert weight == Weight(0, 1, 0)
+        return hasattr(weight, "_origin")
 
     async def fails(model: Model) -> Model:
+        assert is_noted()
+        with pytest.raises(mt.LawError):
+            model.load_weights(-1)
+        assert is_noted()
         raise ValueError("its own")
 
     with pytest.raises(ValueError, match="its own"):
         strict(fails)
+    assert not is_noted()
     with noting_handmade(), noting_handmade():
-        assert Weight(0, 1, 0) == Weight(0, 1, 0)
-    assert [vars(kind)["__init__"] for kind in (Weight, OptState, Activation)] == before
+        assert is_noted()
+        with pytest.raises(ValueError, match="its own"):
+            strict(fails)
+        assert is_noted()
+    assert not is_noted()
+
+
+def test_tensors_explain_wrong_arguments_as_before_a_strict_run() -> None:
+    missing = r"__init__\(\) missing 1 required positional argument: 'step'"
+    with noting_handmade(), pytest.raises(TypeError, match=missing):
+        Weight(0, 1)  # type: ignore[call-arg]
 
 
 def test_compare_takes_strict() -> None:

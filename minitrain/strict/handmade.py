@@ -137,6 +137,7 @@ def _install() -> None:
     """
     for kind, init in _INITS.items():
         if vars(kind)["__init__"] is not init:
+            init.__qualname__ = "Tensor.__init__"  # as the error for wrong arguments names it
             type.__setattr__(kind, "__init__", init)
 
 
