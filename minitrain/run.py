@@ -15,8 +15,8 @@ from minitrain.events import Event, MemoryChange
 
 if TYPE_CHECKING:
     from minitrain.model import Model
-    from minitrain.trace.breakdown import Breakdown
-    from minitrain.trace.columns import Timeline
+    from minitrain.trace.breakdown import Breakdown, PassTimes
+    from minitrain.trace.columns import Timeline, Trace
     from minitrain.trace.explain import Explanation
 
 _PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
@@ -118,12 +118,19 @@ class Run:
 
         return Timeline.from_logs(self.logs)
 
+    @property
+    def _trace(self) -> Trace:
+        """What sums are read from: the engine's own logs as they are, others as columns, which are made once."""
+        from minitrain.trace.busy import are_flat  # noqa: PLC0415
+
+        return self.logs if are_flat(self.logs) else self.timeline
+
     @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time into computing, exposed communication and waiting, s."""
         from minitrain.trace.breakdown import breakdown  # noqa: PLC0415
 
-        return breakdown(self.timeline, self.step_time)
+        return breakdown(self._trace, self.step_time)
 
     @cached_property
     def step_time(self) -> float:
@@ -161,22 +168,25 @@ class Run:
         return self.breakdown.exposed_comm_fraction
 
     @cached_property
+    def _passes(self) -> PassTimes:
+        """When each rank passes microbatches through its layers."""
+        from minitrain.trace.breakdown import pass_times  # noqa: PLC0415
+
+        return pass_times(self._trace, _PASSES)
+
+    @cached_property
     def span_bubble(self) -> float:
         """The longest idle time of a rank between its first and its last pass through a layer, s.
 
         This is the bubble that zero-bubble papers quote (Qi et al. 2023): load and update are outside of it.
         """
-        from minitrain.trace.breakdown import pass_times  # noqa: PLC0415
-
-        passes = pass_times(self.timeline, _PASSES)
+        passes = self._passes
         return float((passes.last_end - passes.first_start - passes.busy).max(initial=0.0))
 
     @cached_property
     def makespan_bubble(self) -> float:
         """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
-        from minitrain.trace.breakdown import pass_times  # noqa: PLC0415
-
-        passes = pass_times(self.timeline, _PASSES)
+        passes = self._passes
         if not passes.busy.size:
             return 0.0
         return float(passes.last_end.max() - passes.first_start.min() - passes.busy.max())

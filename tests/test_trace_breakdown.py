@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.events import COMM, RECV, SEND, Event
-from minitrain.trace.breakdown import breakdown
+from minitrain.events import COMM, NO_SAMPLES, ON_COMPUTE, RECV, SEND, Event, EventLog, Stream
+from minitrain.predictor import Price
+from minitrain.trace.breakdown import Breakdown, breakdown, pass_times
+from minitrain.trace.columns import Timeline
 
 _INTERVAL = st.tuples(
     st.sampled_from(["compute", COMM, SEND, RECV]),
@@ -76,3 +79,35 @@ def test_the_split_agrees_with_counting_moments(rows: list[tuple[str, float, flo
     assert split.exposed[0] == len(busy[False] - busy[True])
     assert split.overlapped[0] == len(busy[False] & busy[True])
     assert split.waiting[0] == 1200 - len(busy[True] | busy[False])
+
+
+def _flat(rank: int, rows: list[tuple[str, float, float]]) -> EventLog:
+    log = EventLog(rank)
+    for stream, time, duration in rows:
+        on = ON_COMPUTE if stream == "compute" else Stream(stream)
+        typ = "forward" if stream == "compute" else stream
+        log.rows.extend((typ, 0, time, Price(duration), 0, NO_SAMPLES, on, None, time, None))
+    return log
+
+
+def _require_equal(left: Breakdown, right: Breakdown) -> None:
+    for name in ("computing", "exposed", "overlapped", "waiting"):
+        assert getattr(left, name).tolist() == getattr(right, name).tolist()
+    assert (left.bubble_fraction, left.exposed_comm_fraction) == (right.bubble_fraction, right.exposed_comm_fraction)
+
+
+@given(st.lists(st.lists(_INTERVAL, max_size=8), max_size=4), st.sampled_from([{"forward"}, {"forward", SEND}, set()]))
+def test_flat_logs_split_as_their_columns_do_to_the_last_float(
+    ranks: list[list[tuple[str, float, float]]], typs: set[str]
+) -> None:
+    logs = [_flat(rank, rows) for rank, rows in enumerate(ranks)]
+    timeline = Timeline.from_logs(logs)
+    _require_equal(breakdown(logs), breakdown(timeline))
+    for mine, theirs in zip(pass_times(logs, typs), pass_times(timeline, typs), strict=True):
+        assert mine.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in mt.strategies() if name != "single"])
+def test_runs_split_as_their_columns_do_to_the_last_float(name: str) -> None:
+    run = mt.simulate(name, world_size=4, num_layers=8, global_batch_size=32)
+    _require_equal(run.breakdown, breakdown(run.timeline))

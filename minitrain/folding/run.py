@@ -48,7 +48,7 @@ class FoldedRun(Run):
         from minitrain.trace.breakdown import breakdown  # noqa: PLC0415
 
         assert self.fold is not None
-        parts = breakdown(self.timeline, self.step_time)
+        parts = breakdown(self._trace, self.step_time)
         ranks = np.array(self.fold.spread(list(range(len(self.logs)))))
         names = ("computing", "exposed", "overlapped", "waiting")
         return replace(parts, **{name: getattr(parts, name)[ranks] for name in names})

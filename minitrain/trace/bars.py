@@ -81,7 +81,7 @@ class Bars:
 
 def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
     """Return a bar for every operation that takes time, and for every gap in which a rank waits."""
-    step = checked_step_time(timeline, step_time)
+    step = checked_step_time(timeline.step_time, step_time)
     codes, kinds = _kinds(timeline)
     gaps = find_gaps(timeline, step)
     num_waits, drawn = len(gaps), np.flatnonzero(timeline.duration > 0)

@@ -7,13 +7,15 @@ is hidden: it is reported too, but is no part of the sum.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from minitrain.errors import UsageError
+from minitrain.events import EventLog
+from minitrain.trace.busy import Busy, Passes, are_flat, busy_of, passes_of
 from minitrain.trace.columns import Floats, Timeline, Trace, as_timeline
 from minitrain.trace.sweep import sweep, sweep_timeline
 
@@ -79,19 +81,30 @@ def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
     Raises:
         UsageError: the step time is shorter than the log.
     """
-    timeline = as_timeline(trace)
-    step = checked_step_time(timeline, step_time)
-    computing, communicating = _covered(timeline, True), _covered(timeline, False)
-    busy = np.maximum(sweep_timeline(timeline).covered(timeline.num_ranks), computing)
+    computing, communicating, either, latest = _of_rows(trace) if are_flat(trace) else _of_columns(as_timeline(trace))
+    step = checked_step_time(latest, step_time)
+    busy = np.maximum(either, computing)
     exposed = busy - computing
     overlapped = communicating - exposed
     overlapped[overlapped < 1e-12 * step] = 0.0  # what is left of rounding where nothing overlaps
     return Breakdown(step, computing, exposed, overlapped, np.maximum(step - busy, 0.0))
 
 
-def checked_step_time(timeline: Timeline, step_time: float | None) -> float:
-    """Return the step time to use, which must not end before the log does."""
-    latest = timeline.step_time
+def _of_rows(logs: Sequence[EventLog]) -> tuple[Floats, Floats, Floats, float]:
+    """Return how long each rank computed, communicated, and did either, s, and the latest end."""
+    found = np.array([busy_of(log) for log in logs], dtype=float).reshape(-1, len(Busy._fields))
+    computing, communicating, either, last_end = found.T.copy()
+    return computing, communicating, either, float(last_end.max(initial=0.0))
+
+
+def _of_columns(timeline: Timeline) -> tuple[Floats, Floats, Floats, float]:
+    """Return the same, the very same floats, of columns."""
+    either = sweep_timeline(timeline).covered(timeline.num_ranks)
+    return _covered(timeline, True), _covered(timeline, False), either, timeline.step_time
+
+
+def checked_step_time(latest: float, step_time: float | None) -> float:
+    """Return the step time to use, which must not end before the log does, at `latest`."""
     if step_time is None:
         return latest
     if step_time < latest * (1 - 1e-9):
@@ -132,6 +145,9 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
         trace: one log a rank, or columns.
         typs: the event types that count as passes.
     """
+    if are_flat(trace):
+        found = [passes for passes in (passes_of(log, typs) for log in trace) if passes is not None]
+        return PassTimes(*np.array(found, dtype=float).reshape(-1, len(Passes._fields)).T.copy())
     timeline = as_timeline(trace)
     wanted = np.array([typ in typs for typ in timeline.typs], dtype=bool)
     chosen = wanted[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)

@@ -89,7 +89,7 @@ def find_gaps(timeline: Timeline, step_time: float | None = None, graph: Graph |
         step_time: the step time, s; the latest end of all ranks if None.
         graph: the dependencies, if they are known already.
     """
-    step = checked_step_time(timeline, step_time)
+    step = checked_step_time(timeline.step_time, step_time)
     rank, start, end, event = gaps_of(timeline, step)
     source = _sources(timeline, event)
     kind = _kinds(timeline, rank, start, event)
