@@ -30,13 +30,17 @@ class FoldedGroup(Group):
         fold: the attempt.
         axes: those along which its ranks differ, each of more than one rank.
         rank: the class's lowest rank.
+
+    Attributes:
+        kept: those of its axes along which classes differ.
     """
 
-    __slots__ = ("_each_index", "_lowest", "_stream", "axes", "fold")
+    __slots__ = ("_each_index", "_lowest", "_stream", "axes", "fold", "kept")
 
     def __init__(self, fold: Fold, axes: frozenset[str], rank: int) -> None:
         self.fold = fold
         self.axes = axes
+        self.kept = axes & fold.kept
         self._lowest = rank
         size = prod(fold.axes[axis] for axis in axes)
         whole = size == fold.world_size
@@ -68,11 +72,6 @@ class FoldedGroup(Group):
     def rank(self) -> Any:  # type: ignore[override]
         """The rank whose group it is: a number to the engine, one number each to the strategy."""
         return self._lowest if in_engine() else self.fold.each(self._lowest, self.fold.strides)
-
-    @property
-    def kept(self) -> frozenset[str]:
-        """Its axes along which classes differ."""
-        return self.axes & self.fold.kept
 
     @property
     def index(self) -> Any:  # type: ignore[override]

@@ -91,7 +91,7 @@ class FoldedModel(Model):
         """Return the group that a strategy named."""
         named = self._world if group is None else group if isinstance(group, Group) else self.group(group)
         assert isinstance(named, FoldedGroup)  # nobody can make another
-        return named if named.rank == self._rank else self._group_along(named.axes)
+        return named if named._lowest == self._rank else self._group_along(named.axes)
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
@@ -193,15 +193,12 @@ class FoldedModel(Model):
 
     def _finish_log(self) -> None:
         """Make the log that of the lowest rank."""
-        lowest: dict[int, Any] = {}  # by identity: many events share a set
         rows = self._rows
-        for first in range(0, len(rows), STRIDE):
-            for place in (first + LAYER, first + SAMPLES):
-                value = rows[place]
-                if isinstance(value, Spans | Each):
-                    if id(value) not in lowest:
-                        lowest[id(value)] = _of_lowest(value)
-                    rows[place] = lowest[id(value)]
+        for place in (LAYER, SAMPLES):
+            values = rows[place::STRIDE]
+            lowest = {id(value): _of_lowest(value) for value in values if isinstance(value, Spans | Each)}
+            if lowest:  # events share their sets
+                rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
 
 
 def _of_lowest(value: Any) -> Any:

@@ -84,7 +84,7 @@ class Spans(Set[Any]):
         rings: steps and counts of axes over which sets were united.
     """
 
-    __slots__ = ("_known_hash", "_over", "_size", "fold", "pieces", "rings", "slopes")
+    __slots__ = ("_known_hash", "_lowest", "_over", "_size", "fold", "pieces", "rings", "slopes")
 
     def __init__(
         self, fold: Fold, pieces: Sequence[Piece], slopes: Mapping[str, int] | None = None, rings: Sequence[Ring] = ()
@@ -95,6 +95,7 @@ class Spans(Set[Any]):
         self._size = sum(stop - start for start, stop in self.pieces) * prod(count for _, count in self.rings)
         self._known_hash: int | None = None
         self._over: dict[frozenset[str], Spans] = {}  # layers share sets, and their collectives the unions
+        self._lowest: Spans | None = None
 
     @classmethod
     def of(cls, fold: Fold, values: Any) -> Spans:
@@ -125,7 +126,9 @@ class Spans(Set[Any]):
 
     def lowest(self) -> Spans:
         """Return the set of the class's lowest rank."""
-        return Spans(self.fold, self.pieces, None, self.rings) if self.slopes else self
+        if self._lowest is None:
+            self._lowest = Spans(self.fold, self.pieces, None, self.rings) if self.slopes else self
+        return self._lowest
 
     def over(self, axes: Iterable[str]) -> Spans:
         """Return the union of the sets of all ranks along some axes."""
