@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from itertools import islice
 from typing import Any
 
 from minitrain.comparison import FailedRun
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.loading import Strategy, load_strategy
+from minitrain.predictor import Predictor
 from minitrain.run import Run, plain
-from minitrain.simulation import simulate, simulate_async
+from minitrain.simulation import make_predictor, simulate_async
 
 Row = dict[str, Any]
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
@@ -30,6 +40,9 @@ Portion = list[tuple[str, Configuration]]
 
 _PORTION_S = 0.05
 _MOST_IN_PORTION = 256
+
+_MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of
+_DEFAULTS = {name: inspect.signature(simulate_async).parameters[name].default for name in _MACHINE}
 
 
 def key_of(configuration: Configuration) -> str:
@@ -104,44 +117,70 @@ def _leave_interrupts_to_the_caller() -> None:
 
 def work_off(portion: Portion) -> tuple[float, list[tuple[str, Row]]]:
     """Simulate configurations; return the time of one of them, s, and their rows by key."""
-    start = time.perf_counter()
-    functions: dict[str, Strategy] = {}
-    with _simulator() as simulate_one:
-        rows = [(key, row_of(configuration, functions, simulate_one)) for key, configuration in portion]
-    return (time.perf_counter() - start) / len(portion), rows
-
-
-@contextlib.contextmanager
-def _simulator() -> Iterator[Callable[..., Run]]:
-    """Provide what simulates: in one event loop for all, unless a loop runs here already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        with asyncio.Runner() as runner:
-            loop = runner.get_loop()
-            yield lambda strategy, **parameters: loop.run_until_complete(simulate_async(strategy, **parameters))
-    else:
-        yield simulate
+        start = time.perf_counter()
+        rows = asyncio.run(_rows_of(portion))
+        return (time.perf_counter() - start) / len(portion), rows
+    with ThreadPoolExecutor(1) as thread:  # an executor that works where it is called, in a notebook
+        return thread.submit(work_off, portion).result()
 
 
-def row_of(
-    configuration: Configuration, functions: dict[str, Strategy], simulate_one: Callable[..., Run] = simulate
-) -> Row:
+async def _rows_of(portion: Portion) -> list[tuple[str, Row]]:
+    """Simulate configurations in one event loop, which is quicker than one each."""
+    found = Found()
+    return [(key, await row_of(configuration, found)) for key, configuration in portion]
+
+
+class Found:
+    """What the configurations of a portion share: each strategy is loaded once, and each machine priced once."""
+
+    def __init__(self) -> None:
+        self._strategies: dict[str, Strategy] = {}
+        self._predictors: dict[tuple[str, int, str], Predictor] = {}
+
+    def strategy(self, strategy: str | Strategy) -> Strategy:
+        """Return a strategy's function.
+
+        Raises:
+            StrategyError: there is no such strategy.
+        """
+        if not isinstance(strategy, str):
+            return strategy
+        if strategy not in self._strategies:
+            self._strategies[strategy] = load_strategy(strategy)[1]
+        return self._strategies[strategy]
+
+    def priced(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters of `simulate` with the predictor in the place of its hardware's name.
+
+        Predictors know no run: one serves all of a machine, a network and a number of ranks, and remembers prices.
+
+        Raises:
+            MinitrainError: the hardware cannot be found or believed, or does not connect so many ranks.
+        """
+        hardware, world_size, network = machine = tuple(parameters.get(name, _DEFAULTS[name]) for name in _MACHINE)
+        if type(hardware) is not str or type(world_size) is not int or type(network) is not str:
+            return parameters
+        if parameters.get("placement") is not None:
+            return parameters
+        if machine not in self._predictors:
+            self._predictors[machine] = make_predictor(hardware, world_size, network)
+        return {**parameters, "hardware": self._predictors[machine]}
+
+
+async def row_of(configuration: Configuration, found: Found) -> Row:
     """Return the row of one configuration, whatever becomes of it.
 
     Args:
         configuration: strategy and parameters.
-        functions: strategies found before, by what they were given as.
-        simulate_one: what simulates.
+        found: what was found for those before it.
     """
     strategy, parameters = configuration
     name = strategy if isinstance(strategy, str) else strategy.__name__
     try:
-        if isinstance(strategy, str) and strategy not in functions:
-            functions[strategy] = load_strategy(strategy)[1]
-        run: Run | FailedRun = simulate_one(
-            functions[strategy] if isinstance(strategy, str) else strategy, **parameters
-        )
+        run: Run | FailedRun = await simulate_async(found.strategy(strategy), **found.priced(parameters))
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)
     summary = run.summary()
