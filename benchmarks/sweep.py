@@ -1,0 +1,87 @@
+"""`python -m benchmarks.sweep`: folded 64-rank configurations of 8 layers that one core simulates a second, rows included.
+
+Each portion takes turns with the floor (`benchmarks/floor.py`) in the same process, so that a busy machine slows both:
+rates are medians, and `events` is how many events of bare asyncio the time of one configuration is worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from benchmarks.floor import floor
+from minitrain.portions import Portion, work_off
+
+STRATEGIES: dict[str, dict[str, int]] = {
+    "ddp": {},
+    "zero1": {},
+    "zero2": {},
+    "zero3": {},
+    "hsdp": {"shard_size": 8},
+    "pp_dp": {"pp": 2},
+    "pp_zero1": {"pp": 2},
+    "1f1b": {"world_size": 8},  # at most a stage a layer, and none is like another
+}
+SIZES = {"world_size": 64, "num_layers": 8, "fold": True}
+FLOOR_RANKS, FLOOR_LAYERS = 64, 100
+
+
+def portion_of(strategy: str, size: int) -> Portion:
+    """Return configurations of a strategy, of nine different batches."""
+    sizes = {**SIZES, **STRATEGIES[strategy]}
+    return [("", (strategy, {**sizes, "global_batch_size": 64 * (1 + place % 9)})) for place in range(size)]
+
+
+def rates(strategy: str, size: int, num_turns: int) -> tuple[float, float]:
+    """Return configurations a second, and how many events the floor makes in the time of one; medians over the turns.
+
+    Args:
+        strategy: one of `STRATEGIES`.
+        size: configurations a turn.
+        num_turns: how often the two take turns.
+
+    Raises:
+        RuntimeError: a configuration failed.
+    """
+    portion = portion_of(strategy, size)
+    _, rows = work_off(portion[:9])
+    failed = [row["error"] for _, row in rows if row["status"] == "failed"]
+    if failed:
+        raise RuntimeError(failed[0])
+    ours: list[float] = []
+    events: list[float] = []
+    for _ in range(num_turns):
+        num_events, floor_s = _timed(lambda: floor(FLOOR_RANKS, FLOOR_LAYERS))
+        _, portion_s = _timed(lambda: work_off(portion))
+        ours.append(size / portion_s)
+        events.append(num_events / floor_s * portion_s / size)
+    return median(ours), median(events)
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what some work gives, and its processor time, s."""
+    gc.collect()
+    start = time.process_time()
+    return work(), time.process_time() - start
+
+
+def main() -> None:
+    """Print a row a strategy."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
+    parser.add_argument("strategies", nargs="*", choices=[[], *STRATEGIES], metavar="STRATEGY", help="all if left out")
+    parser.add_argument("--short", action="store_true", help="few configurations: does it run at all?")
+    asked = parser.parse_args()
+    size, num_turns = (9, 1) if asked.short else (300, 7)
+    print(f"{'strategy':<18}{'configurations/s':>18}{'events':>10}")
+    for strategy in asked.strategies or STRATEGIES:
+        rate, events = rates(strategy, size, num_turns)
+        print(f"{strategy:<18}{rate:>18.0f}{events:>10.0f}", flush=True)
+    print("events: those that the floor makes in the time of one configuration")
+
+
+if __name__ == "__main__":
+    main()
