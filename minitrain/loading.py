@@ -8,8 +8,10 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import StrategyError
@@ -24,6 +26,12 @@ _SPELLED_OTHERWISE = {"one_f_one_b": "1f1b"}
 
 def strategies() -> dict[str, Strategy]:
     """Return the shipped strategies by name ("1f1b" for `one_f_one_b`)."""
+    return dict(_shipped())
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Mapping[str, Strategy]:
+    """Import the shipped strategies, once."""
     shipped = importlib.import_module("minitrain.strategies")
     return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
 
@@ -52,7 +60,7 @@ def _name_of(strategy: Any) -> str:
     """Return the name of a function, of the one in a partial, or of a callable object's class."""
     function = _unwrapped(strategy)
     name = getattr(function, "__name__", type(function).__name__)
-    return _SPELLED_OTHERWISE.get(name, name) if function in strategies().values() else name
+    return _SPELLED_OTHERWISE.get(name, name) if function in _shipped().values() else name
 
 
 def _unwrapped(function: Any) -> Any:
@@ -73,7 +81,7 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     path, colon, function_name = text.rpartition(":")
     if colon and path.endswith(".py"):
         return function_name, _load_from_file(Path(path), function_name)
-    shipped = strategies()
+    shipped = _shipped()
     name = _SPELLED_OTHERWISE.get(text, text)
     if name not in shipped:
         close = difflib.get_close_matches(text, shipped, 1)
@@ -117,13 +125,20 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f" (line {lines[-1]})" if lines else ""  # a syntax error names its line itself
 
 
+@lru_cache
+def _signature(function: Strategy) -> inspect.Signature:
+    """Return the parameters of a function, which a sweep asks for a thousand times a second."""
+    return inspect.signature(function)
+
+
 def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> None:
     """Require that a strategy can be called with a model and some options.
 
     Raises:
         StrategyError: it takes other parameters.
     """
-    signature = inspect.signature(strategy)
+    is_plain = isinstance(strategy, FunctionType)  # anything else may not be hashable
+    signature = _signature(strategy) if is_plain else inspect.signature(strategy)
     try:
         signature.bind(None, **options)
     except TypeError as error:
