@@ -5,6 +5,8 @@ of an event's places. Every further line is one event as an array in that order,
 of a rank stand in program order, rank after rank. `samples` and `group` are lists of [first, past-the-last] ranges;
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
+The first line of a strict run says in `held_outside` what was held outside the stores.
+
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
 """
@@ -15,14 +17,14 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
 from minitrain.errors import UsageError
 from minitrain.events import Event, MemoryChange
-from minitrain.run import OutOfMemory, Run, plain
+from minitrain.run import HeldOutside, OutOfMemory, Run, plain
 from minitrain.trace.files import write_text
 
 FORMAT = "minitrain-run"
@@ -64,6 +66,8 @@ def _lines(run: Run) -> Iterator[str]:
     header["num_events"] = run.num_events
     header["options"] = {name: plain(value) for name, value in run.options.items()}
     header["oom"] = oom
+    if run.held_outside is not None:
+        header["held_outside"] = asdict(run.held_outside)
     yield json.dumps(header)
     for log in run.logs:
         for event in log:
@@ -114,6 +118,8 @@ def load_run(path: str | PathLike[str]) -> Run:
             header = _header(json.loads(next(lines, "")))
             logs, journals = _logs(lines, header)
         oom = None if header["oom"] is None else OutOfMemory(**header["oom"])
+        outside = header.get("held_outside")  # of strict runs, and unknown to older writers
+        held_outside = None if outside is None else HeldOutside(**outside)
     except OSError as error:
         raise UsageError(f"the run file {file} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, LookupError, EOFError, RecursionError) as error:
@@ -128,6 +134,7 @@ def load_run(path: str | PathLike[str]) -> Run:
         logs=logs,
         oom=oom,
         memory_journals=journals,
+        held_outside=held_outside,
     )
 
 

@@ -52,6 +52,47 @@ def test_the_same_run_gives_the_same_bytes_again_and_after_reading(tmp_path: Pat
     assert first.read_bytes() == second.read_bytes() == third.read_bytes()
 
 
+async def hiding(model: Model) -> Model:
+    """Hold a weight in a variable while an operation begins."""
+    model.weights[0], _ = model.load_weights(0)
+    spare = model.load_weights(1)
+    model.forward(0, model.get_input_activation([0]), model.weights[0])
+    return model if spare else model
+
+
+def test_what_a_strict_run_held_outside_its_stores_is_read_back(tmp_path: Path) -> None:
+    run = mt.simulate(hiding, strict=True, **SIZES)
+    run.save(tmp_path / "run.jsonl")
+    read = mt.load_run(tmp_path / "run.jsonl")
+    assert run.held_outside is not None
+    assert read.held_outside == run.held_outside
+    assert read == run
+    assert read.summary() == run.summary()
+
+
+def test_a_file_that_knows_nothing_of_strictness_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    run = mt.simulate(hiding, strict=True, **SIZES)
+    run.save(file)
+    header, *events = file.read_text().splitlines()
+    known = json.loads(header)
+    assert known.pop("held_outside")
+    file.write_text("\n".join([json.dumps(known), *events]) + "\n")
+    assert mt.load_run(file).held_outside is None
+    mt.simulate(hiding, **SIZES).save(file)
+    assert "held_outside" not in json.loads(file.read_text().splitlines()[0])
+
+
+@pytest.mark.parametrize("outside", [3, {"rank": 0}, [1]])
+def test_damaged_words_of_strictness_are_refused(tmp_path: Path, outside: Any) -> None:
+    file = tmp_path / "run.jsonl"
+    mt.simulate(hiding, strict=True, **SIZES).save(file)
+    header, *events = file.read_text().splitlines()
+    file.write_text("\n".join([json.dumps({**json.loads(header), "held_outside": outside}), *events]) + "\n")
+    with pytest.raises(UsageError, match="is not a minitrain-run file, or it is damaged"):
+        mt.load_run(file)
+
+
 def test_out_of_memory_options_and_no_device_are_read_back(tmp_path: Path) -> None:
     over = mt.simulate("ddp", world_size=2, num_layers=32, global_batch_size=512, hardware="l40s_48g_pcie8")
     hand = mt.simulate("ddp", **{**SIZES, "check": True}, hardware=mt.FixedPredictor(forward=1), microbatch_size=1)
