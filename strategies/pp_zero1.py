@@ -54,8 +54,8 @@ async def pp_zero1(model: Model, microbatch_size: int | None = None, pp: int = 2
         del grad_activations[layers[0] - 1]
 
     for layer in layers:
-        weights[layer], opt_state = model.load_weights(layer)
-        opt_states[layer] = opt_state.shard(replicas.index, replicas.size)
+        weights[layer], opt_states[layer] = model.load_weights(layer)
+        opt_states[layer] = opt_states[layer].shard(replicas.index, replicas.size)
 
     warmup = min(pp - 1 - stage, len(batches))
     for i in range(warmup):

@@ -20,8 +20,8 @@ async def zero2(model: Model, microbatch_size: int | None = None) -> Model:
     samples_here = share(model.global_batch_size, world_size, rank)
 
     for layer in layers:
-        weights[layer], opt_state = model.load_weights(layer)
-        opt_states[layer] = opt_state.shard(rank, world_size)
+        weights[layer], opt_states[layer] = model.load_weights(layer)
+        opt_states[layer] = opt_states[layer].shard(rank, world_size)
 
     for samples in microbatches(samples_here, microbatch_size, "zero2"):
         activations[0] = model.get_input_activation(samples)
