@@ -56,7 +56,7 @@ class FailedRun:
         hardware = self.parameters.get("hardware", known["hardware"].default)
         return {
             "strategy": self.strategy,
-            **{name: self.parameters.get(name, known[name].default) for name in SIZES},
+            **{name: plain(self.parameters.get(name, known[name].default)) for name in SIZES},
             "hardware": str(getattr(hardware, "name", None) or hardware),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in known},
             **dict.fromkeys(_FIGURES),

@@ -48,8 +48,19 @@ _DEFAULTS = {name: inspect.signature(simulate_async).parameters[name].default fo
 def key_of(configuration: Configuration) -> str:
     """Return a text that tells configurations apart, the same in every process and on every day."""
     strategy, parameters = configuration
-    name = strategy if isinstance(strategy, str) else f"{strategy.__module__}:{strategy.__qualname__}"
-    return json.dumps([name, {name: plain(value) for name, value in sorted(parameters.items())}])
+    return json.dumps([label_of(strategy), {name: plain(value) for name, value in sorted(parameters.items())}])
+
+
+def label_of(strategy: str | Strategy) -> str:
+    """Return what a strategy is called in a results file: its name as it was given, or where a function is from."""
+    if isinstance(strategy, str):
+        return strategy
+    function: Any = strategy
+    if hasattr(function, "func"):  # a partial
+        arguments = (*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items()))
+        return f"{label_of(function.func)}({', '.join(arguments)})"
+    where = function if hasattr(function, "__qualname__") else type(function)
+    return f"{where.__module__}:{where.__qualname__}"
 
 
 def hand_out(
@@ -178,7 +189,7 @@ async def row_of(configuration: Configuration, found: Found) -> Row:
         found: what was found for those before it.
     """
     strategy, parameters = configuration
-    name = strategy if isinstance(strategy, str) else strategy.__name__
+    name = strategy if isinstance(strategy, str) else load_strategy(strategy)[0]
     try:
         run: Run | FailedRun = await simulate_async(found.strategy(strategy), **found.priced(parameters))
     except Exception as error:  # a strategy may raise anything, and the others go on

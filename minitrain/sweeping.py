@@ -7,9 +7,6 @@ with the same file goes on where the other one ended. A configuration that fails
 from __future__ import annotations
 
 import csv
-import itertools
-import json
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -18,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.loading import Strategy
-from minitrain.portions import Configuration, Row, hand_out, key_of
-
-Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
+from minitrain.grids import Grid, checked, num_points, points
+from minitrain.loading import Strategy, load_strategy
+from minitrain.portions import Configuration, Row, hand_out, key_of, label_of
+from minitrain.results import read_rows, require_writable, writing
 
 
 def sweep(
@@ -48,15 +45,20 @@ def sweep(
         The sweep: iterate it for rows as they are done, or ask for `rows()` or `write_csv(path)`.
 
     Raises:
-        UsageError: the grid is none.
+        UsageError: the grid is none, the results file holds something else, two strategies cannot be told apart, or
+            `fold` is given together with what tells ranks apart. (What concerns one configuration is a failed row.)
+        StrategyError: a strategy cannot be found.
 
     >>> for row in sweep("ddp", {"world_size": [1, 2]}, num_layers=2, global_batch_size=2).rows():  # doctest: +SKIP
     ...     print(row["world_size"], row["status"], row["step_time_s"])
     """
-    several = [strategies] if isinstance(strategies, str) or callable(strategies) else list(strategies)
+    if parameters.get("fold"):
+        from minitrain.folding.driver import require_alike  # noqa: PLC0415  (only where it is asked for)
+
+        require_alike(parameters)
     return Sweep(
-        several,
-        _checked(grid),
+        _found(strategies),
+        checked(grid),
         parameters,
         executor=executor,
         results=None if results is None else Path(results),
@@ -64,18 +66,27 @@ def sweep(
     )
 
 
-def _checked(grid: Grid) -> Grid:
-    """Return a grid whose axes are sequences.
+def _found(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str | Strategy]:
+    """Return one or several strategies as a list, each once.
 
     Raises:
-        UsageError: an axis is a single value, or empty.
+        UsageError: there is none, or two functions have one name.
+        StrategyError: a strategy cannot be found, or is none.
     """
-    if not isinstance(grid, Mapping):
-        return grid
-    for name, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise UsageError(f"the grid's {name} must be a list of at least one value, got {values!r}", name=name)
-    return grid
+    if isinstance(strategies, str) or callable(strategies) or not isinstance(strategies, Iterable):
+        strategies = [strategies]
+    by_label: dict[str, str | Strategy] = {}
+    for strategy in strategies:
+        name, _ = load_strategy(strategy)
+        if by_label.setdefault(label_of(strategy), strategy) != strategy:
+            raise UsageError(
+                f"two strategies are called {label_of(strategy)}, so that their rows could not be told apart; give "
+                "each function a __qualname__ of its own",
+                strategy=name,
+            )
+    if not by_label:
+        raise UsageError("a sweep needs at least one strategy, got none")
+    return list(by_label.values())
 
 
 class Sweep:
@@ -101,15 +112,14 @@ class Sweep:
         self._executor = executor
         self._results = results
         self._progress = progress
-        self._known: dict[str, Row] = {} if results is None else _read(results)
+        self._known: dict[str, Row] = {} if results is None else read_rows(results)
         self._order: dict[str, None] = {}
 
     @property
     def total(self) -> int | None:
         """Number of configurations, or None where the grid is an iterator."""
-        if isinstance(self._grid, Mapping):
-            return len(self._strategies) * math.prod(len(values) for values in self._grid.values())
-        return len(self._strategies) * len(self._grid) if isinstance(self._grid, Sequence) else None
+        count = num_points(self._grid)
+        return None if count is None else len(self._strategies) * count
 
     def rows(self) -> list[Row]:
         """Return all rows in the order of the grid, after simulating those that are missing."""
@@ -118,14 +128,20 @@ class Sweep:
         return [self._known[key] for key in self._order]
 
     def write_csv(self, path: str | PathLike[str]) -> Path:
-        """Write all rows as a table, and return its path."""
+        """Write all rows as a table, and return its path.
+
+        Raises:
+            UsageError: the file cannot be written, which is found out before anything is simulated.
+        """
+        table = Path(path)
+        require_writable(table)
         rows = self.rows()
         names = dict.fromkeys(name for row in rows for name in row)
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, list(names), restval="")
-            table.writeheader()
-            table.writerows(rows)
-        return Path(path)
+        with table.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(names), restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        return table
 
     def __iter__(self) -> Iterator[Row]:
         """Yield each row as soon as it is there."""
@@ -137,17 +153,19 @@ class Sweep:
     def _rows(self) -> Iterator[Row]:
         """Yield rows that are known and rows that are made, as they come."""
         aside: deque[Row] = deque()
-        for key, row in hand_out(self._missing(aside), self._executor):
-            self._keep(key, row)
-            yield row
-            while aside:
-                yield aside.popleft()
+        with writing(self._results) as write:
+            for key, row in hand_out(self._missing(aside), self._executor):
+                self._known[key] = row
+                write(key, row)
+                yield row
+                while aside:
+                    yield aside.popleft()
         yield from aside
 
     def _missing(self, aside: deque[Row]) -> Iterator[tuple[str, Configuration]]:
         """Yield every configuration whose row is not known, once; lay the rows of the others aside."""
         seen: set[str] = set()
-        for parameters in _points(self._grid):
+        for parameters in points(self._grid):
             for strategy in self._strategies:
                 configuration = strategy, {**self._parameters, **parameters}
                 key = key_of(configuration)
@@ -159,39 +177,3 @@ class Sweep:
                     aside.append(self._known[key])
                 else:
                     yield key, configuration
-
-    def _keep(self, key: str, row: Row) -> None:
-        """Remember a row, and write it where results go."""
-        self._known[key] = row
-        if self._results is not None:
-            with self._results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, **row}) + "\n")
-
-
-def _points(grid: Grid) -> Iterator[Mapping[str, Any]]:
-    """Yield the parameters of every point of a grid, the last axis fastest."""
-    if isinstance(grid, Mapping):
-        return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-    return iter(grid)
-
-
-def _read(path: Path) -> dict[str, Row]:
-    """Return the rows of a results file by key, after cutting off a last line that a kill left unfinished.
-
-    Raises:
-        UsageError: the file holds something else.
-    """
-    if not path.exists():
-        return {}
-    whole, _, torn = path.read_bytes().rpartition(b"\n")
-    if torn:
-        with path.open("r+b") as file:
-            file.truncate(len(whole) + 1 if whole else 0)
-    rows: dict[str, Row] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            row = json.loads(line)
-            rows[row.pop("key")] = row
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UsageError(f"{path}, line {number}, is no row of a sweep; name another results file") from error
-    return rows

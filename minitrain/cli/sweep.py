@@ -43,6 +43,7 @@ def sweep(
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
+    strict: given.Strict = False,
     strict_memory: given.StrictMemory = False,
     fold: Fold = False,
     results: Results = None,
@@ -60,6 +61,7 @@ def sweep(
         "num_layers": layers,
         "global_batch_size": batch,
         "hardware": hw or given.DEFAULT_HARDWARE,
+        **({"strict": True} if strict else {}),  # not a part of the rows of those that do not ask for it
         "strict_memory": strict_memory,
         "fold": fold,
         **({} if network is None else {"network": network}),
@@ -74,9 +76,9 @@ def sweep(
             progress=lambda num, total: progress.say(f"{num} of {total} configurations"),
             **fixed,
         )
-        rows = done.rows()
         if csv is not None:
             done.write_csv(csv)
+        rows = done.rows()
     if as_json:
         print_json(rows)
     else:

@@ -48,19 +48,34 @@ class Job:
     strict_memory: bool
 
 
+_TELL_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
+
+
+def require_alike(parameters: Mapping[str, Any]) -> None:
+    """Require that nothing is asked for that tells ranks apart.
+
+    Args:
+        parameters: those of `simulate_async` that are given.
+
+    Raises:
+        UsageError: something is.
+    """
+    given = [name for name in _TELL_APART if parameters.get(name)]
+    if given:
+        raise UsageError(f"fold=True does not go with {', '.join(given)}, which tells ranks apart; leave one out")
+
+
 def require_foldable(predictor: Predictor, others: Mapping[str, Any]) -> None:
     """Require that ranks are priced alike, and that nothing is asked for that tells them apart.
 
     Args:
         predictor: what prices operations.
-        others: parameters of `simulate_async` that do not go with folding, if they are given.
+        others: the other parameters of `simulate_async` that are given.
 
     Raises:
         UsageError: they cannot be folded.
     """
-    given = [name for name, value in others.items() if value]
-    if given:
-        raise UsageError(f"fold=True does not go with {', '.join(given)}, which tells ranks apart; leave one out")
+    require_alike(others)
     is_flat = type(predictor) is RuntimePredictor and isinstance(predictor.topology, FlatTopology)
     if not is_flat and type(predictor) is not FixedPredictor:
         raise UsageError(
