@@ -35,7 +35,7 @@ def _owner(filename: str) -> int:
     path = Path(filename)
     if path.is_relative_to(_HERE):
         return STRATEGY if path.relative_to(_HERE).parts[0] in _NOT_ENGINE else ENGINE
-    if filename in _PYTHON_FILES:
+    if filename in _PYTHON_FILES or filename.startswith("<frozen "):  # the latter: collections.abc, for one
         return PYTHON
     return LOOP if path.parent == _LOOP else STRATEGY
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -132,6 +133,19 @@ async def _train(model: mt.Model, samples: Any = None) -> mt.Model:
 
 SIZES: dict[str, Any] = {"world_size": 8, "num_layers": 1, "global_batch_size": 32}
 
+
+def _own(model: mt.Model) -> frozenset[int]:
+    """Return the samples of an activation that is each rank's own."""
+    return model.get_input_activation(span(model.rank * 4, model.rank * 4 + 4)).samples
+
+
+def _swallow(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception:  # what a strategy may do, too
+        return
+
+
 ALLOWED: dict[str, Probe] = {
     "a bound that holds for all": lambda model: [0 <= model.rank < 8, model.rank != -1, not model.rank < 0],
     "arithmetic": lambda model: [2 * model.rank + 1 - model.rank, -model.rank, 7 - model.rank, +model.rank],
@@ -164,6 +178,20 @@ ALLOWED: dict[str, Probe] = {
     "no samples": lambda model: model.get_input_activation([]),
     "text of the same samples": lambda model: repr(model.get_input_activation(range(4)).samples),
     "a group of none": lambda model: [model.mesh(world=8).group("world").rank - model.rank, model.rank is model.rank],
+    "a node": lambda model: [model.rank // 4, model.rank % 4, divmod(model.rank, 4)],
+    "a node of nodes": lambda model: [model.rank % 4 // 2, model.rank // 2 % 2, model.rank // 4 * 4 + model.rank % 2],
+    "a node, and a mesh": lambda model: [model.rank // 4, model.mesh(node=2, place=4).coord("node")],
+    "a group of its own": lambda model: model.group([model.rank]).size,
+    "a group by its ranks": lambda model: model.group([model.rank // 4 * 4 + place for place in range(4)]).index,
+    "its samples within": lambda model: [
+        _own(model).issubset(range(32)),
+        _own(model).issuperset([]),
+        len(_own(model) & frozenset(range(32))),
+        len(frozenset(range(32, 40)) & _own(model)),
+        len(_own(model) - frozenset(range(32, 40))),
+        _own(model).copy().difference(_own(model)),
+        _own(model).intersection(_own(model), range(32)),
+    ],
 }
 
 
@@ -202,8 +230,10 @@ REFUSED: dict[str, Probe] = {
     "a product with a float": lambda model: model.rank * 0.5,
     "a sum with a float": lambda model: model.rank + 0.5,
     "a half": lambda model: model.rank / 2,
-    "a node": lambda model: model.rank // 4,
-    "a place in a node": lambda model: model.rank % 4,
+    "a node of a size that does not divide": lambda model: model.rank // 3,
+    "every other of every other": lambda model: model.rank % 6,
+    "a node, and the mesh of all": lambda model: [model.rank // 4, model.mesh(world=8)],
+    "a place in a node": lambda model: [0 for place in range(4) if model.rank % 4 == place],
     "a division by a rank": lambda model: 8 // (model.rank + 1),
     "a negative division": lambda model: model.rank // -1,
     "a bit": lambda model: model.rank & 1,
@@ -221,6 +251,7 @@ REFUSED: dict[str, Probe] = {
     "a weight's only shard": lambda model: model.load_weights(0, model.rank, 8)[0].shards == frozenset([0]),
     "a weight's shards hashed": lambda model: hash(model.load_weights(0, model.rank, 8)[0].shards),
     "its own samples": lambda model: 0 in model.get_input_activation(span(model.rank, model.rank + 2)).samples,
+    "its samples apart": lambda model: _own(model).isdisjoint([5]),
     "samples that cross": lambda model: model.get_input_activation([model.rank, 31 - model.rank]),
     "samples of two kinds": lambda model: (
         model.get_input_activation(span(model.rank, model.rank + 2)).samples
@@ -228,7 +259,12 @@ REFUSED: dict[str, Probe] = {
     ),
     "a layer": lambda model: model.load_weights(model.rank),
     "a number of shards": lambda model: model.load_weights(0, 0, model.rank + 1),
-    "a group by its ranks": lambda model: model.group([model.rank]),
+    "a group of two ranks": lambda model: model.group([0, 1]),
+    "a group of neighbours": lambda model: model.group([model.rank, model.rank + 1]),
+    "a group of others": lambda model: model.group([model.rank + 1]),
+    "a group of strangers": lambda model: model.group([model.rank, 99]),
+    "a group of none": lambda model: model.group([]),
+    "a group of no ranks": lambda model: model.group(cast(Any, ["0"])),
     "ranks of a group": lambda model: model.mesh(a=2, b=4).group("b").ranks,
     "stream of a group": lambda model: model.mesh(a=2, b=4).group("b").stream,
     "text of a group": lambda model: repr(model.mesh(a=2, b=4).group("b")),
@@ -238,13 +274,6 @@ REFUSED: dict[str, Probe] = {
     "its log": lambda model: model.log[-1].rank,
     "what is caught": lambda model: _swallow(lambda: table[model.rank]),
 }
-
-
-def _swallow(work: Callable[[], object]) -> None:
-    try:
-        work()
-    except Exception:  # what a strategy may do, too
-        return
 
 
 @pytest.mark.parametrize("probe", REFUSED.values(), ids=REFUSED)
@@ -478,3 +507,91 @@ def test_ctrl_c_passes() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         mt.simulate(strategy, fold=True, **SIZES)
+
+
+# Ranks laid out by arithmetic instead of a mesh.
+
+
+async def _by_hand(model: mt.Model, inner: int = 2, turned: bool = False) -> mt.Model:
+    """Shard within blocks of ranks and replicate between them (or the other way round), with groups by their ranks."""
+    outer = model.world_size // inner
+    block, place = divmod(model.rank, inner)
+    within = [block * inner + other for other in range(inner)]
+    between = [other * inner + place for other in range(outer)]
+    sharded, replicas = (between, within) if turned else (within, between)
+    shard, num_shards = (block, outer) if turned else (place, inner)
+    size = model.global_batch_size // model.world_size
+    model.weights[0], model.opt_states[0] = model.load_weights(0, shard, num_shards)
+    model.activations[0] = model.get_input_activation(span(model.rank * size, (model.rank + 1) * size))
+    model.weights["whole"] = await model.all_gather(model.weights[0], 0, group=sharded)
+    model.activations[1] = model.forward(0, model.activations[0], model.weights["whole"])
+    model.grad_activations[0] = model.loss(model.activations[1])
+    grad, _ = model.backward(0, model.activations[0], model.grad_activations[0], model.weights["whole"])
+    del model.weights["whole"]
+    grad = await model.reduce_scatter(grad, 0, group=model.group(sharded))
+    grad = await model.all_reduce(grad, 0, group=replicas)
+    weight, _ = model.update(0, grad, model.weights[0], model.opt_states[0])
+    model.set_final_weight(0, weight)
+    return model
+
+
+@settings(max_examples=30)
+@given(outer=st.integers(1, 5), inner=st.integers(1, 5), turned=st.booleans(), share=st.integers(1, 3))
+def test_blocks_of_ranks_fold_as_a_mesh_does(outer: int, inner: int, turned: bool, share: int) -> None:
+    sizes = {"world_size": outer * inner, "num_layers": 1, "global_batch_size": outer * inner * share}
+    assert len(_require_identical(_by_hand, inner=inner, turned=turned, **sizes).logs) == 1
+
+
+def test_a_million_ranks_in_blocks_are_one_class() -> None:
+    sizes = {"world_size": 2**20, "num_layers": 1, "global_batch_size": 2**20, "hardware": "h200_141g_nvl8"}
+    assert len(_folded(_by_hand, inner=8, **sizes).logs) == 1
+
+
+async def _stages_by_hand(model: mt.Model, pp: int = 2, turned: bool = False, extra: bool = False) -> mt.Model:
+    """Send along stages made by arithmetic; with `extra`, let every other replica do more."""
+    replicas = model.world_size // pp
+    stage, replica = reversed(divmod(model.rank, pp)) if turned else divmod(model.rank, replicas)
+    stride = 1 if turned else replicas
+    if stage > 0:
+        model.activations[0] = await model.receive(model.rank - stride)
+    if stage < pp - 1:
+        await model.send(model.rank + stride, model.get_input_activation(span(replica, replica + 1)))
+    if extra and model.rank % 2:
+        model.load_weights(0)
+    return model
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_stages_by_arithmetic_are_kept_and_replicas_fold(pp: int, turned: bool) -> None:
+    sizes = {"world_size": 8, "num_layers": 1, "global_batch_size": 8, "check": False}
+    assert len(_require_identical(_stages_by_hand, pp=pp, turned=turned, **sizes).logs) == pp
+
+
+def test_replicas_that_do_not_do_the_same_are_simulated_in_full() -> None:
+    assert len(_require_identical(_stages_by_hand, extra=True, check=False, **SIZES).logs) == 8
+
+
+async def _every_other(model: mt.Model) -> mt.Model:
+    """Send along one pipeline of all ranks, in pairs that do not do the same."""
+    if model.rank > 0:
+        model.activations[0] = await model.receive(model.rank - 1)
+    if model.rank // 2 % 2 == 0:
+        model.load_weights(0)
+    if model.rank < model.world_size - 1:
+        await model.send(model.rank + 1, model.get_input_activation([0]))
+    return model
+
+
+def test_a_pipeline_that_divides_its_rank_is_simulated_in_full() -> None:
+    assert len(_require_identical(_every_other, check=False, **SIZES).logs) == 8
+
+
+def test_what_is_no_int_is_said_where_a_type_is_wrong() -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        json.dumps(model.rank)
+        return model
+
+    with pytest.raises(TypeError, match="not JSON serializable") as caught:
+        mt.simulate(strategy, fold=True, **SIZES)
+    assert "with fold=True, ranks, samples and shards are no ints" in caught.value.__notes__[-1]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitrain.folding.each import DivergesError, Each, Fold
@@ -127,3 +129,63 @@ def test_sets_of_all_kinds_of_values() -> None:
     assert len(Spans.of(FOLD, span(each, each))) == 0
     assert None not in Spans.of(FOLD, [1])
     assert Spans.of(FOLD, [1]) & {1, 2} == {1}
+
+
+# What is computed from a rank, held against the same for every rank.
+
+Term = Any  # ("rank",), ("place", axis), a number, or (operator, left, right)
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    **{
+        name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "lt", "le", "eq", "ne", "ge")
+    },
+    "min": min,
+    "max": max,
+    "quotient": lambda left, right: divmod(left, right)[0],
+    "minus": lambda left, _: -left,
+    "true": lambda left, _: bool(left),
+}
+
+_TERMS = st.recursive(
+    st.sampled_from([("rank",), ("place", "a"), ("place", "b")]) | st.integers(-6, 12),
+    lambda terms: st.tuples(st.sampled_from(sorted(_OPERATORS)), terms, terms),
+    max_leaves=8,
+)
+
+
+def _computed(term: Term, rank: Any, places: dict[str, Any]) -> Any:
+    if isinstance(term, int):
+        return term
+    if term[0] == "rank":
+        return rank
+    if term[0] == "place":
+        return places[term[1]]
+    return _OPERATORS[term[0]](_computed(term[1], rank, places), _computed(term[2], rank, places))
+
+
+def _outcome(compute: Callable[[], Any]) -> Any:
+    try:
+        return compute()
+    except ZeroDivisionError:
+        return "division by zero"
+
+
+@settings(max_examples=500)
+@given(_TERMS, st.integers(1, 4), st.integers(1, 5), st.sets(st.sampled_from(["a", "b"])))
+def test_what_is_computed_is_that_of_every_rank_or_refused(
+    term: Term, size_a: int, size_b: int, kept: set[str]
+) -> None:
+    fold = Fold({"a": size_a, "b": size_b}, frozenset(kept))
+    for lowest in fold.representatives():
+        here = {"a": lowest // size_b, "b": lowest % size_b}
+        places = {axis: fold.each(here[axis], {axis: 1}) for axis in here}
+        try:
+            found = _outcome(lambda: _computed(term, fold.each(lowest, fold.strides), places))  # noqa: B023
+        except DivergesError:
+            continue
+        for rank in range(size_a * size_b):
+            own = {"a": rank // size_b, "b": rank % size_b}
+            if all(own[axis] == here[axis] for axis in here if axis not in fold.sizes):
+                value = _value(found, own) if isinstance(found, Each) else found
+                expected = _outcome(lambda: _computed(term, rank, own))  # noqa: B023
+                assert (value, type(value)) == (expected, type(expected))

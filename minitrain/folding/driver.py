@@ -1,9 +1,9 @@
 """Finding the classes of a strategy's ranks, and simulating one rank of each.
 
-One attempt after the other is made, each with what the one before found out: the axes of the strategy's mesh, and axes
-whose positions have to be kept because ranks part ways along them. It costs little, since ranks part ways early. An
-axis that was kept without a message ever going along it is no pipeline: then the strategy depends on the rank in a way
-that folding refuses.
+One attempt after the other is made, each with what the one before found out: the axes of the strategy's mesh (or of its
+divisions of the rank), and axes whose positions have to be kept because ranks part ways along them. It costs little,
+since ranks part ways early. An axis that was kept without a message ever going along it is no pipeline: then the
+strategy depends on the rank in a way that folding refuses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from minitrain.dist import Dist
-from minitrain.errors import StrategyError, UsageError
+from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.fixed import FixedPredictor
 from minitrain.folding.each import Fold
 from minitrain.folding.model import FoldedModel
@@ -94,18 +94,38 @@ async def simulate_folded(job: Job, simulate_fully: Callable[[], Awaitable[Run]]
     Raises:
         StrategyError: the strategy depends on the rank in a way that does not fold.
     """
+    try:
+        return await _search(job, simulate_fully, free=True)
+    except StrategyError as refusal:
+        if not refusal.is_split:
+            raise
+        try:  # as one axis, it may be a pipeline
+            return await _search(job, simulate_fully, free=False)
+        except StrategyError:
+            raise refusal from None
+
+
+async def _search(job: Job, simulate_fully: Callable[[], Awaitable[Run]], *, free: bool) -> Run:
+    """Make one attempt after the other.
+
+    Args:
+        job: what is to be simulated.
+        simulate_fully: simulates every rank, where nothing can be folded.
+        free: whether divisions of the rank lay out the ranks.
+    """
     axes: Mapping[str, int] = {"world": job.world_size}
     reasons: dict[str, str] = {}  # why each axis is kept
+    is_world = True  # as long as the strategy has not asked for a mesh
     while True:
-        fold = Fold(axes, frozenset(reasons))
+        fold = Fold(axes, frozenset(reasons), free=free and is_world)
         run = await _attempt(job, fold)
         if fold.diverged is None:
             assert run is not None
             _require_travelled(job, fold, reasons)
             return run
         parted, place = fold.diverged
-        if fold.layout is not None and list(axes) == ["world"]:
-            axes, reasons = fold.layout, {}
+        if fold.layout is not None and is_world:
+            axes, reasons, is_world = fold.layout, {}, fold.is_split
             continue
         new = (parted if fold.layout is None else frozenset(fold.sizes)) & fold.sizes.keys()
         if not new:
@@ -113,7 +133,7 @@ async def simulate_folded(job: Job, simulate_fully: Callable[[], Awaitable[Run]]
                 job, fold, {axis: reasons.get(axis, place) for axis in (parted & fold.kept) or fold.kept}
             )
             if fold.sizes:
-                _refuse(job, place)
+                _refuse(job, fold, place)
             return await simulate_fully()
         reasons |= dict.fromkeys(new, place)
 
@@ -122,16 +142,17 @@ def _require_travelled(job: Job, fold: Fold, reasons: Mapping[str, str]) -> None
     """Require that messages go along every axis that is kept."""
     for axis, place in reasons.items():
         if axis not in fold.travelled and fold.axes[axis] > 1:
-            _refuse(job, place)
+            _refuse(job, fold, place)
 
 
-def _refuse(job: Job, place: str) -> NoReturn:
+def _refuse(job: Job, fold: Fold, place: str) -> NoReturn:
     """Raise why a strategy cannot be folded."""
     raise StrategyError(
         f"{job.name} cannot be folded: what it does depends on the rank in a way that folding does not follow, by "
         f"{place}; let ranks differ in shard index and samples alone (see `minitrain.folding.spans.span`), or "
         "simulate without fold=True",
         place=place,
+        is_split=fold.free and len(fold.axes) > 1,
     )
 
 
@@ -150,10 +171,14 @@ async def _attempt(job: Job, fold: Fold) -> Run | None:
         return await _simulated(job, fold, models, run_ranks)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:
-        if fold.diverged is None:
-            raise
-        return None
+    except BaseException as error:
+        if fold.diverged is not None:
+            return None
+        if fold.sizes and isinstance(error, TypeError | AttributeError) and not isinstance(error, MinitrainError):
+            error.add_note(
+                "with fold=True, ranks, samples and shards are no ints and frozensets; if that is why, leave it"
+            )
+        raise
 
 
 def _model(job: Job, fold: Fold, rank: int, dist: Dist) -> FoldedModel:
@@ -163,14 +188,15 @@ def _model(job: Job, fold: Fold, rank: int, dist: Dist) -> FoldedModel:
 
 async def _probe(job: Job, fold: Fold) -> None:
     """Run the first class until it has to wait, which shows at once where ranks part ways."""
-    rehearsal = Fold(fold.axes, fold.kept)
+    rehearsal = Fold(fold.axes, fold.kept, free=fold.free)
     dist = Dist(job.world_size)
     coroutine: Any = job.function(_model(job, rehearsal, 0, dist), **job.options)
     with contextlib.suppress(Exception):  # of whatever is wrong beside that, the attempt tells
         coroutine.send(None)
     coroutine.close()
     dist.watch.over = True  # nobody else will come
-    fold.diverged, fold.layout, fold.travelled = rehearsal.diverged, rehearsal.layout, rehearsal.travelled
+    fold.diverged, fold.travelled = rehearsal.diverged, rehearsal.travelled
+    fold.layout, fold.is_split = rehearsal.layout, rehearsal.is_split
 
 
 async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel], run_ranks: Any) -> Run:

@@ -27,19 +27,22 @@ class Fold:
     Args:
         axes: size of each axis, the last one fastest.
         kept: axes whose positions are classes of their own.
+        free: whether a division of the rank may split an axis in two; a mesh of the strategy's own stays as it is.
 
     Attributes:
         sizes: size of each folded axis of more than one rank.
         strides: distance in ranks of neighbours on each axis.
         diverged: axes on which ranks part ways, and where.
-        layout: axes of a mesh that the strategy asked for and that are not these.
+        layout: axes that the strategy asked for and that are not these.
+        is_split: whether it did so by a division, and not by a mesh.
         travelled: kept axes along which a message went.
         over: whether the attempt has ended, so that nobody's values are asked for any more.
     """
 
-    def __init__(self, axes: Mapping[str, int], kept: frozenset[str]) -> None:
+    def __init__(self, axes: Mapping[str, int], kept: frozenset[str], *, free: bool = False) -> None:
         self.axes = dict(axes)
         self.kept = kept
+        self.free = free
         self.sizes = {axis: size for axis, size in axes.items() if size > 1 and axis not in kept}
         self.strides: dict[str, int] = {}
         stride = 1
@@ -49,6 +52,7 @@ class Fold:
         self.world_size = stride
         self.diverged: tuple[frozenset[str], str] | None = None
         self.layout: dict[str, int] | None = None
+        self.is_split = False
         self.travelled: set[str] = set()
         self.over = False
 
@@ -82,6 +86,17 @@ class Fold:
         for size in self.sizes.values():
             product *= size
         return product
+
+    def split(self, axis: str, num_inner: int) -> None:
+        """Ask for a layout with an axis in two: blocks of `num_inner` neighbours, and the places in a block."""
+        is_part = 1 < num_inner < self.axes[axis] and self.axes[axis] % num_inner == 0
+        if not self.free or self.layout is not None or not is_part:
+            return
+        parts = {f"{axis}//{num_inner}": self.axes[axis] // num_inner, f"{axis}%{num_inner}": num_inner}
+        self.layout = {}
+        for name, size in self.axes.items():
+            self.layout |= parts if name == axis else {name: size}
+        self.is_split = True
 
     def diverge(self, what: str, axes: Mapping[str, Any] | frozenset[str] | None = None) -> NoReturn:
         """Note that ranks part ways here, and raise.
@@ -190,6 +205,9 @@ class Each:
         remainder = self.fold.each(self.const % other, rest)
         low, high = remainder.bounds() if isinstance(remainder, Each) else (remainder, remainder)
         if low < 0 or high >= other:
+            for axis, slope in rest.items():
+                if slope > 0 and other % slope == 0:
+                    self.fold.split(axis, other // slope)
             self.fold.diverge(f"a division by {other} of a value that differs between ranks", self.slopes)
         return self.fold.each(self.const // other, whole), remainder
 

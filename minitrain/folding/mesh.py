@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -60,13 +60,7 @@ class FoldedGroup(Group):
 
     def _members(self) -> list[int]:
         """Return the members of the lowest rank's group, ascending."""
-        ranks = [self._lowest]
-        for axis in self.fold.axes:
-            if axis in self.axes:
-                stride, size = self.fold.strides[axis], self.fold.axes[axis]
-                here = self._lowest // stride % size
-                ranks = [rank + (place - here) * stride for rank in ranks for place in range(size)]
-        return ranks
+        return members_along(self.fold, self._lowest, self.axes)
 
     @property
     def rank(self) -> Any:  # type: ignore[override]
@@ -138,7 +132,31 @@ class FoldedMesh(Mesh):
         return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes.items())})"
 
 
-def same_for_all(ranks: Iterable[Any], world_size: int) -> bool:
-    """Return whether some ranks are all of the world."""
-    members: Sequence[Any] = list(ranks)
-    return all(not isinstance(member, Each) for member in members) and set(members) == set(range(world_size))
+def axes_along(fold: Fold, rank: int, members: Sequence[Any]) -> frozenset[str] | None:
+    """Return the axes along which the ranks of a group differ, None where a group is not of all ranks along some axes.
+
+    Args:
+        fold: the attempt.
+        rank: the class's lowest rank.
+        members: the group's ranks, each an int or one number a rank of the class.
+    """
+    consts = {member.const if isinstance(member, Each) else member for member in members}
+    if not consts or not all(isinstance(const, int) and 0 <= const < fold.world_size for const in consts):
+        return None
+    found = frozenset(
+        axis for axis, size in fold.axes.items() if len({const // fold.strides[axis] % size for const in consts}) > 1
+    )
+    slopes = {axis: fold.strides[axis] for axis in fold.sizes if axis not in found}
+    moves_along = all((member.slopes if isinstance(member, Each) else {}) == slopes for member in members)
+    return found if moves_along and sorted(consts) == sorted(members_along(fold, rank, found)) else None
+
+
+def members_along(fold: Fold, rank: int, axes: frozenset[str]) -> list[int]:
+    """Return the ranks that differ from one along some axes alone, ascending."""
+    ranks = [rank]
+    for axis in fold.axes:
+        if axis in axes:
+            stride, size = fold.strides[axis], fold.axes[axis]
+            here = rank // stride % size
+            ranks = [other + (place - here) * stride for other in ranks for place in range(size)]
+    return ranks

@@ -13,7 +13,7 @@ from minitrain.dist import Dist
 from minitrain.events import LAYER, SAMPLES, STRIDE, EventLog
 from minitrain.folding.collectives import perform
 from minitrain.folding.each import Each, Fold, in_engine
-from minitrain.folding.mesh import FoldedGroup, FoldedMesh, same_for_all
+from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.spans import Spans
 from minitrain.groups import Group, Mesh, require_axes
 from minitrain.model import Model
@@ -75,10 +75,12 @@ class FoldedModel(Model):
         return FoldedMesh(self.fold, self._rank, self._group_along)
 
     def group(self, ranks: Iterable[int]) -> Group:
-        """Return a group that is all of the world; others are made by a mesh, where folding can follow."""
-        if not same_for_all(ranks, self.world_size):
+        """Return the group of some ranks, where they are those along some axes: each rank's own, and itself in it."""
+        listed: list[Any] = list(ranks)
+        found = axes_along(self.fold, self._rank, listed)
+        if found is None:
             self.fold.diverge("a group by its ranks (use model.mesh)")
-        return self._world
+        return self._group_along(found)
 
     def _group_along(self, axes: Iterable[str]) -> FoldedGroup:
         """Return the group along some axes."""

@@ -228,6 +228,37 @@ class Spans(Set[Any]):
             united = united | Spans.of(self.fold, other)
         return united
 
+    def issubset(self, other: Iterable[Any]) -> bool:
+        """Return whether another set has every member, as a frozenset does."""
+        within = Spans.of(self.fold, other)
+        return all(value in within for value in self)
+
+    def issuperset(self, other: Iterable[Any]) -> bool:
+        """Return whether this set has every member of another, as a frozenset does."""
+        return all(value in self for value in other)
+
+    def intersection(self, *others: Iterable[Any]) -> Any:
+        """Return the members that are in the others too, as a frozenset does."""
+        within = [Spans.of(self.fold, other) for other in others]
+        return Spans.of(self.fold, [value for value in self if all(value in other for other in within)])
+
+    def difference(self, *others: Iterable[Any]) -> Any:
+        """Return the members that are in none of the others, as a frozenset does."""
+        without = [Spans.of(self.fold, other) for other in others]
+        return Spans.of(self.fold, [value for value in self if not any(value in other for other in without)])
+
+    def __and__(self, other: Any) -> Any:
+        return self.intersection(other) if isinstance(other, Set) else NotImplemented
+
+    __rand__ = __and__
+
+    def __sub__(self, other: Any) -> Any:
+        return self.difference(other) if isinstance(other, Set) else NotImplemented
+
+    def copy(self) -> Any:
+        """Return the set, which cannot change."""
+        return self
+
     def _listed(self) -> list[Piece]:
         """Return all pieces, those of rings too."""
         pieces = list(self.pieces)
