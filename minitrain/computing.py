@@ -237,7 +237,6 @@ class Computing(Rank):
         """
         try:
             shards, num_shards, samples = weight.shards, weight.num_shards, weight_grad.samples
-            units, state_units = weight._units, opt_state._units
             is_legal = (
                 weight.layer == layer == weight_grad.layer == opt_state.layer
                 and (id(samples) in self._whole_batches or self._is_whole_batch(samples))
@@ -253,6 +252,9 @@ class Computing(Rank):
             is_legal = False
         if not is_legal:
             laws.update(self, layer, weight_grad, weight, opt_state)
+        try:
+            units, state_units = weight._units, opt_state._units
+        except AttributeError:  # a shard that was never in a store
             units, state_units = self.account.units_of(weight), self.account.units_of(opt_state)
         price, time = self.runtime_predictor.update(len(shards), num_shards), self.time
         self._rows.extend(("update", layer, time, price, self.account.units, samples, ON_COMPUTE, None, time, None))
