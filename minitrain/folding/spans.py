@@ -165,9 +165,10 @@ class Spans(Set[Any]):
     def __iter__(self) -> Iterator[Any]:
         offsets = [range(0, step * count, step) for step, count in reversed(self.rings)]
         for shifts in product(*offsets):
+            shift = sum(shifts)
             for start, stop in self.pieces:
-                for value in range(start, stop):
-                    yield self.fold.each(value + sum(shifts), self.slopes)
+                values = range(start + shift, stop + shift)
+                yield from (self.fold.each(value, self.slopes) for value in values) if self.slopes else values
 
     def __contains__(self, value: object) -> bool:
         if isinstance(value, float | str) or value is None:
