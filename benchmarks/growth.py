@@ -1,4 +1,4 @@
-"""`python -m benchmarks.growth`: how cost grows with ranks, layers and microbatches, what folding costs, and a sweep.
+"""`python -m benchmarks.growth`: how cost grows with ranks, layers and microbatches, and what folding costs.
 
 Times are processor time, the best of three. An exponent is the slope of a line fitted to log(time) over log(size).
 """
@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import minitrain as mt
-from minitrain.portions import work_off
 
 
 def seconds(strategy: str, **parameters: Any) -> float:
@@ -76,21 +75,8 @@ FOLDED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def sweep_rate(strategy: str, count: int = 500) -> float:
-    """Return the folded 64-rank configurations of 8 layers that one core simulates a second, rows included."""
-    sizes = {"world_size": 64, "num_layers": 8, "fold": True}
-    portion: Any = [("", (strategy, {**sizes, "global_batch_size": 64 * (1 + i % 9)})) for i in range(count)]
-    work_off(portion[:9])
-    best = math.inf
-    for _ in range(3):
-        start = time.process_time()
-        work_off(portion)
-        best = min(best, time.process_time() - start)
-    return count / best
-
-
 def main() -> None:
-    """Print exponents, folded times and sweep rates."""
+    """Print exponents and folded times."""
     mt.simulate("zero3", fold=True)  # imports and caches
     for name, (strategy, sizes, parameters) in GROWTH.items():
         points = [(size, seconds(strategy, **parameters(size))) for size in sizes]
@@ -98,8 +84,6 @@ def main() -> None:
         print(f"{name}: exponent {exponent(points):.2f} ({shown})", flush=True)
     for name, (strategy, given) in FOLDED.items():
         print(f"folded {name}: {seconds(strategy, fold=True, **given):.3f} s", flush=True)
-    for strategy in ("ddp", "zero3"):
-        print(f"sweep of folded {strategy}: {sweep_rate(strategy):.0f} configurations/s a core")
 
 
 if __name__ == "__main__":

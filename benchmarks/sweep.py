@@ -1,7 +1,7 @@
-"""`python -m benchmarks.sweep`: folded 64-rank configurations of 8 layers that one core simulates a second, rows included.
+"""`python -m benchmarks.sweep`: configurations a second and core, folded, of 64 ranks and 8 layers, rows included.
 
 Each portion takes turns with the floor (`benchmarks/floor.py`) in the same process, so that a busy machine slows both:
-rates are medians, and `events` is how many events of bare asyncio the time of one configuration is worth.
+rates are medians, and "floor events" is how many events of bare asyncio the time of one configuration is worth.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="few configurations: does it run at all?")
     asked = parser.parse_args()
     size, num_turns = (9, 1) if asked.short else (300, 7)
-    print(f"{'strategy':<18}{'configurations/s':>18}{'events':>10}")
+    print(f"{'strategy':<18}{'configurations/s':>18}{'floor events':>14}")
     for strategy in asked.strategies or STRATEGIES:
         rate, events = rates(strategy, size, num_turns)
-        print(f"{strategy:<18}{rate:>18.0f}{events:>10.0f}", flush=True)
-    print("events: those that the floor makes in the time of one configuration")
+        print(f"{strategy:<18}{rate:>18.0f}{events:>14.0f}", flush=True)
+    print("floor events: those of benchmarks/floor.py in the time of one configuration")
 
 
 if __name__ == "__main__":

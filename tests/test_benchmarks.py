@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def _run(*arguments: str) -> str:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
+def _run(*arguments: str, module: str = "benchmarks") -> str:
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
@@ -24,6 +24,14 @@ def test_the_short_form_measures_every_strategy_against_the_floor() -> None:
 def test_a_row_that_is_too_large_is_named() -> None:
     table = _run("--short", "--most-events", "0")
     assert table.count("is left out") == 8
+
+
+def test_sweeps_of_every_kind_are_measured_against_the_floor() -> None:
+    head, *rows, note = _run("--short", module="benchmarks.sweep").splitlines()
+    assert head.split() == ["strategy", "configurations/s", "floor", "events"]
+    assert [row.split()[0] for row in rows] == ["ddp", "zero1", "zero2", "zero3", "hsdp", "pp_dp", "pp_zero1", "1f1b"]
+    assert all(float(figure) > 0 for row in rows for figure in row.split()[1:])
+    assert note.startswith("floor events")
 
 
 def test_the_floor_has_the_events_of_zero3() -> None:
