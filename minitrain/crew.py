@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from minitrain.dist import Dist
 from minitrain.errors import StrategyError
 from minitrain.loading import Strategy
 from minitrain.model import Model
-
-
-@contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let the cycle collector run rarely: a run makes many objects and few cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(1_000_000, 50, 1000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 async def run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:

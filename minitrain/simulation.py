@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from minitrain.collector import rare_collections
 from minitrain.contention import with_contention
-from minitrain.crew import rare_collections, require_nothing_left, run_ranks
+from minitrain.crew import require_nothing_left, run_ranks
 from minitrain.dist import Dist
 from minitrain.errors import OutOfMemoryError, UsageError, require_count
 from minitrain.events import TIME

@@ -201,7 +201,8 @@ async def _probe(job: Job, fold: Fold) -> None:
 
 async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel], run_ranks: Any) -> Run:
     """Simulate the classes and return their run."""
-    from minitrain.crew import rare_collections, require_nothing_left  # noqa: PLC0415
+    from minitrain.collector import rare_collections
+    from minitrain.crew import require_nothing_left  # noqa: PLC0415
     from minitrain.simulation import _watch_memory  # noqa: PLC0415
 
     excesses = _watch_memory(models, strict=job.strict_memory)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
-from minitrain.strict.computing import StrictComputing
+from minitrain.strict.computing import StrictComputing, unbound
 from minitrain.strict.flights import Flight, LaunchedOnce, items
 from minitrain.strict.genuine import FIELDS, is_usual, require_genuine
 from minitrain.strict.handmade import NOTING
@@ -41,7 +41,7 @@ class StrictCommunicating(StrictComputing):
         self._receives: list[Work] = []  # those that wait for their message
         self._flights: dict[int, Flight] = {}  # of launched operations, by row
         self._submitted: Line | None = None
-        self._join = super()._collective
+        self._join = unbound(super()._collective)
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Work:
         """Submit a collective of genuine tensors; a reduction overwrites them."""
@@ -58,7 +58,7 @@ class StrictCommunicating(StrictComputing):
                     value._origin.give_way(value, Written(op, line))
         NOTING.on = NOTING.in_operations
         try:
-            return self._join(op, v, layer, member, detail)
+            return self._join(self, op, v, layer, member, detail)
         finally:
             NOTING.on = NOTING.in_strategies
 

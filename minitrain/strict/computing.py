@@ -26,12 +26,17 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 _frame = sys._getframe
 
 
+def unbound(method: Any) -> Any:
+    """Return the function of a method: a bound one that a model keeps would keep the model alive."""
+    return method.__func__
+
+
 class StrictComputing(Model):
     """The operations on a rank's compute stream.
 
     Each requires genuine tensors, notes what is held outside the stores while it begins, and gives its results an
-    origin. What they make is the engine's: no tensor need look who makes it. The operations that they
-    extend are bound once: to look `super()` up takes as long as to check a tensor.
+    origin. What they make is the engine's: no tensor need look who makes it. The operations that they extend are
+    looked up once: `super()` takes as long as to check a tensor.
 
     Attributes:
         ledger: what the rank holds over all tensors alive.
@@ -39,11 +44,11 @@ class StrictComputing(Model):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._load_weights = super().load_weights
-        self._set_final_weight = super().set_final_weight
-        self._forward = super().forward
-        self._backward = super().backward
-        self._update = super().update
+        self._load_weights = unbound(super().load_weights)
+        self._set_final_weight = unbound(super().set_final_weight)
+        self._forward = unbound(super().forward)
+        self._backward = unbound(super().backward)
+        self._update = unbound(super().update)
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores, and with the first one the ledger."""
@@ -72,7 +77,7 @@ class StrictComputing(Model):
             ledger.sample(len(self._rows))
         NOTING.on = NOTING.in_operations
         try:
-            loaded = weight, opt_state = self._load_weights(layer, shard, num_shards)
+            loaded = weight, opt_state = self._load_weights(self, layer, shard, num_shards)
         finally:
             NOTING.on = NOTING.in_strategies
         line = ledger.line(_frame(1))
@@ -86,7 +91,7 @@ class StrictComputing(Model):
         ledger = self.ledger
         if not is_usual(ledger, weight):
             require_genuine(ledger, "set_final_weight", (weight,))
-        self._set_final_weight(layer, weight)
+        self._set_final_weight(self, layer, weight)
         NOTING.on = NOTING.in_operations
         try:
             kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
@@ -125,7 +130,7 @@ class StrictComputing(Model):
             ledger.sample(len(self._rows))
         NOTING.on = NOTING.in_operations
         try:
-            out = self._forward(layer, inp, weight)
+            out = self._forward(self, layer, inp, weight)
         finally:
             NOTING.on = NOTING.in_strategies
         fields = out.layer, out.layers, out.samples, out.total_samples
@@ -154,7 +159,7 @@ class StrictComputing(Model):
             ledger.sample(len(self._rows))
         NOTING.on = NOTING.in_operations
         try:
-            both = weight_grad, grad_inp = self._backward(layer, inp, grad, weight)
+            both = weight_grad, grad_inp = self._backward(self, layer, inp, grad, weight)
         finally:
             NOTING.on = NOTING.in_strategies
         line = ledger.line(_frame(1))
@@ -230,7 +235,7 @@ class StrictComputing(Model):
             require_update(ledger, layer, weight_grad, weight, opt_state)
         NOTING.on = NOTING.in_operations
         try:
-            new = updated, state = self._update(layer, weight_grad, weight, opt_state)
+            new = updated, state = self._update(self, layer, weight_grad, weight, opt_state)
         finally:
             NOTING.on = NOTING.in_strategies
         note_update(ledger, weight)
