@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -253,3 +254,22 @@ def test_all_to_all_needs_a_tensor_for_each_rank() -> None:
 
     with pytest.raises(LawError, match="needs one tensor for each of the 2 ranks, rank 0 brought 1"):
         mt.simulate(program, world_size=2, num_layers=1, global_batch_size=2)
+
+
+def test_groups_along_any_axes_are_those_of_their_coordinates() -> None:
+    """A range where the members lie evenly, a list where they do not: the same ranks, in the same one group."""
+    sizes = {"pp": 2, "dp": 3, "tp": 4}
+    dist = Dist(24)
+    for rank in range(24):
+        model = Model(rank, dist, 2, 1)
+        mesh = model.mesh(**sizes)
+        for count in range(4):
+            for axes in itertools.combinations(sizes, count):
+                others = set(sizes) - set(axes)
+                expected = [
+                    other
+                    for other in range(24)
+                    if all(Model(other, dist, 2, 1).mesh(**sizes).coord(axis) == mesh.coord(axis) for axis in others)
+                ]
+                assert mesh.group(*axes).ranks == tuple(expected)
+                assert mesh.group(*axes).communicator is model.group(expected).communicator
