@@ -7,6 +7,9 @@ from collections import deque
 from minitrain.calls import Call
 from minitrain.waiting import wake_soon
 
+# What waits until somebody does: a deque takes more memory than the channel, which seldom needs both of its two.
+_NOBODY: deque[Call] = deque(maxlen=0)
+
 
 class Channel:
     """The messages of one source, destination and tag that were sent and not yet received.
@@ -19,8 +22,7 @@ class Channel:
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
-        self.sent: deque[Call] = deque()
-        self.receivers: deque[Call] = deque()
+        self.sent = self.receivers = _NOBODY
 
     def __len__(self) -> int:
         return len(self.sent)
@@ -31,12 +33,16 @@ class Channel:
         if receive is not None:
             _deliver(send, receive)
             return
+        if self.sent is _NOBODY:
+            self.sent = deque()
         self.sent.append(send)
         send.settled = self.capacity is None or len(self.sent) <= self.capacity
 
     def get(self, receive: Call) -> None:
         """Take the oldest message, which lets a waiting sender go on, or wait for one."""
         if not self.sent:
+            if self.receivers is _NOBODY:
+                self.receivers = deque()
             self.receivers.append(receive)
             return
         _deliver(self.sent.popleft(), receive)
