@@ -168,23 +168,24 @@ async def simulate_async(
     predictors = _slowed(predictor, world_size, slowdown or {})
     dist = Dist(world_size, p2p_buffer=p2p_buffer)
     make_model = _model_maker(model_kind, numerics, strict=strict)
-    models = [
-        make_model(
-            rank,
-            dist,
-            num_layers,
-            global_batch_size,
-            runtime_predictor=predictors.get(rank, predictor),
-            memory_by_kind=memory_by_kind,
-        )
-        for rank in range(world_size)
-    ]
-    excesses = _watch_memory(models, strict=strict_memory)
-    with rare_collections(), _strictness(models) if strict else contextlib.nullcontext():
-        await run_ranks(name, function, models, options)
-        require_nothing_left(dist, models)
-    if check:
-        Model.check(models)
+    with rare_collections():  # from the set-up on: a rank is a few dozen objects too
+        models = [
+            make_model(
+                rank,
+                dist,
+                num_layers,
+                global_batch_size,
+                runtime_predictor=predictors.get(rank, predictor),
+                memory_by_kind=memory_by_kind,
+            )
+            for rank in range(world_size)
+        ]
+        excesses = _watch_memory(models, strict=strict_memory)
+        with _strictness(models) if strict else contextlib.nullcontext():
+            await run_ranks(name, function, models, options)
+            require_nothing_left(dist, models)
+        if check:
+            Model.check(models)
     workload = predictor.workload
     return Run(
         strategy=name,
