@@ -19,6 +19,7 @@ RECV = "recv"
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
+PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
 
 
 @dataclass(slots=True)

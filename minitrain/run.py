@@ -11,15 +11,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.events import Event, MemoryChange
+from minitrain.events import PASSES, Event, MemoryChange
 
 if TYPE_CHECKING:
     from minitrain.model import Model
     from minitrain.trace.breakdown import Breakdown, PassTimes
+    from minitrain.trace.by_type import TypeTotal
     from minitrain.trace.columns import Timeline, Trace
     from minitrain.trace.explain import Explanation
-
-_PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ class Run:
         """When each rank passes microbatches through its layers."""
         from minitrain.trace.breakdown import pass_times  # noqa: PLC0415
 
-        return pass_times(self._trace, _PASSES)
+        return pass_times(self._trace, PASSES)
 
     @cached_property
     def span_bubble(self) -> float:
@@ -195,6 +194,13 @@ class Run:
     def num_events(self) -> int:
         """Number of events of all ranks."""
         return sum(len(log) for log in self.logs)
+
+    @cached_property
+    def by_type(self) -> dict[str, TypeTotal]:
+        """Number of events of each type on all ranks, and the time that they worked, s."""
+        from minitrain.trace.by_type import totals_by_type  # noqa: PLC0415
+
+        return totals_by_type(self.logs)
 
     @property
     def events(self) -> list[Event]:

@@ -104,6 +104,7 @@ async def simulate_async(
     numerics: Any = None,
     model_kind: type[Model] | None = None,
     fold: bool = False,
+    log: str = "full",
     **options: Any,
 ) -> Run:
     """Simulate one training step of a strategy in the running event loop.
@@ -129,6 +130,7 @@ async def simulate_async(
         model_kind: class of the ranks' models, for who follows a run by an extension of his own; that of `strict` and
             `numerics` if None.
         fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`).
+        log: "full", or "summary" to keep what events come to, and not the events (see `minitrain.summary`).
         options: the strategy's own.
 
     Returns:
@@ -150,6 +152,8 @@ async def simulate_async(
     name, function = load_strategy(strategy)
     require_options(name, function, options)
     predictor = make_predictor(hardware, world_size, network, placement)
+    beside = {"fold": fold, "contention": contention, "strict": strict, "numerics": numerics}
+    _require_log(log, beside | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
     if fold:
         from minitrain.folding.driver import Job, require_foldable, simulate_folded  # noqa: PLC0415  (it needs this module)
 
@@ -167,7 +171,7 @@ async def simulate_async(
         )
     predictors = _slowed(predictor, world_size, slowdown or {})
     dist = Dist(world_size, p2p_buffer=p2p_buffer)
-    make_model = _model_maker(model_kind, numerics, strict=strict)
+    make_model, run_kind = _kinds(log, world_size, model_kind, numerics, strict=strict)
     with rare_collections():  # from the set-up on: a rank is a few dozen objects too
         models = [
             make_model(
@@ -186,8 +190,10 @@ async def simulate_async(
             require_nothing_left(dist, models)
         if check:
             Model.check(models)
+        for model in models if log == "summary" else ():
+            model.finish()
     workload = predictor.workload
-    return Run(
+    return run_kind(
         strategy=name,
         world_size=world_size,
         num_layers=num_layers,
@@ -205,6 +211,35 @@ async def simulate_async(
         held_outside=_held_outside(models) if strict else None,
         models=models,
     )
+
+
+def _require_log(log: str, others: Mapping[str, Any]) -> None:
+    """Require that totals are enough for what is asked for beside them.
+
+    Args:
+        log: what is to be kept.
+        others: parameters of `simulate_async` that need every event or a model of their own, if they are given.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    if log not in ("full", "summary"):
+        raise UsageError(f'log must be "full" or "summary", got {log!r}', log=log)
+    given = [name for name, value in others.items() if value]
+    if log == "summary" and given:
+        raise UsageError(f'log="summary" does not go with {", ".join(given)}; leave one out', log=log)
+
+
+def _kinds(
+    log: str, world_size: int, kind: type[Model] | None, numerics: Any, *, strict: bool
+) -> tuple[Callable[..., Any], type[Run]]:
+    """Return what makes the model of a rank, and the class of the run."""
+    if log == "full":
+        return _model_maker(kind, numerics, strict=strict), Run
+    from minitrain.summary.model import summary_models  # noqa: PLC0415  (only where it is asked for)
+    from minitrain.summary.run import SummaryRun  # noqa: PLC0415
+
+    return summary_models(world_size), SummaryRun
 
 
 def _model_maker(kind: type[Model] | None, numerics: Any, *, strict: bool) -> Callable[..., Model]:

@@ -7,14 +7,13 @@ is hidden: it is reported too, but is no part of the sum.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.events import EventLog
 from minitrain.trace.busy import Busy, Passes, are_flat, busy_of, passes_of
 from minitrain.trace.columns import Floats, Timeline, Trace, as_timeline
 from minitrain.trace.sweep import sweep, sweep_timeline
@@ -81,7 +80,18 @@ def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
     Raises:
         UsageError: the step time is shorter than the log.
     """
-    computing, communicating, either, latest = _of_rows(trace) if are_flat(trace) else _of_columns(as_timeline(trace))
+    found = _sums([busy_of(log) for log in trace]) if are_flat(trace) else _sums_of_columns(as_timeline(trace))
+    return _split(found, step_time)
+
+
+def breakdown_of(ranks: Sequence[Busy], step_time: float) -> Breakdown:
+    """Split the step time of ranks whose time at work is known: the same floats as from their logs."""
+    return _split(_sums(ranks), step_time)
+
+
+def _split(found: tuple[Floats, Floats, Floats, float], step_time: float | None) -> Breakdown:
+    """Make the three parts add up."""
+    computing, communicating, either, latest = found
     step = checked_step_time(latest, step_time)
     busy = np.maximum(either, computing)
     exposed = busy - computing
@@ -90,14 +100,14 @@ def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
     return Breakdown(step, computing, exposed, overlapped, np.maximum(step - busy, 0.0))
 
 
-def _of_rows(logs: Sequence[EventLog]) -> tuple[Floats, Floats, Floats, float]:
+def _sums(ranks: Sequence[Busy]) -> tuple[Floats, Floats, Floats, float]:
     """Return how long each rank computed, communicated, and did either, s, and the latest end."""
-    found = np.array([busy_of(log) for log in logs], dtype=float).reshape(-1, len(Busy._fields))
+    found = np.array(ranks, dtype=float).reshape(-1, len(Busy._fields))
     computing, communicating, either, last_end = found.T.copy()
     return computing, communicating, either, float(last_end.max(initial=0.0))
 
 
-def _of_columns(timeline: Timeline) -> tuple[Floats, Floats, Floats, float]:
+def _sums_of_columns(timeline: Timeline) -> tuple[Floats, Floats, Floats, float]:
     """Return the same, the very same floats, of columns."""
     either = sweep_timeline(timeline).covered(timeline.num_ranks)
     return _covered(timeline, True), _covered(timeline, False), either, timeline.step_time
@@ -146,8 +156,7 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
         typs: the event types that count as passes.
     """
     if are_flat(trace):
-        found = [passes for passes in (passes_of(log, typs) for log in trace) if passes is not None]
-        return PassTimes(*np.array(found, dtype=float).reshape(-1, len(Passes._fields)).T.copy())
+        return pass_times_of(passes_of(log, typs) for log in trace)
     timeline = as_timeline(trace)
     wanted = np.array([typ in typs for typ in timeline.typs], dtype=bool)
     chosen = wanted[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
@@ -159,3 +168,9 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
     np.add.at(busy, ranks, timeline.duration[chosen])
     there = np.isfinite(first)
     return PassTimes(first[there], last[there], busy[there])
+
+
+def pass_times_of(ranks: Iterable[Passes | None]) -> PassTimes:
+    """Return the same of ranks whose passes are known."""
+    found = [passes for passes in ranks if passes is not None]
+    return PassTimes(*np.array(found, dtype=float).reshape(-1, len(Passes._fields)).T.copy())

@@ -7,10 +7,13 @@ are taken in the same order: by start, then by end.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import NamedTuple, TypeGuard
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 from minitrain.events import COMPUTE, PRICE, STREAM, STRIDE, TIME, TYP, EventLog
+
+Interval = tuple[float, float, bool]
+"""Start and end of an event, s, and whether it is on the compute stream."""
 
 
 class Busy(NamedTuple):
@@ -48,26 +51,79 @@ def are_flat(logs: object) -> TypeGuard[Sequence[EventLog]]:
     return isinstance(logs, Sequence) and all(isinstance(log, EventLog) for log in logs)
 
 
+class Working:
+    """How long one rank has been at work, of intervals that may come in portions.
+
+    Attributes:
+        busy: the lengths of the unions of all intervals so far.
+    """
+
+    __slots__ = ("_communicates_until", "_computes_until", "busy")
+
+    def __init__(self) -> None:
+        self.busy = Busy(0.0, 0.0, 0.0, 0.0)
+        self._computes_until = self._communicates_until = 0.0
+
+    def take(self, intervals: Iterable[Interval]) -> None:
+        """Add intervals, by start and then by end; none may start before one that was taken earlier."""
+        computing, communicating, either, busy_until = self.busy
+        computes_until, communicates_until = self._computes_until, self._communicates_until
+        for start, end, computes in intervals:
+            if end > busy_until:
+                either += end - (start if start > busy_until else busy_until)
+                busy_until = end
+            if computes:
+                if end > computes_until:
+                    computing += end - (start if start > computes_until else computes_until)
+                    computes_until = end
+            elif end > communicates_until:
+                communicating += end - (start if start > communicates_until else communicates_until)
+                communicates_until = end
+        self.busy = Busy(computing, communicating, either, busy_until)
+        self._computes_until, self._communicates_until = computes_until, communicates_until
+
+
+class Passing:
+    """When one rank passes microbatches through its layers, of events that may come in portions.
+
+    Args:
+        typs: the event types that count as passes.
+    """
+
+    __slots__ = ("_passes", "_typs")
+
+    def __init__(self, typs: Collection[str]) -> None:
+        self._typs = typs
+        self._passes = Passes(math.inf, 0.0, 0.0)
+
+    @property
+    def passes(self) -> Passes | None:
+        """What the passes so far come to; None if there are none."""
+        return self._passes if self._passes.first_start < math.inf else None
+
+    def take(self, rows: Sequence[Any]) -> None:
+        """Add rows of a flat log, which follow those that were taken earlier."""
+        typs = self._typs
+        first_start, last_end, busy = self._passes
+        for typ, time, price in zip(rows[TYP::STRIDE], rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True):
+            if typ in typs:
+                seconds = price.seconds
+                first_start, last_end = min(first_start, time), max(last_end, time + seconds)
+                busy += seconds
+        self._passes = Passes(first_start, last_end, busy)
+
+
+def intervals_of(rows: Sequence[Any]) -> list[Interval]:
+    """Return the intervals of rows of a flat log, as they come."""
+    events = zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], rows[STREAM::STRIDE], strict=True)
+    return [(time, time + price.seconds, stream.kind == COMPUTE) for time, price, stream in events]
+
+
 def busy_of(log: EventLog) -> Busy:
     """Return how long a rank is at work: the lengths of the unions of its streams' intervals."""
-    rows = log.rows
-    events = zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], rows[STREAM::STRIDE], strict=True)
-    intervals = [(time, time + price.seconds, stream.kind == COMPUTE) for time, price, stream in events]
-    intervals.sort()
-    computing = communicating = either = 0.0
-    computes_until = communicates_until = busy_until = 0.0
-    for start, end, computes in intervals:
-        if end > busy_until:
-            either += end - (start if start > busy_until else busy_until)
-            busy_until = end
-        if computes:
-            if end > computes_until:
-                computing += end - (start if start > computes_until else computes_until)
-                computes_until = end
-        elif end > communicates_until:
-            communicating += end - (start if start > communicates_until else communicates_until)
-            communicates_until = end
-    return Busy(computing, communicating, either, busy_until)
+    working = Working()
+    working.take(sorted(intervals_of(log.rows)))
+    return working.busy
 
 
 def passes_of(log: EventLog, typs: Collection[str]) -> Passes | None:
@@ -77,12 +133,6 @@ def passes_of(log: EventLog, typs: Collection[str]) -> Passes | None:
         log: the rank's events.
         typs: the event types that count as passes.
     """
-    rows = log.rows
-    events = zip(rows[TYP::STRIDE], rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True)
-    first_start, last_end, busy = math.inf, 0.0, 0.0
-    for typ, time, price in events:
-        if typ in typs:
-            seconds = price.seconds
-            first_start, last_end = min(first_start, time), max(last_end, time + seconds)
-            busy += seconds
-    return Passes(first_start, last_end, busy) if first_start < math.inf else None
+    passing = Passing(typs)
+    passing.take(log.rows)
+    return passing.passes
