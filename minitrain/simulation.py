@@ -20,6 +20,7 @@ from minitrain.loading import Strategy, load_strategy, require_options
 from minitrain.model import Model
 from minitrain.predictor import Predictor, RuntimePredictor
 from minitrain.run import HeldOutside, OutOfMemory, Run
+from minitrain.sharing import SharedSizes
 from minitrain.storage import UNITS_PER_ELEMENT
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -185,6 +186,8 @@ async def simulate_async(
             for rank in range(world_size)
         ]
         excesses = _watch_memory(models, strict=strict_memory)
+        if log == "full":
+            dist.watch.tidy = SharedSizes(model.log for model in models).share
         with _strictness(models) if strict else contextlib.nullcontext():
             await run_ranks(name, function, models, options)
             require_nothing_left(dist, models)

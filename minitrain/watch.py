@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 RUN: ContextVar[Any] = ContextVar("minitrain_run", default=None)
 
+OPERATIONS_A_TIDYING = 2**20
 _LONGEST_PAUSE_S = 0.05
 _MAX_LINES = 16
 
@@ -50,11 +51,13 @@ class Watch:
         over: whether the run has ended already, well or not.
         alarm: called with the tasks of a run that has come to a deadlock.
         returned: ranks that are done.
+        tidy: called every million operations or so, between two of them.
     """
 
     __slots__ = (
         "_pause_s",
         "_seen",
+        "_tidied",
         "alarm",
         "dist",
         "entered",
@@ -64,6 +67,7 @@ class Watch:
         "operations",
         "over",
         "returned",
+        "tidy",
     )
 
     def __init__(self, dist: Dist) -> None:
@@ -74,7 +78,8 @@ class Watch:
         self.alarm: Callable[[list[asyncio.Task[Any]]], None] | None = None
         self.returned: set[int] = set()
         self.entered: set[int] = set()
-        self._seen = 0
+        self.tidy: Callable[[], None] | None = None
+        self._seen = self._tidied = 0
         self.looking = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pause_s = 0.0
@@ -98,6 +103,9 @@ class Watch:
         loop = asyncio.get_running_loop()
         if self._seen != self.operations:
             self._seen = self.operations
+            if self._seen - self._tidied >= OPERATIONS_A_TIDYING and self.tidy is not None:
+                self._tidied = self._seen
+                self.tidy()
             self._pause_s = 0.0
             loop.call_soon(self._look)
             return
