@@ -51,7 +51,7 @@ def measure(case: Case, num_repeats: int) -> Row:
 
     mt.simulate(case.strategy, world_size=2, num_layers=4, global_batch_size=2)  # imports and caches
     layers = floor_layers(case.world_size, min(case.num_events, 1_000_000))
-    before_bytes = _peak_rss_bytes()
+    before_bytes = peak_rss_bytes()
     ours_s: list[float] = []
     floor_s: list[float] = []
     num_events = growth_bytes = num_floor = 0
@@ -59,7 +59,7 @@ def measure(case: Case, num_repeats: int) -> Row:
         seconds, num_events = _timed(lambda: _simulate(case))
         ours_s.append(seconds)
         if not repeat:
-            growth_bytes = _peak_rss_bytes() - before_bytes
+            growth_bytes = peak_rss_bytes() - before_bytes
         seconds, num_floor = _timed(lambda: floor(case.world_size, layers))
         floor_s.append(seconds)
     ours, bare = num_events / min(ours_s), num_floor / min(floor_s)
@@ -91,6 +91,6 @@ def _timed(work: Callable[[], int]) -> tuple[float, int]:
     return time.process_time() - start, result
 
 
-def _peak_rss_bytes() -> int:
+def peak_rss_bytes() -> int:
     """Return the highest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
