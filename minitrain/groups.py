@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from minitrain.errors import UsageError
 
@@ -82,6 +82,10 @@ class Mesh:
             spans.append((self._strides[axis], self.axes[axis]))
         return self._group_of(lowest, tuple(spans))
 
+    @overload
+    def peer(self, axis: str, offset: int, *, wrap: Literal[True]) -> int: ...
+    @overload
+    def peer(self, axis: str, offset: int, *, wrap: bool = False) -> int | None: ...
     def peer(self, axis: str, offset: int, *, wrap: bool = False) -> int | None:
         """Return the rank `offset` places further along an axis, or None beyond its end unless it wraps."""
         size, coord = self.size(axis), self.coord(axis)

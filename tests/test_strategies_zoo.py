@@ -423,6 +423,21 @@ def test_shipped_schedules_take_replicas_of_any_zero_stage(name: str) -> None:
         assert any(e.group == (0, 1) for e in run.logs[0])
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_replicas_of_an_interleaved_pipeline_add_one_sum_a_layer(num_chunks: int) -> None:
+    sizes: dict[str, Any] = {"num_layers": 8, "num_chunks": num_chunks, "hardware": units()}
+    alone = mt.simulate("interleaved_1f1b", world_size=4, global_batch_size=8, **sizes)
+    both = mt.simulate("interleaved_1f1b", world_size=8, global_batch_size=16, pp=4, **sizes)
+    require_complete(both)
+    assert both.step_time == alone.step_time
+    for rank, log in enumerate(both.logs):
+        kept = [(event.typ, event.layer) for event in log if event.typ != "all_reduce"]
+        assert kept == [(event.typ, event.layer) for event in alone.logs[rank // 2]]
+        assert len(log) - len(kept) == 2
+    folded = mt.simulate("interleaved_1f1b", world_size=8, global_batch_size=16, pp=4, fold=True, **sizes)
+    assert folded.summary() == both.summary()
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -434,6 +449,8 @@ def test_shipped_schedules_take_replicas_of_any_zero_stage(name: str) -> None:
         ("hsdp", {"shard_size": 3}, r"world_size \(4\) must be a multiple of shard_size \(3\) for hsdp; use 3 or 6"),
         ("interleaved_1f1b", {"num_chunks": 3}, r"num_layers \(8\) .* num_chunks \(12\) for interleaved_1f1b; use 12"),
         ("interleaved_1f1b", {"microbatch_size": 8}, r"num_microbatches \(2\) must be a multiple of world_size \(4\)"),
+        ("interleaved_1f1b", {"pp": 3}, r"world_size \(4\) must be a multiple of pp \(3\) for interleaved_1f1b; use 3"),
+        ("interleaved_1f1b", {"pp": 2, "microbatch_size": 8}, r"num_microbatches \(1\) must be a multiple of pp \(2\)"),
         ("zb_h1", {"num_layers": 6}, r"num_layers \(6\) must be a multiple of world_size \(4\) for zb_h1; use 4 or 8"),
         ("pp_dp", {"pp": 3}, r"world_size \(4\) must be a multiple of pp \(3\) for pp_dp; use 3 or 6"),
         ("pp_zero1", {"num_layers": 7}, r"num_layers \(7\) must be a multiple of pp \(2\) for pp_zero1; use 6 or 8"),
