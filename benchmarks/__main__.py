@@ -50,10 +50,8 @@ def main() -> None:
         print(line(row), flush=True)
     for case in chosen:
         if case not in possible:
-            print(
-                f"{case.strategy} at {case.world_size} ranks is left out (--most-events): with a microbatch a rank, it "
-                f"makes {case.num_events:.1e} events"
-            )
+            size = f"{case.strategy} at {case.world_size} ranks"
+            print(f"{size} is left out (--most-events): it makes {case.num_events:.1e} events")
     print("ratio: events/s over those of benchmarks/floor.py at the same number of ranks, measured by turns")
 
 

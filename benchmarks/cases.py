@@ -68,7 +68,19 @@ def _one_f_one_b(world_size: int, num_events: int) -> Case:
 
 
 def _interleaved(world_size: int, num_events: int) -> Case:
-    """Interleaved 1F1B, two stages of a layer a rank: its microbatches are a multiple of the ranks."""
-    num_microbatches = max(1, num_events // (12 * world_size**2)) * world_size
-    parameters = {"num_layers": 2 * world_size, "global_batch_size": num_microbatches, "microbatch_size": 1}
-    return Case("interleaved_1f1b", world_size, parameters, world_size * (12 * num_microbatches + 4))
+    """Interleaved 1F1B, two stages of a layer a rank.
+
+    Its microbatches are a multiple of a pipeline's ranks, so that events grow with their square: more than 64 ranks are
+    pipelines of 8 side by side.
+    """
+    pp = world_size if world_size <= 64 else 8
+    num_microbatches = max(1, num_events // (12 * world_size * pp)) * pp
+    num_replicas = world_size // pp
+    parameters = {
+        "num_layers": 2 * pp,
+        "global_batch_size": num_microbatches * num_replicas,
+        "microbatch_size": 1,
+        "pp": pp,
+    }
+    exchanges = 2 if num_replicas > 1 else 0
+    return Case("interleaved_1f1b", world_size, parameters, world_size * (12 * num_microbatches + 4 + exchanges))
