@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from benchmarks.measure import peak_rss_bytes
+from minitrain.summary.model import EVENTS_OF_RUN
 
 NUM_EVENTS = 10_000_000
 
@@ -69,7 +70,7 @@ def main() -> None:
     for strategy in asked.strategy or ("1f1b", "zero3"):
         given = parameters(strategy, asked.events)
         full, totals = in_process(strategy, given), in_process(strategy, given | {"log": "summary"})
-        each = (full.growth_bytes - totals.growth_bytes) / full.num_events
+        each = (full.growth_bytes - totals.growth_bytes) / (full.num_events - EVENTS_OF_RUN)  # a summary keeps those
         print(
             f"{strategy}, {given['world_size']} ranks, {full.num_events} events: {each:.0f} bytes an event kept "
             f"(with events {_words(full)}, without {_words(totals)})",
