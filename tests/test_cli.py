@@ -111,6 +111,15 @@ def test_no_trace_writes_nothing() -> None:
     assert files(".") == []
 
 
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_totals_alone_print_the_same_and_write_nothing(command: str) -> None:
+    arguments = (command, "zero1", *SMALL)
+    assert printed_json(*arguments, "--log", "summary") == printed_json(*arguments, "--no-trace")
+    table = minitrain(*arguments, "--log", "summary", "--no-trace").stdout
+    assert table == minitrain(*arguments, "--no-trace").stdout
+    assert files(".") == []
+
+
 def test_a_second_run_takes_the_place_of_the_first() -> None:
     minitrain("run", "ddp", *SMALL)
     minitrain("run", "ddp", "--world-size", "2", *SMALL[2:])

@@ -82,9 +82,10 @@ def compare(
     durations: given.Durations = None,
     strict: given.Strict = False,
     strict_memory: given.StrictMemory = False,
+    log: given.Log = "full",
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
-    trace: given.WriteTraces = True,
+    trace: given.WriteTraces = None,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
 ) -> None:
     """Simulate a training step of several strategies, and print which is fastest.
@@ -92,6 +93,7 @@ def compare(
     Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given.
     """
     with user_prints_to_stderr(as_json), Progress() as progress:
+        traced = given.writes_traces(trace, log, strict=strict)
         chosen = given.strategy_options(option or (), microbatch)
         priced = given.priced(world_size, hw, network, durations)
         functions = given.load_strategies(strategy or DEFAULT_STRATEGIES, chosen)
@@ -106,11 +108,12 @@ def compare(
                 hardware=priced,
                 strict=strict,
                 strict_memory=strict_memory,
-                memory_by_kind=trace,
+                memory_by_kind=traced,
+                log=log,
                 **chosen,
             )
         progress.say("writing traces")
-        written = _written(lambda: write_comparison(comparison, out)) if trace else []
+        written = _written(lambda: write_comparison(comparison, out)) if traced else []
     if as_json:
         print_json(comparison.summary())
     else:
@@ -134,9 +137,10 @@ def run(
     durations: given.Durations = None,
     strict: given.Strict = False,
     strict_memory: given.StrictMemory = False,
+    log: given.Log = "full",
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
-    trace: given.WriteTraces = True,
+    trace: given.WriteTraces = None,
     debug: given.Debug = False,  # noqa: ARG001
 ) -> None:
     """Simulate a training step of one strategy, and print where each rank's time goes.
@@ -144,6 +148,7 @@ def run(
     Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given.
     """
     with user_prints_to_stderr(as_json), Progress() as progress:
+        traced = given.writes_traces(trace, log, strict=strict)
         chosen = given.strategy_options(option or (), microbatch)
         priced = given.priced(world_size, hw, network, durations)
         function = given.load_strategies([strategy], chosen)[0]
@@ -158,11 +163,12 @@ def run(
                 hardware=priced,
                 strict=strict,
                 strict_memory=strict_memory,
-                memory_by_kind=trace,
+                memory_by_kind=traced,
+                log=log,
                 **chosen,
             )
         progress.say("writing traces")
-        written = _written(lambda: [write_run(result, out)]) if trace else []
+        written = _written(lambda: [write_run(result, out)]) if traced else []
     if as_json:
         print_json(result.summary())
     else:

@@ -109,7 +109,25 @@ StrictMemory = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=_OUTPUT)]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write traces into.", rich_help_panel=_OUTPUT)]
-WriteTraces = Annotated[bool, typer.Option("--trace/--no-trace", help="Write traces.", rich_help_panel=_OUTPUT)]
+WriteTraces = Annotated[
+    bool | None,
+    typer.Option(
+        "--trace/--no-trace",
+        metavar="",
+        help="Write traces.",
+        show_default="trace, unless --log summary",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        metavar="KIND",
+        help="full: keep every event; summary: keep totals, in memory that does not grow with events.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel=_OUTPUT)]
 
 _OWN_OPTIONS: Mapping[str, str] = {
@@ -120,7 +138,23 @@ _OWN_OPTIONS: Mapping[str, str] = {
     "network": "--network",
     "strict": "--strict",
     "strict_memory": "--strict-memory",
+    "log": "--log",
 }
+
+
+def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
+    """Return whether traces are to be written: where events are kept, unless somebody says no.
+
+    Raises:
+        UsageError: there is no such log, or it does not go with what else is wanted.
+    """
+    if log not in ("full", "summary"):
+        raise UsageError(f"--log must be full or summary, got {log!r}")
+    if trace and log != "full":
+        raise UsageError(f"--trace needs every event, but --log {log} keeps totals; leave one out")
+    if strict and log != "full":
+        raise UsageError(f"--strict needs every event, but --log {log} keeps totals; leave one out")
+    return log == "full" and trace is not False
 
 
 def priced(world_size: int, hardware: str | None, network: str | None, durations: str | None) -> Any:
