@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from minitrain.calls import Call
 from minitrain.waiting import wake_soon
@@ -16,12 +17,14 @@ class Channel:
 
     Args:
         capacity: how many messages may lie here before a blocking send waits, or None for no bound.
+        passing: what to find it by if it is not to stay once it is empty, None if it is: there is no end of tags.
     """
 
-    __slots__ = ("capacity", "receivers", "sent")
+    __slots__ = ("capacity", "passing", "receivers", "sent")
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int | None, passing: tuple[Any, ...] | None = None) -> None:
         self.capacity = capacity
+        self.passing = passing
         self.sent = self.receivers = _NOBODY
 
     def __len__(self) -> int:

@@ -163,7 +163,7 @@ class Dist:
 
     Attributes:
         barrier: the world's barrier.
-        queue: channels by (source, dest), or (source, dest, tag), made when first used.
+        queue: channels by (source, dest), made when first used, or by (source, dest, tag) while a message is under way.
     """
 
     def __init__(self, world_size: int, *, p2p_buffer: int | None = 1) -> None:
@@ -224,7 +224,7 @@ class Dist:
         found = self.queue.get(key)
         if found is None:
             self._require_peers(source, dest)
-            found = self.queue[key] = Channel(self.p2p_buffer if tag is None else None)
+            found = self.queue[key] = Channel(self.p2p_buffer) if tag is None else Channel(None, key)
         return found
 
     def _require_peers(self, source: int, dest: int) -> None:
@@ -243,6 +243,8 @@ class Dist:
         """Send a message."""
         self._begin()
         channel.put(call)
+        if channel.passing is not None:
+            self._let_go(channel)
         if not call.settled:
             self.watch.begin()
 
@@ -250,8 +252,15 @@ class Dist:
         """Ask for a message."""
         self._begin()
         channel.get(call)
+        if channel.passing is not None:
+            self._let_go(channel)
         if not call.settled:
             self.watch.begin()
+
+    def _let_go(self, channel: Channel) -> None:
+        """Forget the channel of a tag when nothing lies there and nobody waits."""
+        if not channel.sent and not channel.receivers:
+            self.queue.pop(channel.passing, None)  # type: ignore[arg-type]  # it has a key, or it would stay
 
     def _begin(self) -> None:
         """Count an operation; raise a StrategyError after a run that failed."""

@@ -152,6 +152,24 @@ def test_queues_are_made_when_they_are_first_used() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("receiver_waits", [False, True])
+def test_the_channel_of_a_tag_is_gone_once_its_messages_are_received(receiver_waits: bool) -> None:
+    async def main() -> None:
+        dist = Dist(2)
+        for number in range(100):
+            operations = [dist.send(0, 1, number, tag=number), dist.receive(0, 1, tag=number)]
+            await asyncio.gather(*(reversed(operations) if receiver_waits else operations))
+            assert not dist.queue
+        await dist.send(0, 1, "first", tag="twice")
+        await dist.send(0, 1, "second", tag="twice")
+        assert await dist.receive(0, 1, tag="twice") == "first"
+        assert list(dist.queue) == [(0, 1, "twice")]
+        assert await dist.receive(0, 1, tag="twice") == "second"
+        assert not dist.queue
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("source", "dest", "message"),
     [
