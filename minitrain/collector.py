@@ -1,7 +1,7 @@
 """Sparing a run the cycle collector, which would look through all its events and tensors again and again.
 
-A run makes many objects that live until its end and few cycles. With the thresholds of a fresh interpreter the collector
-takes a third of the time of a large run.
+A run makes many objects that live until its end, and few cycles. With the thresholds of a fresh interpreter, the
+collector takes a third of the time of a large run.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from minitrain.collector import rare_collections
 from minitrain.contention import with_contention
 from minitrain.crew import require_nothing_left, run_ranks
 from minitrain.dist import Dist
-from minitrain.errors import OutOfMemoryError, UsageError, require_count
+from minitrain.errors import UsageError, require_count
 from minitrain.events import TIME
 from minitrain.loading import Strategy, load_strategy, require_options
 from minitrain.model import Model
+from minitrain.overflow import watching_memory
 from minitrain.predictor import Predictor, RuntimePredictor
-from minitrain.run import HeldOutside, OutOfMemory, Run
+from minitrain.run import HeldOutside, Run
 from minitrain.sharing import SharedSizes
-from minitrain.storage import UNITS_PER_ELEMENT
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -156,7 +156,7 @@ async def simulate_async(
     beside = {"fold": fold, "contention": contention, "strict": strict, "numerics": numerics}
     _require_log(log, beside | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
     if fold:
-        from minitrain.folding.driver import Job, require_foldable, simulate_folded  # noqa: PLC0415  (it needs this module)
+        from minitrain.folding.driver import Job, require_foldable, simulate_folded  # noqa: PLC0415  (only where it is asked for)
 
         telling_apart = {"slowdown": slowdown, "contention": contention, "strict": strict, "numerics": numerics}
         require_foldable(predictor, telling_apart | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
@@ -185,12 +185,15 @@ async def simulate_async(
             )
             for rank in range(world_size)
         ]
-        excesses = _watch_memory(models, strict=strict_memory)
         if log == "full":
             dist.watch.tidy = SharedSizes(model.log for model in models).share
-        with _strictness(models) if strict else contextlib.nullcontext():
+        with (
+            watching_memory(models, strict=strict_memory) as excesses,
+            _strictness(models) if strict else contextlib.nullcontext(),
+        ):
             await run_ranks(name, function, models, options)
             require_nothing_left(dist, models)
+        dist.watch.tidy = None
         if check:
             Model.check(models)
         for model in models if log == "summary" else ():
@@ -309,26 +312,3 @@ def _slowed(predictor: Predictor, world_size: int, slowdown: Mapping[int, float]
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise UsageError(f"the slowdown of rank {rank} must be a positive number, got {factor!r}")
     return {rank: predictor.slowed(factor) for rank, factor in slowdown.items()}
-
-
-def _watch_memory(models: Sequence[Model], *, strict: bool) -> list[OutOfMemory]:
-    """Let each rank report the first time that it holds more than the device can, into the returned list."""
-    excesses: list[OutOfMemory] = []
-    predictor = models[0].runtime_predictor
-    capacity_bytes, element_bytes = predictor.capacity_bytes, predictor.workload.bytes_per_element
-    if capacity_bytes is None:
-        return excesses
-
-    def report(model: Model) -> None:
-        held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
-        excess = OutOfMemory(model.rank, model.time, capacity_bytes, held)
-        excesses.append(excess)
-        if strict:
-            raise OutOfMemoryError(
-                f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess
-            )
-
-    for model in models:
-        model.counted.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
-        model.counted.on_overflow = lambda model=model: report(model)
-    return excesses

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from minitrain.collector import rare_collections
+from minitrain.crew import require_nothing_left, run_ranks
 from minitrain.dist import Dist
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.fixed import FixedPredictor
@@ -23,6 +25,7 @@ from minitrain.folding.run import FoldedRun
 from minitrain.folding.spans import Spans
 from minitrain.hardware import FlatTopology
 from minitrain.loading import Strategy
+from minitrain.overflow import watching_memory
 from minitrain.predictor import Predictor, RuntimePredictor
 from minitrain.run import Run
 from minitrain.tensors import Weight
@@ -158,8 +161,6 @@ def _refuse(job: Job, fold: Fold, place: str) -> NoReturn:
 
 async def _attempt(job: Job, fold: Fold) -> Run | None:
     """Simulate with one way of folding; None if it turned out that ranks part ways."""
-    from minitrain.crew import run_ranks  # noqa: PLC0415
-
     representatives = fold.representatives()
     if len(representatives) > _MANY_CLASSES:
         await _probe(job, fold)
@@ -168,7 +169,7 @@ async def _attempt(job: Job, fold: Fold) -> Run | None:
     dist = Dist(job.world_size, p2p_buffer=job.p2p_buffer)
     models = [_model(job, fold, rank, dist) for rank in representatives]
     try:
-        return await _simulated(job, fold, models, run_ranks)
+        return await _simulated(job, fold, models)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -199,14 +200,9 @@ async def _probe(job: Job, fold: Fold) -> None:
     fold.layout, fold.is_split = rehearsal.layout, rehearsal.is_split
 
 
-async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel], run_ranks: Any) -> Run:
+async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel]) -> Run:
     """Simulate the classes and return their run."""
-    from minitrain.collector import rare_collections
-    from minitrain.crew import require_nothing_left  # noqa: PLC0415
-    from minitrain.simulation import _watch_memory  # noqa: PLC0415
-
-    excesses = _watch_memory(models, strict=job.strict_memory)
-    with rare_collections():
+    with rare_collections(), watching_memory(models, strict=job.strict_memory) as excesses:
         await run_ranks(job.name, job.function, models, job.options)
         require_nothing_left(models[0].dist, models)
     if job.check:

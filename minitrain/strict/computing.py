@@ -8,8 +8,8 @@ the rarer legal cases and the message for every other one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from minitrain.model import Model
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
@@ -23,12 +23,14 @@ from minitrain.strict.strangers import Final
 from minitrain.strict.written import Written
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
+R = TypeVar("R")
+
 _frame = sys._getframe
 
 
-def unbound(method: Any) -> Any:
+def unbound(method: Callable[..., R]) -> Callable[..., R]:
     """Return the function of a method: a bound one that a model keeps would keep the model alive."""
-    return method.__func__
+    return method.__func__  # type: ignore[attr-defined,no-any-return]
 
 
 class StrictComputing(Model):
