@@ -150,6 +150,19 @@ def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
             )
 
 
+_latest_union: tuple[frozenset[int], frozenset[int], frozenset[int]] = (frozenset(), frozenset(), frozenset())
+
+
+def _union(left: frozenset[int], right: frozenset[int]) -> frozenset[int]:
+    """Return the union of two sets, the same one as the last time if they are: layers add the same microbatches."""
+    global _latest_union  # noqa: PLW0603  (one tuple, replaced as a whole)
+    known_left, known_right, union = _latest_union
+    if left is not known_left or right is not known_right:
+        union = left | right
+        _latest_union = left, right, union
+    return union
+
+
 def _require_shardable(value: Any, shard: int, num_shards: int) -> None:
     """Raise a LawError unless `value` is whole and `shard` is one of `num_shards`."""
     if not value.is_complete():
@@ -266,7 +279,7 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
     def __add__(self, other: WeightGrad) -> WeightGrad:
         """Return the sum, which covers the samples of both; layer and shards must agree."""
         _require_same("gradients that add", self, other, "layer", "shards", "num_shards")
-        samples = self.samples | other.samples
+        samples = _union(self.samples, other.samples)
         total = WeightGrad(self.layer, self.layers, samples, self.total_samples, self.shards, self.num_shards)
         if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
             total._units = self._units  # type: ignore[misc]  # a slot of the base
