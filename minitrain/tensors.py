@@ -278,9 +278,17 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
 
     def __add__(self, other: WeightGrad) -> WeightGrad:
         """Return the sum, which covers the samples of both; layer and shards must agree."""
-        _require_same("gradients that add", self, other, "layer", "shards", "num_shards")
-        samples = _union(self.samples, other.samples)
-        total = WeightGrad(self.layer, self.layers, samples, self.total_samples, self.shards, self.num_shards)
+        layer, shards, num_shards = self.layer, self.shards, self.num_shards
+        if not (
+            other.__class__ is WeightGrad
+            and other.layer == layer
+            and other.num_shards == num_shards
+            and (other.shards is shards or other.shards == shards)
+        ):
+            _require_same("gradients that add", self, other, "layer", "shards", "num_shards")
+        total = WeightGrad(
+            layer, self.layers, _union(self.samples, other.samples), self.total_samples, shards, num_shards
+        )
         if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
             total._units = self._units  # type: ignore[misc]  # a slot of the base
         if hasattr(self, "_content") and hasattr(other, "_content"):

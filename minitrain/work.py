@@ -52,6 +52,7 @@ class Work(Call):
         row: its place in the rows of the rank's log.
         end: when it is finished, s, once it is settled.
         flight: what it holds in memory, if it was launched.
+        carried: the clock that a received message brought, s.
     """
 
     __slots__ = ("carried", "end", "flight", "model", "owner", "row")
@@ -70,6 +71,7 @@ class Work(Call):
         self.error = None
         self.waiters = None
         self.flight: InFlight | None = None
+        self.carried: float | None = None
 
     @property
     def rank(self) -> int:
@@ -131,20 +133,21 @@ class Work(Call):
         self.carried = sent
         woken: list[Waiters] = []
         pending = self.owner.pending  # type: ignore[union-attr]  # a receive's owner is its peer's stream
-        while pending and (hasattr(pending[0], "carried") or not pending[0].is_wanted):
+        while pending and (pending[0].carried is not None or not pending[0].is_wanted):
             work = pending.popleft()
-            if hasattr(work, "carried"):  # the others were given up
-                work._receive(source)
+            if work.carried is not None:  # the others were given up
+                work._receive(work.carried, source)
                 if work.waiters is not None:
                     woken.append(work.waiters)
         wake_soon(woken)
 
-    def _receive(self, source: int) -> None:
+    def _receive(self, sent: float, source: int) -> None:
         """Time a receive whose message is here and whose stream is free."""
-        late = self.carried > self.clock
-        self.model._rows[self.row + LAYER] = self.outcome.layer
-        price = self.model.runtime_predictor.p2p(RECV, self.model.wire_bytes(self.outcome), source, self.rank)
-        self._run(self.carried if late else self.clock, source if late else None, price, samples_of(self.outcome))
+        model, outcome = self.model, self.outcome
+        late = sent > self.clock
+        model._rows[self.row + LAYER] = outcome.layer
+        price = model.runtime_predictor.p2p(RECV, model.wire_bytes(outcome), source, model.rank)
+        self._run(sent if late else self.clock, source if late else None, price, samples_of(outcome))
         self.settled = True
         if self.flight is not None:
             self.flight.know_result(self)

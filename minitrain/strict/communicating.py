@@ -167,7 +167,7 @@ class StrictCommunicating(StrictComputing):
             work = super()._receive(source, tag)
         finally:
             NOTING.on = NOTING.in_strategies
-        if hasattr(work, "carried"):
+        if work.carried is not None:
             del self._lines[work.row]
         else:
             self._receives.append(work)
