@@ -86,7 +86,10 @@ class Call(ABC):
     @property
     def is_wanted(self) -> bool:
         """Whether anybody may still ask for the outcome: no task that awaited it has given up, or another has not."""
-        return self.waiters is None or getattr(self, "flight", None) is not None or self.is_parked
+        waiters = self.waiters
+        if waiters is None or (waiters.__class__ is not list and not waiters.done()):  # type: ignore[union-attr]
+            return True
+        return getattr(self, "flight", None) is not None or self.is_parked
 
     def park(self) -> Waiter:
         """Return what the running task is to be parked on: `yield` it at once."""

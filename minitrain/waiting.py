@@ -14,14 +14,24 @@ Waiter = Future[None]
 Waiters = Waiter | list[Waiter] | None  # of nobody, of one task, or of several
 
 
+class _NoLoop:
+    """As much of an event loop as a future needs that nobody waits for."""
+
+    def get_debug(self) -> bool:
+        """Say that nobody debugs it."""
+        return False
+
+
+_DONE: Waiter = Future(loop=_NoLoop())  # type: ignore[arg-type]
+_DONE.set_result(None)
+
+
 def wake_all(waiters: Iterable[Waiters]) -> None:
     """Wake tasks one after the other, all of them even if one leaves the loop (Ctrl-C, SystemExit).
 
     `Future.set_result` would schedule each task's next step; running it here, in the task's own context, with another
     future that is done, does the same at once. What the task was parked on is left behind.
     """
-    done: Waiter = get_running_loop().create_future()
-    done.set_result(None)
     rest = iter(waiters)
     try:
         for waiter in rest:
@@ -30,7 +40,7 @@ def wake_all(waiters: Iterable[Waiters]) -> None:
             elif waiter is not None:
                 steps: Any = waiter._callbacks  # type: ignore[union-attr]  # None after a task was cancelled
                 for step, context in steps or ():
-                    context.run(step, done)
+                    context.run(step, _DONE)
     except BaseException:
         get_running_loop().call_soon(wake_all, rest)
         raise
