@@ -72,7 +72,7 @@ class Call(ABC):
         self.error = error
 
     def parked(self) -> Iterator[Waiter]:
-        """Yield what tasks are parked on that nobody has begun to wake."""
+        """Yield what tasks are parked on, of a call that is not settled."""
         if self.waiters is not None:
             for waiter in self.waiters if isinstance(self.waiters, list) else (self.waiters,):
                 if not waiter.done():
@@ -80,7 +80,7 @@ class Call(ABC):
 
     @property
     def is_parked(self) -> bool:
-        """Whether a task waits here and nobody has begun to wake it."""
+        """Whether a task waits here for the call to be settled."""
         return any(self.parked())
 
     @property

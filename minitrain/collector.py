@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterator
 
 _RARELY = (1_000_000, 50, 1000)
-_MOST_UNSEEN = 5_000_000
+_MOST_UNSEEN = 2_000_000
 
 _lock = threading.Lock()
-_before: list[tuple[int, int, int]] = []  # thresholds found by each run that goes on, in whatever thread
+_before: list[tuple[int, tuple[int, int, int]]] = []  # what each run that goes on found, in whatever thread
 _unseen = 0  # objects that grew old since the last look at all of them
 
 
@@ -23,27 +23,35 @@ _unseen = 0  # objects that grew old since the last look at all of them
 def rare_collections() -> Iterator[None]:
     """Let the cycle collector run rarely; the last of several runs at once restores its thresholds."""
     with _lock:
-        _before.append(gc.get_threshold())
+        _before.append((gc.get_count()[1], gc.get_threshold()))
         gc.set_threshold(*_RARELY)
+    is_done = False
     try:
         yield
+        is_done = True  # an error refers to all that was going on, in circles: that is left to the collector
     finally:
         with _lock:
-            found = _before.pop()
+            middle_aged, thresholds = _before.pop()
             if not _before:
-                _grow_old()
-                gc.set_threshold(*found)
+                if is_done:
+                    _grow_old(middle_aged)
+                gc.set_threshold(*thresholds)
 
 
-def _grow_old() -> None:
+def _grow_old(middle_aged: int) -> None:
     """Count what a run leaves as old; the collector would look through it as soon as anything new is made.
 
-    It does not count what grows old so when it decides whether to look at everything, so that is done here.
+    A finished run refers to itself in no circle to speak of, so that nothing is lost if it is dropped. The collector
+    does not count what grows old so when it decides whether to look at everything; that is done here.
+
+    Args:
+        middle_aged: collections of the young since one of the middle-aged, when the run began.
     """
     global _unseen  # noqa: PLW0603  (there is one collector)
     if gc.get_freeze_count():  # what somebody else has frozen would thaw
         return
-    _unseen += gc.get_count()[0]
+    young, collections, _ = gc.get_count()
+    _unseen += young + max(0, collections - middle_aged) * _RARELY[0]
     gc.freeze()
     gc.unfreeze()
     if _unseen > _MOST_UNSEEN:

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from minitrain.dist import members_of
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
 from minitrain.groups import Group, Mesh, require_axes
@@ -70,7 +71,7 @@ class Communicating(Rank):
         Raises:
             UsageError: a rank is not of this world, or this rank is not among them.
         """
-        members = tuple(sorted(set(ranks)))
+        members = members_of(ranks)
         return self._groups.get(members) or self._grouped(members, self.dist.communicator(members))
 
     def _grouped(self, key: Hashable, communicator: Communicator) -> Group:

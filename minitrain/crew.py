@@ -20,11 +20,14 @@ async def run_ranks(name: str, function: Strategy, models: Sequence[Model], opti
     tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
     loop = asyncio.get_running_loop()
     handler = loop.get_exception_handler()
-    loop.set_exception_handler(functools.partial(crew.notice, handler))
+    listening = functools.partial(crew.notice, handler)
+    loop.set_exception_handler(listening)
     try:
         await crew.ended
     finally:
-        loop.set_exception_handler(handler)
+        crew.listens = False
+        if loop.get_exception_handler() is listening:  # another run may have begun to listen
+            loop.set_exception_handler(handler)
         models[0].dist.watch.alarm = None
         await _end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(loop)})
     lost = crew.lost + models[0].dist.watch.lost_errors(loop)
@@ -59,6 +62,7 @@ class _Crew:
         self.failures: list[tuple[int, BaseException]] = []
         self.left_over: list[asyncio.Task[Any]] = []
         self.lost: list[BaseException] = []
+        self.listens = True
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, model: Model) -> None:
@@ -88,8 +92,9 @@ class _Crew:
 
     def notice(self, handler: Any, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Keep the error of a sub-task that is gone and that nobody looked at, which asyncio would only log."""
-        if "never retrieved" in context.get("message", "") and isinstance(context.get("exception"), Exception):
-            self.lost.append(context["exception"])
+        error = context.get("exception")
+        if self.listens and "never retrieved" in context.get("message", "") and isinstance(error, Exception):
+            self.lost.append(error)
         elif handler is not None:
             handler(loop, context)
         else:

@@ -7,6 +7,7 @@ done on futures, one suspension a rank and operation.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -90,6 +91,7 @@ class Communicator:
         meeting = self.meetings.get(place)
         if meeting is None:
             meeting = self.meetings[place] = Meeting(self.size, call)
+            watch.begin()
         elif call.op != meeting.op or call.detail != meeting.detail:
             meeting.agrees = False
         meeting.calls[index] = call
@@ -153,6 +155,18 @@ def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:
     return [present_place() if call is last_call else found.get(call, "launched before") for call in calls]
 
 
+def members_of(ranks: Iterable[int]) -> tuple[int, ...]:
+    """Return the members of a group in ascending order, each once.
+
+    Raises:
+        UsageError: one is no integer.
+    """
+    try:
+        return tuple(sorted({operator.index(rank) for rank in ranks}))
+    except TypeError:
+        raise UsageError(f"a group is made of ranks, which are integers; got {ranks!r:.80}", ranks=ranks) from None
+
+
 class Dist:
     """The transport of one run.
 
@@ -174,8 +188,9 @@ class Dist:
         self.p2p_buffer = p2p_buffer
         self.barrier = Barrier(world_size)
         self.queue: dict[tuple[Any, ...], Channel] = {}
-        self.whole_batches: dict[int, frozenset[int]] = {}  # by identity, for the ranks' models
+        self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}  # by size and identity, for the ranks' models
         self.error: BaseException | None = None
+        self._lost: list[Call] = []
         self.watch = Watch(self)
         self.world = Communicator(self, tuple(range(world_size)), self.barrier, whole=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
@@ -187,7 +202,7 @@ class Dist:
         Raises:
             UsageError: no rank is given, or one is not of this world.
         """
-        members = tuple(sorted(set(ranks)))
+        members = members_of(ranks)
         found = self._communicators.get(members)
         if found is None:
             if not members or members[0] < 0 or members[-1] >= self.world_size:
@@ -295,9 +310,13 @@ class Dist:
             calls += [call for call in channel.sent if not call.settled]
         return calls
 
+    def lose(self, call: Any) -> None:
+        """Note a message that came to a receive whose task was cancelled before it could go on."""
+        self._lost.append(RawCall("send", call.owner.stream.peer, call.outcome, call.carried))
+
     def unreceived(self) -> list[Call]:
         """Return the sends that nobody has received."""
-        return [call for channel in self.queue.values() for call in channel.sent]
+        return [*self._lost, *(call for channel in self.queue.values() for call in channel.sent)]
 
     async def all_reduce(self, rank: int, inp: Any, time: float, *, group: Iterable[int] | None = None) -> Any:
         """Sum a value over all ranks.

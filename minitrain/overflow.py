@@ -40,6 +40,8 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         for model in models:
             model.counted.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
             model.counted.on_overflow = lambda model=model: report(model)
-    yield excesses
-    for model in models:
-        model.counted.on_overflow = None  # which keeps the model alive
+    try:
+        yield excesses
+    finally:
+        for model in models:
+            model.counted.on_overflow = None  # which keeps the model alive

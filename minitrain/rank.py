@@ -96,7 +96,7 @@ class Rank:
 
         self.attentive = self.attentive  # asked for by every operation, and found sooner here than in the class
         self._rows = self.log.rows
-        self._whole_batches = self.dist.whole_batches
+        self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
         self._shard_units: dict[int, tuple[int, int]] = {}
         self._world = Group(self.dist.world, rank)

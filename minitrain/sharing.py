@@ -7,10 +7,14 @@ over its new events from time to time, and lets equal numbers be one object; a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from minitrain.events import MEMORY, STRIDE
+
+if TYPE_CHECKING:
+    from minitrain.model import Model
 
 
 class SharedSizes:
@@ -34,3 +38,14 @@ class SharedSizes:
             column = slice(self._seen[place] + MEMORY, None, STRIDE)
             rows[column] = [shared.setdefault(units, units) for units in rows[column]]
             self._seen[place] = len(rows)
+
+
+@contextlib.contextmanager
+def sharing_sizes(models: Sequence[Model]) -> Iterator[None]:
+    """Look over the events of some ranks from time to time while they run."""
+    watch = models[0].dist.watch
+    watch.tidy = SharedSizes(model.log for model in models).share
+    try:
+        yield
+    finally:
+        watch.tidy = None  # which keeps the logs alive

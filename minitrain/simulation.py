@@ -21,7 +21,7 @@ from minitrain.model import Model
 from minitrain.overflow import watching_memory
 from minitrain.predictor import Predictor, RuntimePredictor
 from minitrain.run import HeldOutside, Run
-from minitrain.sharing import SharedSizes
+from minitrain.sharing import sharing_sizes
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -185,15 +185,13 @@ async def simulate_async(
             )
             for rank in range(world_size)
         ]
-        if log == "full":
-            dist.watch.tidy = SharedSizes(model.log for model in models).share
         with (
+            sharing_sizes(models) if log == "full" else contextlib.nullcontext(),
             watching_memory(models, strict=strict_memory) as excesses,
             _strictness(models) if strict else contextlib.nullcontext(),
         ):
             await run_ranks(name, function, models, options)
             require_nothing_left(dist, models)
-        dist.watch.tidy = None
         if check:
             Model.check(models)
         for model in models if log == "summary" else ():

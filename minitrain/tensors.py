@@ -280,7 +280,7 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
         """Return the sum, which covers the samples of both; layer and shards must agree."""
         layer, shards, num_shards = self.layer, self.shards, self.num_shards
         if not (
-            other.__class__ is WeightGrad
+            self.__class__ is other.__class__ is WeightGrad
             and other.layer == layer
             and other.num_shards == num_shards
             and (other.shards is shards or other.shards == shards)

@@ -47,7 +47,7 @@ class Watch:
         marked: whether the tasks of the run carry its mark (they do in `simulate`).
         entered: ranks whose model was used.
         looking: whether it looks out now.
-        loop: the event loop in which it does; None before anybody waited.
+        loop: the event loop in which calls wait; None before any did.
         over: whether the run has ended already, well or not.
         alarm: called with the tasks of a run that has come to a deadlock.
         returned: ranks that are done.
@@ -90,13 +90,14 @@ class Watch:
         RUN.set(self.dist)
 
     def begin(self) -> None:
-        """Look out while calls wait."""
-        if not self.looking:
+        """Look out while calls wait; the last loop may have ended with a look still to come."""
+        loop = asyncio.get_running_loop()
+        if not self.looking or self.loop is not loop:
             self.looking = True
             self._pause_s = 0.0
             self._seen = self.operations
-            self.loop = asyncio.get_running_loop()
-            self.loop.call_soon(self._look)
+            self.loop = loop
+            loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Look whether anything happened since the last time; if nothing did, whether anything can."""

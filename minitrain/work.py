@@ -17,7 +17,7 @@ from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND
 from minitrain.in_flight import InFlight, mark_overlap
 from minitrain.predictor import Price
 from minitrain.tensors import Tensor, clone
-from minitrain.waiting import Waiter, Waiters, wake_soon
+from minitrain.waiting import Waiter, wake_soon
 
 T = TypeVar("T")
 
@@ -41,6 +41,17 @@ class PeerStream:
         self.stream = Stream(kind, None, peer)
         self.free = 0.0
         self.pending: deque[Work] = deque()
+
+    def receive(self) -> None:
+        """Time the receives that are next and whose message is here, and wake their tasks."""
+        pending, woken = self.pending, []
+        while pending and (pending[0].carried is not None or not pending[0].is_wanted):
+            work = pending.popleft()
+            if work.carried is not None:  # the others were given up
+                work._receive(work.carried)
+                if work.waiters is not None:
+                    woken.append(work.waiters)
+        wake_soon(woken)
 
 
 class Work(Call):
@@ -124,26 +135,19 @@ class Work(Call):
         self._run(self.clock, None, price, samples_of(self.value))
         self.outcome = None
 
-    def deliver(self, value: Any, sent: float, source: int) -> None:
+    def deliver(self, value: Any, sent: float, source: int) -> None:  # noqa: ARG002  (the peer of its stream)
         """Take a message; it is received once those before it on the stream are."""
         self.outcome = clone(value)
         self.outcome._units = self.model.account.units_of(value)
         if self.model.attentive:
             self.model.after_message(value, self.outcome)
         self.carried = sent
-        woken: list[Waiters] = []
-        pending = self.owner.pending  # type: ignore[union-attr]  # a receive's owner is its peer's stream
-        while pending and (pending[0].carried is not None or not pending[0].is_wanted):
-            work = pending.popleft()
-            if work.carried is not None:  # the others were given up
-                work._receive(work.carried, source)
-                if work.waiters is not None:
-                    woken.append(work.waiters)
-        wake_soon(woken)
+        self.owner.receive()  # type: ignore[union-attr]  # a receive's owner is its peer's stream
 
-    def _receive(self, sent: float, source: int) -> None:
+    def _receive(self, sent: float) -> None:
         """Time a receive whose message is here and whose stream is free."""
         model, outcome = self.model, self.outcome
+        source: Any = self.owner.stream.peer
         late = sent > self.clock
         model._rows[self.row + LAYER] = outcome.layer
         price = model.runtime_predictor.p2p(RECV, model.wire_bytes(outcome), source, model.rank)
@@ -186,18 +190,28 @@ class Work(Call):
                 waiter: Waiter = Future(loop=model.dist.watch.loop)
                 self.waiters = waiter
                 waiter._asyncio_future_blocking = True  # as in `park`, the most frequent case of which this is
-                yield waiter
             else:
-                yield self.park()
+                waiter = self.park()
+            try:
+                yield waiter
+            except BaseException:
+                self._give_up()
+                raise
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self.end > model.time:
             model.time = self.end
         if self.flight is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
-        if model.attentive and self.flight is None:
-            return self._hand_over()
-        return self.outcome
+        return self._hand_over() if model.attentive and self.flight is None else self.outcome
+
+    def _give_up(self) -> None:
+        """Let those behind a receive go on that its task has given up; a message that is here already is lost."""
+        if self.op == RECV and self.flight is None and self.error is None:
+            if self.settled:
+                self.model.dist.lose(self)
+            else:
+                self.owner.receive()  # type: ignore[union-attr]  # as in `deliver`
 
     def _hand_over(self) -> Any:
         """Return the result of an operation that nobody else awaits, and keep no tensor alive."""

@@ -124,3 +124,13 @@ def test_tensors_are_mutable_and_can_be_weakly_referenced(tensor: Any) -> None:
 def test_clone_leaves_other_values_alone() -> None:
     value = object()
     assert clone(value) is value
+
+
+def test_only_gradients_of_one_class_add() -> None:
+    class Special(WeightGrad):
+        pass
+
+    plain, special = WeightGrad(0, 1, frozenset([0]), 2), Special(0, 1, frozenset([1]), 2)
+    for left, right in ((plain, special), (special, plain)):
+        with pytest.raises(LawError, match="both must be"):
+            left + right

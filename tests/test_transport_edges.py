@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from importlib import resources
@@ -213,6 +214,127 @@ def test_the_moment_of_the_overflow_does_not_depend_on_the_order_of_tasks(small:
         if (run := simulate(receives_much, hardware=small, loop_factory=shuffling(seed))).oom is not None
     }
     assert moments == {0}
+
+
+def test_a_transport_serves_one_loop_after_the_other() -> None:
+    dist = Dist(2)
+    models = [Model(rank, dist, 2, 4) for rank in range(2)]
+
+    async def meets(model: Model, wait_s: float) -> None:
+        if model.rank == 0:
+            await asyncio.sleep(wait_s)
+        await model.barrier()
+
+    async def everybody(wait_s: float) -> None:
+        await asyncio.gather(*(meets(model, wait_s) for model in models))
+
+    asyncio.run(everybody(0.06))  # ends while the look-out for deadlocks takes a rest
+    asyncio.run(everybody(0))
+    assert [len(model.log) for model in models] == [2, 2]
+
+    async def misses() -> None:
+        await asyncio.gather(models[0].barrier(), models[1].receive(0))
+
+    asyncio.run(everybody(0.06))
+    with pytest.raises(DeadlockError, match="every unfinished rank waits"):
+        asyncio.run(misses())
+
+
+@pytest.mark.parametrize("how", ["plain", "strict", "summary"])
+def test_a_receive_that_is_given_up_lets_those_behind_it_go_on(how: str) -> None:
+    async def program(model: Model) -> Model:
+        if model.rank == 1:
+            await model.send(0, model.get_input_activation([0]), tag="b")
+            await model.receive(0, tag="go")
+            return model
+        first = asyncio.create_task(model.receive(1, tag="a"))
+        second = asyncio.create_task(model.receive(1, tag="b"))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        got = await second
+        assert got.samples == {0}
+        await model.send(1, got, tag="go")
+        return model
+
+    simulate(program, strict=how == "strict", log="summary" if how == "summary" else "full")
+
+
+def test_a_message_whose_receiver_was_cancelled_meanwhile_is_told() -> None:
+    async def program(model: Model) -> Model:
+        if model.rank == 0:
+            receivers.append(asyncio.create_task(model.receive(1)))
+            await asyncio.sleep(0)
+            await model.barrier()
+            with pytest.raises(asyncio.CancelledError):
+                await receivers[0]
+        else:
+            await model.barrier()
+            await model.send(0, model.get_input_activation([3]))
+            receivers[0].cancel()  # it has its message, and has not gone on yet
+        return model
+
+    receivers: list[asyncio.Task[Any]] = []
+    with pytest.raises(mt.MinitrainError, match=r"1 message was sent and never received.*rank 1 sent Activation"):
+        simulate(program)
+
+
+def test_a_batch_is_whole_for_models_of_its_size_alone() -> None:
+    dist = Dist(1)
+    samples = frozenset(range(4))
+    for size in (4, 8):
+        model = Model(0, dist, 1, size)
+        weight, opt_state = model.load_weights(0)
+        grad = WeightGrad(0, 1, samples, size)
+        if size == 4:
+            assert model.update(0, grad, weight, opt_state)[0].step == 1
+        else:
+            with pytest.raises(AssertionError, match="must cover all 8 samples"):
+                model.update(0, grad, weight, opt_state)
+
+
+@pytest.mark.parametrize("ranks", [[0.0, 1.0], "01", [0, "a"], [None]], ids=str)
+def test_a_group_is_made_of_integers(ranks: Any) -> None:
+    async def program(model: Model) -> Model:
+        model.group(ranks)
+        return model
+
+    with pytest.raises(mt.UsageError, match="ranks, which are integers"):
+        simulate(program)
+
+
+def test_a_group_may_come_from_numpy_and_its_run_be_read_again(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    async def program(model: Model) -> Model:
+        await model.barrier(group=numpy.arange(1 + model.rank // 2, 1 + model.rank // 2 + 2) - 1 + model.rank // 2)
+        return model
+
+    run = simulate(program, world_size=4)
+    run.save(tmp_path / "run.json.gz")
+    assert mt.load_run(tmp_path / "run.json.gz").events == run.events
+
+
+def test_runs_beside_each_other_leave_the_loop_its_errors(caplog: pytest.LogCaptureFixture) -> None:
+    async def sleeps(model: Model, seconds: float) -> Model:
+        await asyncio.sleep(seconds)
+        return model
+
+    async def fails() -> None:
+        raise ValueError("of the caller's own")
+
+    async def main() -> None:
+        sizes: Any = {"world_size": 1, "num_layers": 1, "global_batch_size": 1, "check": False}
+        await asyncio.gather(*(mt.simulate_async(sleeps, seconds=seconds, **sizes) for seconds in (0.01, 0.03)))
+        task = asyncio.create_task(fails())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        del task
+        gc.collect()
+
+    asyncio.run(main())
+    assert "exception was never retrieved" in caplog.text
 
 
 def test_both_bubbles_are_told() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from typing import Any
 
-from minitrain.events import LAUNCHED, ON_COMPUTE, STREAM, STRIDE
+from minitrain.events import LAUNCHED, ON_COMPUTE, RECV, STREAM, STRIDE
 from minitrain.model import Model
 from minitrain.summary.log import SummaryLog
 from minitrain.summary.totals import RankTotals
@@ -36,6 +36,10 @@ class Rows(list[Any]):
         super().extend(row)
         if len(self) >= self.limit and row[STREAM] is ON_COMPUTE:
             self.digest()
+
+
+def _nothing() -> None:
+    """Digest nothing: the run is over."""
 
 
 class SummaryWork(Work):
@@ -85,7 +89,7 @@ class SummaryModel(Model):
 
     def digest(self) -> None:
         """Add the rows before the first one that is still needed to the totals."""
-        for work in [work for work in self.holding if work.settled and not work.is_wanted]:  # given up
+        for work in [work for work in self.holding if not work.is_wanted and (work.settled or work.op == RECV)]:
             del self.holding[work]
         first = next(iter(self.holding), None)
         if first is None:
@@ -97,6 +101,7 @@ class SummaryModel(Model):
     def finish(self) -> None:
         """Add what is left, at the end of the run."""
         self._take(len(self.rows), math.inf)
+        self.rows.digest = _nothing  # instead of a method of this model, which would keep it alive
 
     def _take(self, num_places: int, complete_until: float) -> None:
         """Add the first rows to the totals."""
