@@ -18,6 +18,7 @@ class Call(ABC):
 
     Attributes:
         op: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send or recv.
+        rank: who calls.
         value: what it brings.
         clock: when it was ready, s.
         detail: what else must agree between the callers (the root of a broadcast), or None.
@@ -27,9 +28,10 @@ class Call(ABC):
         waiters: what the tasks that await it are parked on.
     """
 
-    __slots__ = ("clock", "detail", "error", "op", "outcome", "settled", "value", "waiters")
+    __slots__ = ("clock", "detail", "error", "op", "outcome", "rank", "settled", "value", "waiters")
 
     op: str
+    rank: int
     value: Any
     clock: float
     detail: Any
@@ -37,11 +39,6 @@ class Call(ABC):
     outcome: Any
     error: BaseException | None
     waiters: Waiters
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """The rank that calls."""
 
     @staticmethod
     @abstractmethod
@@ -59,8 +56,8 @@ class Call(ABC):
         """
 
     @abstractmethod
-    def deliver(self, value: Any, sent: float, source: int) -> None:
-        """Take the message that `source` sent at `sent`, s, and wake those that wait for it."""
+    def deliver(self, value: Any, sent: float) -> None:
+        """Take the message that was sent at `sent`, s, and wake those that wait for it."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -81,15 +78,15 @@ class Call(ABC):
     @property
     def is_parked(self) -> bool:
         """Whether a task waits here for the call to be settled."""
-        return any(self.parked())
+        waiters = self.waiters
+        if isinstance(waiters, list):
+            return any(self.parked())
+        return waiters is not None and not waiters.done()
 
     @property
     def is_wanted(self) -> bool:
         """Whether anybody may still ask for the outcome: no task that awaited it has given up, or another has not."""
-        waiters = self.waiters
-        if waiters is None or (waiters.__class__ is not list and not waiters.done()):  # type: ignore[union-attr]
-            return True
-        return getattr(self, "flight", None) is not None or self.is_parked
+        return self.waiters is None or self.is_parked
 
     def park(self) -> Waiter:
         """Return what the running task is to be parked on: `yield` it at once."""
@@ -105,11 +102,11 @@ class Call(ABC):
 class RawCall(Call):
     """A call made through `Dist` itself: its outcome is the result and the start time, unpriced."""
 
-    __slots__ = ("_rank", "start")
+    __slots__ = ("start",)
 
     def __init__(self, op: str, rank: int, value: Any, clock: float) -> None:
         self.op = op
-        self._rank = rank
+        self.rank = rank
         self.value = value
         self.clock = self.start = clock
         self.detail = None
@@ -117,11 +114,6 @@ class RawCall(Call):
         self.outcome = None
         self.error = None
         self.waiters = None
-
-    @property
-    def rank(self) -> int:
-        """The rank that calls."""
-        return self._rank
 
     @staticmethod
     def settle_all(
@@ -141,7 +133,7 @@ class RawCall(Call):
         """Return the operation's name."""
         return self.op
 
-    def deliver(self, value: Any, sent: float, source: int) -> None:  # noqa: ARG002
+    def deliver(self, value: Any, sent: float) -> None:  # noqa: ARG002
         """Keep the message."""
         self.outcome = clone(value)
         self.settled = True

@@ -66,4 +66,4 @@ class Channel:
 def _deliver(send: Call, receive: Call) -> None:
     """Settle both sides of a message."""
     send.settled = True
-    receive.deliver(send.value, send.clock, send.rank)
+    receive.deliver(send.value, send.clock)

@@ -10,11 +10,13 @@ import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
-from minitrain.tensors import OptState, Tensor, Weight, WeightGrad, alone
+from minitrain.sets import alone
+from minitrain.tensors import OptState, Tensor, Weight, WeightGrad
 
 Results = list[Any]
 
@@ -47,32 +49,18 @@ def _brief(value: Any) -> str:
     return "{" + ", ".join(str(number) for number in numbers[:8]) + more + "}"
 
 
-def _agree_on_shards(op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
-    """Raise a CollectiveMismatchError unless all values are gradients of the same shards of one layer."""
-    first = values[0]
-    layer, shards, num_shards = first.layer, first.shards, first.num_shards
+def _agree_on(name: str, op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
+    """Raise a CollectiveMismatchError unless all are gradients of one layer and the same samples, or shards."""
+    first, numbers_of = values[0], attrgetter(name)
+    layer, num_shards, numbers = first.layer, first.num_shards, numbers_of(first)
     for value in values:
         if (
             value.__class__ is not WeightGrad
             or value.layer != layer
             or value.num_shards != num_shards
-            or (value.shards is not shards and value.shards != shards)
+            or (numbers_of(value) is not numbers and numbers_of(value) != numbers)
         ):
-            raise _mismatch(op, values, ranks, "layer, shards, num_shards")
-
-
-def _agree_on_samples(op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
-    """Raise a CollectiveMismatchError unless all values are gradients of one layer, of the same samples."""
-    first = values[0]
-    layer, samples, num_shards = first.layer, first.samples, first.num_shards
-    for value in values:
-        if (
-            value.__class__ is not WeightGrad
-            or value.layer != layer
-            or value.num_shards != num_shards
-            or (value.samples is not samples and value.samples != samples)
-        ):
-            raise _mismatch(op, values, ranks, "layer, samples, num_shards")
+            raise _mismatch(op, values, ranks, f"layer, {name}, num_shards")
 
 
 def _agree_on_step(op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
@@ -113,7 +101,7 @@ def all_reduce(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     if type(first) is not WeightGrad:
         total = _sum("all_reduce", values)
         return [copy.copy(total) for _ in values]
-    _agree_on_shards("all_reduce", values, ranks)
+    _agree_on("shards", "all_reduce", values, ranks)
     layer, layers, total_samples = first.layer, first.layers, first.total_samples
     samples = _union([value.samples for value in values])
     return [WeightGrad(layer, layers, samples, total_samples, first.shards, first.num_shards) for _ in values]
@@ -126,7 +114,7 @@ def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     if type(first) is not WeightGrad:
         total = _sum("reduce_scatter", values)
         return [total.shard(index, num_shards) for index in range(num_shards)]
-    _agree_on_shards("reduce_scatter", values, ranks)
+    _agree_on("shards", "reduce_scatter", values, ranks)
     if not first.is_complete():
         raise mismatch("reduce_scatter", values, ranks, "must bring complete gradients")
     layer, layers, total_samples = first.layer, first.layers, first.total_samples
@@ -154,7 +142,7 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     first = values[0]
     kind = first.__class__
     if kind is WeightGrad:
-        _agree_on_samples("all_gather", values, ranks)
+        _agree_on("samples", "all_gather", values, ranks)
         shards = _union([value.shards for value in values])
         return [
             WeightGrad(first.layer, first.layers, first.samples, first.total_samples, shards, first.num_shards)

@@ -6,7 +6,6 @@ from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from minitrain.dist import members_of
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
 from minitrain.groups import Group, Mesh, require_axes
@@ -17,7 +16,8 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 from minitrain.work import Launched, PeerStream, Work
 
 if TYPE_CHECKING:
-    from minitrain.dist import Communicator, Dist
+    from minitrain.communicator import Communicator
+    from minitrain.dist import Dist
     from minitrain.predictor import Predictor
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Communicating(Rank):
         self.work_kind = self.work_kind  # as `attentive`
         self.launching = False
         self.in_flight: dict[int, Work] = {}
-        self._groups: dict[Hashable, Group] = {}
+        self._groups: dict[Communicator, Group] = {self.dist.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
 
     def mesh(self, **axes: int) -> Mesh:
@@ -63,7 +63,7 @@ class Communicating(Rank):
             UsageError: the product of the axes is not world_size.
         """
         require_axes(axes, self.world_size)
-        return Mesh(self.rank, axes, lambda *axes: self._grouped(axes, self.dist.lattice(*axes)))
+        return Mesh(self.rank, axes, lambda *axes: self._view(self.dist.lattice(*axes)))
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, this one among them.
@@ -71,15 +71,13 @@ class Communicating(Rank):
         Raises:
             UsageError: a rank is not of this world, or this rank is not among them.
         """
-        members = members_of(ranks)
-        return self._groups.get(members) or self._grouped(members, self.dist.communicator(members))
+        return self._view(self.dist.communicator(ranks))
 
-    def _grouped(self, key: Hashable, communicator: Communicator) -> Group:
-        """Return this rank's view of what a group shares, and remember it under a key."""
-        found = self._groups.get(key)
+    def _view(self, communicator: Communicator) -> Group:
+        """Return this rank's view of what a group shares."""
+        found = self._groups.get(communicator)
         if found is None:
-            whole = communicator is self.dist.world
-            found = self._groups[key] = self._world if whole else Group(communicator, self.rank)
+            found = self._groups[communicator] = Group(communicator, self.rank)
         return found
 
     async def all_reduce(self, v: T, layer: int, *, group: Groupish = None) -> T:
@@ -222,8 +220,8 @@ class Communicating(Rank):
             return group if group.rank == self.rank else self.group(group.ranks)
         return self.group(group)
 
-    def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable) -> int:
-        """Log a message that may still have to wait, and return its row, to be completed when it is settled."""
+    def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
+        """Log an operation that may still have to wait, and return its row, to be completed when it is settled."""
         if not self._entered:
             self._enter()
         rows, time = self._rows, self.time
@@ -246,15 +244,10 @@ class Communicating(Rank):
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in _TENSORS else self._communicable(op, v)
-        if not self._entered:
-            self._enter()
-        rows, time = self._rows, self.time
-        row = len(rows)
-        rows.extend((op, layer, time, PENDING, self.account.units, NO_SAMPLES, member.stream, None, time, None))
-        work = self.work_kind(self, op, value, member, row, time, detail)
+        work = self.work_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         communicator = member.communicator
         if communicator.size == 1:
-            work.settle_all([work], [value], [time], time, self.rank)
+            work.settle_all([work], [value], [work.clock], work.clock, self.rank)
         else:
             communicator.join(member.index, work)
         return work
@@ -272,7 +265,7 @@ class Communicating(Rank):
         size_bytes = self.runtime_predictor.workload.message_bytes(v)
         price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
         owner = self._peer(SEND, dest)
-        work = self.work_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), self.time, None)
+        work = self.work_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
         work.depart(price)
         self.dist.put(channel, work)
         return work
@@ -281,7 +274,7 @@ class Communicating(Rank):
         """Submit a receive."""
         channel = self.dist.channel(source, self.rank, tag)
         owner = self._peer(RECV, source)
-        work = self.work_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), self.time, None)
+        work = self.work_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
         owner.pending.append(work)
         self.dist.get(channel, work)
         return work

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from minitrain import laws
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import Rank
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, alone
+from minitrain.sets import alone
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
 
 class Computing(Rank):

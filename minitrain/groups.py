@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from minitrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from minitrain.dist import Communicator
+    from minitrain.communicator import Communicator
 
 
 class Group:

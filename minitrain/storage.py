@@ -187,12 +187,8 @@ class Store(dict[Any, V]):
         """Remove a key and return its value."""
         if default is not _MISSING and key not in self:
             return default
-        value: Any = _take(self, key)
-        account = self.account
-        value._home = None
-        account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        value = _take(self, key)
+        self._leave(value)
         return value
 
     def popitem(self) -> tuple[Any, V]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from minitrain.errors import LawError
+from minitrain.sets import alone, union
 
 HIDDEN_SIZE = 4096
 BLOCK_SIZE = 1024
@@ -23,7 +24,6 @@ O = TypeVar("O")  # noqa: E741  (the specification's own name)
 TO = TypeVar("TO")
 
 _UNSHARDED = frozenset([0])
-_MOST_ALONE = 1 << 16
 
 
 class Reduceable(Protocol[T]):
@@ -150,19 +150,6 @@ def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
             )
 
 
-_latest_union: tuple[frozenset[int], frozenset[int], frozenset[int]] = (frozenset(), frozenset(), frozenset())
-
-
-def _union(left: frozenset[int], right: frozenset[int]) -> frozenset[int]:
-    """Return the union of two sets, the same one as the last time if they are: layers add the same microbatches."""
-    global _latest_union  # noqa: PLW0603  (one tuple, replaced as a whole)
-    known_left, known_right, union = _latest_union
-    if left is not known_left or right is not known_right:
-        union = left | right
-        _latest_union = left, right, union
-    return union
-
-
 def _require_shardable(value: Any, shard: int, num_shards: int) -> None:
     """Raise a LawError unless `value` is whole and `shard` is one of `num_shards`."""
     if not value.is_complete():
@@ -176,24 +163,6 @@ def _require_shardable(value: Any, shard: int, num_shards: int) -> None:
             f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards} (layer {value.layer})",
             layer=value.layer,
         )
-
-
-_ALONE: dict[int, frozenset[int]] = {}
-
-
-def alone(shard: Any) -> frozenset[int]:
-    """Return the set of one shard, the same one each time, since a set is larger than the tensors that refer to it.
-
-    An index that stands for many ranks makes its own (see `minitrain.folding`).
-    """
-    found = _ALONE.get(shard) if shard.__class__ is int else None
-    if found is not None:
-        return found
-    if hasattr(shard, "alone"):
-        return shard.alone()  # type: ignore[no-any-return]
-    if len(_ALONE) >= _MOST_ALONE or shard.__class__ is not int:
-        return frozenset([shard])
-    return _ALONE.setdefault(shard, frozenset([shard]))
 
 
 @dataclass(slots=True)
@@ -287,7 +256,7 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
         ):
             _require_same("gradients that add", self, other, "layer", "shards", "num_shards")
         total = WeightGrad(
-            layer, self.layers, _union(self.samples, other.samples), self.total_samples, shards, num_shards
+            layer, self.layers, union(self.samples, other.samples), self.total_samples, shards, num_shards
         )
         if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
             total._units = self._units  # type: ignore[misc]  # a slot of the base

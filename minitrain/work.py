@@ -7,7 +7,6 @@ participants are ready. Awaiting it moves the compute clock to its end, if that 
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections import deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -17,7 +16,7 @@ from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND
 from minitrain.in_flight import InFlight, mark_overlap
 from minitrain.predictor import Price
 from minitrain.tensors import Tensor, clone
-from minitrain.waiting import Waiter, wake_soon
+from minitrain.waiting import wake_soon
 
 T = TypeVar("T")
 
@@ -69,12 +68,13 @@ class Work(Call):
     __slots__ = ("carried", "end", "flight", "model", "owner", "row")
 
     def __init__(
-        self, model: Communicating, op: str, value: Any, owner: Group | PeerStream, row: int, clock: float, detail: Any
+        self, model: Communicating, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any
     ) -> None:
         self.model = model
         self.op = op
+        self.rank = model.rank
         self.value = value
-        self.clock = clock
+        self.clock = model.time
         self.detail = detail
         self.owner = owner
         self.row = row
@@ -85,9 +85,9 @@ class Work(Call):
         self.carried: float | None = None
 
     @property
-    def rank(self) -> int:
-        """The rank that calls."""
-        return self.model.rank
+    def is_wanted(self) -> bool:
+        """Whether anybody may still ask for the outcome: what was launched can be awaited at any time."""
+        return self.flight is not None or self.waiters is None or self.is_parked
 
     def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
         """Return the price of a collective and the samples of its results, None where they differ."""
@@ -135,7 +135,7 @@ class Work(Call):
         self._run(self.clock, None, price, samples_of(self.value))
         self.outcome = None
 
-    def deliver(self, value: Any, sent: float, source: int) -> None:  # noqa: ARG002  (the peer of its stream)
+    def deliver(self, value: Any, sent: float) -> None:
         """Take a message; it is received once those before it on the stream are."""
         self.outcome = clone(value)
         self.outcome._units = self.model.account.units_of(value)
@@ -186,14 +186,8 @@ class Work(Call):
         if model.launching:
             yield self  # `Communicating.launch` takes it from here
         if not self.settled:
-            if self.waiters is None:
-                waiter: Waiter = Future(loop=model.dist.watch.loop)
-                self.waiters = waiter
-                waiter._asyncio_future_blocking = True  # as in `park`, the most frequent case of which this is
-            else:
-                waiter = self.park()
             try:
-                yield waiter
+                yield self.park()
             except BaseException:
                 self._give_up()
                 raise

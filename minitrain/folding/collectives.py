@@ -9,6 +9,7 @@ from minitrain.errors import CollectiveMismatchError
 from minitrain.folding.each import Fold
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.spans import Spans
+from minitrain.sets import alone
 from minitrain.tensors import OptState, Weight, WeightGrad
 
 
@@ -44,9 +45,7 @@ def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:
         return WeightGrad(value.layer, value.layers, samples, value.total_samples, value.shards, value.num_shards)
     if not value.is_complete():
         raise CollectiveMismatchError(f"all ranks of {op} must bring complete gradients, got {describe(value)}", op=op)
-    index = group.index
-    shard: Any = frozenset([index]) if isinstance(index, int) else index.alone()
-    return WeightGrad(value.layer, value.layers, samples, value.total_samples, shard, group.size)
+    return WeightGrad(value.layer, value.layers, samples, value.total_samples, alone(group.index), group.size)
 
 
 def _all_gather(value: Any, group: FoldedGroup) -> Any:

@@ -105,7 +105,7 @@ class FoldedModel(Model):
         value = v if v.__class__ in _TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
-        work = Work(self, op, value, member, self._reserve(op, layer, member.stream, None), self.time, detail)
+        work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         result = value if member.size == 1 else perform(self.fold, op, value, member)
         work.settle_all([work], [result], [work.clock], work.clock, self._rank)
         return work

@@ -1,0 +1,37 @@
+"""Sets of shards and of samples that tensors share, since a set is larger than all tensors that refer to it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+Numbers = frozenset[int]
+
+
+def alone(shard: Any) -> Numbers:
+    """Return the set of one shard, the same one each time.
+
+    An index that stands for many ranks makes its own (see `minitrain.folding`).
+    """
+    if shard.__class__ is int:
+        return _alone(shard)
+    return shard.alone() if hasattr(shard, "alone") else frozenset([shard])
+
+
+@lru_cache(maxsize=1 << 16)
+def _alone(shard: int) -> Numbers:
+    """Make the set of one shard."""
+    return frozenset([shard])
+
+
+_latest: tuple[Numbers, Numbers, Numbers] = (frozenset(), frozenset(), frozenset())
+
+
+def union(left: Numbers, right: Numbers) -> Numbers:
+    """Return the union of two sets, the same one as the last time if they are: layers add the same microbatches."""
+    global _latest  # noqa: PLW0603  (one tuple, replaced as a whole)
+    known_left, known_right, both = _latest
+    if left is not known_left or right is not known_right:
+        both = left | right
+        _latest = left, right, both
+    return both
