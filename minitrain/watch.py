@@ -47,7 +47,7 @@ class Watch:
         marked: whether the tasks of the run carry its mark (they do in `simulate`).
         entered: ranks whose model was used.
         looking: whether it looks out now.
-        loop: the event loop in which it does; None before anybody waited.
+        loop: the event loop in which it does, and calls wait; None before anybody waited.
         over: whether the run has ended already, well or not.
         alarm: called with the tasks of a run that has come to a deadlock.
         returned: ranks that are done.

@@ -187,7 +187,7 @@ class Work(Call):
             yield self  # `Communicating.launch` takes it from here
         if not self.settled:
             try:
-                yield self.park()
+                yield self.park(model.dist.watch.loop)
             except BaseException:
                 self._give_up()
                 raise
