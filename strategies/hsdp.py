@@ -22,11 +22,11 @@ async def hsdp(model: Model, microbatch_size: int | None = None, shard_size: int
     shard_size = shard_size or gcd(model.world_size, 8)
     require_multiple("world_size", model.world_size, "shard_size", shard_size, "hsdp")
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "hsdp")
+    mesh = model.mesh(replica=model.world_size // shard_size, shard=shard_size)
+    shards, replicas = mesh.group("shard"), mesh.group("replica")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
     samples_here = share(model.global_batch_size, model.world_size, model.rank)
-    mesh = model.mesh(replica=model.world_size // shard_size, shard=shard_size)
-    shards, replicas = mesh.group("shard"), mesh.group("replica")
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer, shards.index, shards.size)

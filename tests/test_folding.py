@@ -204,6 +204,56 @@ def test_what_is_the_same_for_all_ranks_folds(probe: Probe) -> None:
     assert len(_require_identical(strategy, **SIZES).logs) == 1
 
 
+TOLD: dict[str, Probe] = {
+    "nothing": lambda model: 0,
+    "its rank": lambda model: model.rank,
+    "its place in all": lambda model: model.group(range(8)).index,
+}
+
+
+@pytest.mark.parametrize("told", TOLD.values(), ids=TOLD)
+def test_a_mesh_may_come_after_other_ways_to_tell_ranks_apart(told: Probe) -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        shard = told(model)
+        mesh = model.mesh(a=2, b=4)
+        model.load_weights(0, cast(int, shard), 8)
+        model.load_weights(0, mesh.coord("b"), 4)
+        return await _train(model)
+
+    async def after_a_barrier(model: mt.Model) -> mt.Model:
+        await model.barrier()
+        return await strategy(model)
+
+    for function in (strategy, after_a_barrier):
+        folded = _require_identical(function, **SIZES)
+        assert folded.fold is not None
+        assert folded.fold.axes == {"a": 2, "b": 4}
+
+
+def test_a_mesh_does_not_forget_what_all_ranks_have_launched() -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        launched = model.launch(model.barrier())
+        mesh = model.mesh(a=2, b=4)
+        await model.barrier(mesh.group("a", "b"))
+        await launched
+        return await _train(model)
+
+    folded = _require_identical(strategy, **SIZES)
+    assert folded.logs[0][1].time == folded.logs[0][0].end > 0
+
+
+def test_a_mesh_asked_for_first_needs_no_second_attempt() -> None:
+    meshes: list[mt.Mesh] = []
+
+    async def strategy(model: mt.Model) -> mt.Model:
+        model.load_weights(0)
+        meshes.append(model.mesh(a=2, b=4))
+        return await _train(model)
+
+    assert _require_identical(strategy, **SIZES)
+    assert len(meshes) == 8 + 1
+
+
 table = list(range(8))
 
 REFUSED: dict[str, Probe] = {

@@ -122,6 +122,8 @@ async def _search(job: Job, simulate_fully: Callable[[], Awaitable[Run]], *, fre
     while True:
         fold = Fold(axes, frozenset(reasons), free=free and is_world)
         run = await _attempt(job, fold)
+        if fold.is_laid:
+            axes, is_world = fold.axes, False
         if fold.diverged is None:
             assert run is not None
             _require_travelled(job, fold, reasons)

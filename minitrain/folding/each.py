@@ -37,24 +37,43 @@ class Fold:
         is_split: whether it did so by a division, and not by a mesh.
         travelled: kept axes along which a message went.
         over: whether the attempt has ended, so that nobody's values are asked for any more.
+        told: whether the strategy knows anything yet that depends on the axes.
+        is_laid: whether the strategy's own mesh took the place of the axes before that.
     """
 
     def __init__(self, axes: Mapping[str, int], kept: frozenset[str], *, free: bool = False) -> None:
-        self.axes = dict(axes)
         self.kept = kept
         self.free = free
-        self.sizes = {axis: size for axis, size in axes.items() if size > 1 and axis not in kept}
+        self._lay(axes)
+        self.told = self.is_laid = False
+        self.diverged: tuple[frozenset[str], str] | None = None
+        self.layout: dict[str, int] | None = None
+        self.is_split = False
+        self.travelled: set[str] = set()
+        self.over = False
+
+    def _lay(self, axes: Mapping[str, int]) -> None:
+        """Lay the ranks out on some axes."""
+        self.axes = dict(axes)
+        self.sizes = {axis: size for axis, size in axes.items() if size > 1 and axis not in self.kept}
         self.strides: dict[str, int] = {}
         stride = 1
         for axis, size in reversed(self.axes.items()):
             self.strides[axis] = stride
             stride *= size
         self.world_size = stride
-        self.diverged: tuple[frozenset[str], str] | None = None
-        self.layout: dict[str, int] | None = None
-        self.is_split = False
-        self.travelled: set[str] = set()
-        self.over = False
+
+    def lay_anew(self, axes: Mapping[str, int]) -> bool:
+        """Take the axes of the strategy's own mesh if it knows nothing yet that depends on others; return whether.
+
+        That spares an attempt: one that began with these axes would have done the same up to here.
+        """
+        if self.told or self.kept or not self.free:
+            return False
+        self._lay(axes)
+        self.free = False
+        self.is_laid = True
+        return True
 
     def each(self, const: int, slopes: Mapping[str, int]) -> Any:
         """Return the value const + sum of slope x coordinate: an int where it is the same for all ranks."""

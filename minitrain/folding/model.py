@@ -39,16 +39,23 @@ class FoldedModel(Model):
     ) -> None:
         self.fold = fold
         super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
-        self._each_rank = fold.each(rank, fold.strides)
         self._finished = False
         self._task: Any = None
+        self._find_place()
+
+    def _find_place(self) -> None:
+        """Find out where the class lies on the axes."""
+        self._each_rank = self.fold.each(self._rank, self.fold.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
-        self._world = self._group_along(fold.axes)
+        self._world = self._group_along(self.fold.axes)
 
     @property
     def rank(self) -> Any:
         """The rank: the lowest one to the engine, one number each to the strategy."""
-        return self._rank if in_engine() else self._each_rank
+        if in_engine():
+            return self._rank
+        self.fold.told = True
+        return self._each_rank
 
     @rank.setter
     def rank(self, rank: int) -> None:
@@ -69,13 +76,17 @@ class FoldedModel(Model):
         """Lay the ranks out on named axes, which are then those along which they are folded."""
         require_axes(axes, self.world_size)
         if list(axes.items()) != list(self.fold.axes.items()):
-            if self.fold.layout is None:
-                self.fold.layout = axes
-            self.fold.diverge("a mesh of its own")
+            if not self.fold.lay_anew(axes):
+                if self.fold.layout is None:
+                    self.fold.layout = axes
+                self.fold.diverge("a mesh of its own")
+            self._find_place()
+        self.fold.told = True
         return FoldedMesh(self.fold, self._rank, self._group_along)
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, where they are those along some axes: each rank's own, and itself in it."""
+        self.fold.told = True
         listed: list[Any] = list(ranks)
         found = axes_along(self.fold, self._rank, listed)
         if found is None:
@@ -91,6 +102,7 @@ class FoldedModel(Model):
 
     def _member(self, group: Groupish) -> FoldedGroup:
         """Return the group that a strategy named."""
+        self.fold.told = True
         named = self._world if group is None else group if isinstance(group, Group) else self.group(group)
         assert isinstance(named, FoldedGroup)  # nobody can make another
         return named if named._lowest == self._rank else self._group_along(named.axes)
@@ -136,6 +148,7 @@ class FoldedModel(Model):
         Peers must be as many ranks away for every rank, along axes that are kept: then each rank's messages meet those
         of its own peer, as the classes' do.
         """
+        self.fold.told = True
         self._require_one_task()
         const, slopes = (peer.const, peer.slopes) if isinstance(peer, Each) else (peer, {})
         mine = self._each_rank.slopes if isinstance(self._each_rank, Each) else {}
