@@ -56,6 +56,23 @@ def test_a_failed_run_is_left_to_the_collector() -> None:
     assert [model() for model in models] == [None] * 4
 
 
+def test_an_attempt_at_folding_in_vain_is_freed_without_the_collector() -> None:
+    models: list[weakref.ref[Model]] = []
+
+    async def pipeline(model: Model) -> Model:
+        models.append(weakref.ref(model))
+        mesh = model.mesh(pp=2, dp=2)
+        before, after = mesh.peer("pp", -1), mesh.peer("pp", 1)
+        if before is not None:
+            await model.receive(before)
+        if after is not None:
+            await model.send(after, model.get_input_activation(range(4)))
+        return model
+
+    run = mt.simulate(pipeline, fold=True, check=False, **SIZES)
+    assert [model() for model in models] == [None, *run.models]
+
+
 def test_thresholds_come_back_after_runs_beside_each_other_and_after_errors() -> None:
     before = gc.get_threshold()
     inside = threading.Barrier(2)

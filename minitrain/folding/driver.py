@@ -176,6 +176,7 @@ async def _attempt(job: Job, fold: Fold) -> Run | None:
         raise
     except BaseException as error:
         if fold.diverged is not None:
+            error.with_traceback(None)  # it holds the run in a circle, and each task that lives costs all others
             return None
         if fold.sizes and isinstance(error, TypeError | AttributeError) and not isinstance(error, MinitrainError):
             error.add_note(
