@@ -29,7 +29,7 @@ async def run_ranks(name: str, function: Strategy, models: Sequence[Model], opti
         if loop.get_exception_handler() is listening:  # another run may have begun to listen
             loop.set_exception_handler(handler)
         models[0].dist.watch.alarm = None
-        await _end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(loop)})
+        await end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(loop)})
     lost = crew.lost + models[0].dist.watch.lost_errors(loop)
     if models[0].dist.error is not None:  # what the transport found comes before what followed from it
         raise models[0].dist.error.with_traceback(None)
@@ -40,7 +40,7 @@ async def run_ranks(name: str, function: Strategy, models: Sequence[Model], opti
         raise error
 
 
-async def _end_all(tasks: set[asyncio.Task[Any]]) -> None:
+async def end_all(tasks: set[asyncio.Task[Any]]) -> None:
     """Cancel what still runs, wait for it, and look at every outcome: asyncio logs what nobody looked at."""
     pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
     for task in pending:

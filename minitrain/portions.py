@@ -25,7 +25,7 @@ from concurrent.futures import (
     wait,
 )
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minitrain.comparison import FailedRun
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
@@ -33,6 +33,9 @@ from minitrain.loading import Strategy, load_strategy
 from minitrain.predictor import Predictor
 from minitrain.run import Run, plain
 from minitrain.simulation import make_predictor, simulate_async
+
+if TYPE_CHECKING:
+    from minitrain.folding.parted import Parted
 
 Row = dict[str, Any]
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
@@ -145,10 +148,11 @@ async def _rows_of(portion: Portion) -> list[tuple[str, Row]]:
 
 
 class Found:
-    """What the configurations of a portion share: each strategy is loaded once, and each machine priced once."""
+    """What the configurations of a portion share: strategies are loaded once, machines priced once, and so on."""
 
     def __init__(self) -> None:
         self._strategies: dict[str, Strategy] = {}
+        self._parted: Parted | None = None
         self._predictors: dict[tuple[str, int, str], Predictor] = {}
 
     def strategy(self, strategy: str | Strategy) -> Strategy:
@@ -162,6 +166,16 @@ class Found:
         if strategy not in self._strategies:
             self._strategies[strategy] = load_strategy(strategy)[1]
         return self._strategies[strategy]
+
+    def remembered(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters of `simulate` with what earlier configurations tell about folding in the place of True."""
+        if parameters.get("fold") is not True:
+            return parameters
+        if self._parted is None:
+            from minitrain.folding.parted import Parted  # noqa: PLC0415  (only where it is asked for)
+
+            self._parted = Parted()
+        return {**parameters, "fold": self._parted}
 
     def priced(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return parameters of `simulate` with the predictor in the place of its hardware's name.
@@ -191,7 +205,8 @@ async def row_of(configuration: Configuration, found: Found) -> Row:
     strategy, parameters = configuration
     name = strategy if isinstance(strategy, str) else load_strategy(strategy)[0]
     try:
-        run: Run | FailedRun = await simulate_async(found.strategy(strategy), **found.priced(parameters))
+        known = found.remembered(found.priced(parameters))
+        run: Run | FailedRun = await simulate_async(found.strategy(strategy), **known)
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)
     summary = run.summary()

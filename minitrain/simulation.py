@@ -8,7 +8,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minitrain.collector import rare_collections
 from minitrain.contention import with_contention
@@ -22,6 +22,9 @@ from minitrain.overflow import watching_memory
 from minitrain.predictor import Predictor, RuntimePredictor
 from minitrain.run import HeldOutside, Run
 from minitrain.sharing import sharing_sizes
+
+if TYPE_CHECKING:
+    from minitrain.folding.parted import Parted
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -104,7 +107,7 @@ async def simulate_async(
     memory_by_kind: bool = False,
     numerics: Any = None,
     model_kind: type[Model] | None = None,
-    fold: bool = False,
+    fold: bool | Parted = False,
     log: str = "full",
     **options: Any,
 ) -> Run:
@@ -130,7 +133,8 @@ async def simulate_async(
         numerics: "numpy", or a `minitrain.numerics.Problem`, to let tensors carry numbers; the log stays the same.
         model_kind: class of the ranks' models, for who follows a run by an extension of his own; that of `strict` and
             `numerics` if None.
-        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`).
+        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`); in place
+            of True, what runs before this one remember for it.
         log: "full", or "summary" to keep what events come to, and not the events (see `minitrain.summary`).
         options: the strategy's own.
 
@@ -156,7 +160,9 @@ async def simulate_async(
     beside = {"fold": fold, "contention": contention, "strict": strict, "numerics": numerics}
     _require_log(log, beside | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
     if fold:
-        from minitrain.folding.driver import Job, require_foldable, simulate_folded  # noqa: PLC0415  (only where it is asked for)
+        from minitrain.folding.driver import require_foldable, simulate_folded  # noqa: PLC0415  (only where it is asked for)
+        from minitrain.folding.job import Job  # noqa: PLC0415
+        from minitrain.folding.parted import Parted  # noqa: PLC0415
 
         telling_apart = {"slowdown": slowdown, "contention": contention, "strict": strict, "numerics": numerics}
         require_foldable(predictor, telling_apart | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
@@ -166,7 +172,10 @@ async def simulate_async(
             "global_batch_size": global_batch_size,
         }
         limits: dict[str, Any] = {"p2p_buffer": p2p_buffer, "check": check, "strict_memory": strict_memory}
-        job = Job(name, function, predictor, _hardware_name(hardware, predictor), options, **sizes, **limits)
+        parted = fold if isinstance(fold, Parted) else Parted()
+        job = Job(
+            name, function, predictor, _hardware_name(hardware, predictor), options, **sizes, **limits, parted=parted
+        )
         return await simulate_folded(
             job, lambda: simulate_async(strategy, hardware=hardware, **sizes, **limits, **options)
         )

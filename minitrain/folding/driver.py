@@ -8,23 +8,22 @@ strategy depends on the rank in a way that folding refuses.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from minitrain.collector import rare_collections
 from minitrain.crew import require_nothing_left, run_ranks
-from minitrain.dist import Dist
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.fixed import FixedPredictor
 from minitrain.folding.each import Fold
+from minitrain.folding.job import Job
 from minitrain.folding.model import FoldedModel
+from minitrain.folding.parted import way_of
+from minitrain.folding.rehearsal import rehearse
 from minitrain.folding.run import FoldedRun
 from minitrain.folding.spans import Spans
 from minitrain.hardware import FlatTopology
-from minitrain.loading import Strategy
 from minitrain.overflow import watching_memory
 from minitrain.predictor import Predictor, RuntimePredictor
 from minitrain.run import Run
@@ -32,23 +31,6 @@ from minitrain.tensors import Weight
 from minitrain.verification import check_final_weights
 
 _MANY_CLASSES = 64
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be simulated; fields as the parameters of `simulate_async`."""
-
-    name: str
-    function: Strategy
-    predictor: Predictor
-    hardware: str
-    options: Mapping[str, Any]
-    world_size: int
-    num_layers: int
-    global_batch_size: int
-    p2p_buffer: int | None
-    check: bool
-    strict_memory: bool
 
 
 _TELL_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
@@ -120,8 +102,7 @@ async def _search(job: Job, simulate_fully: Callable[[], Awaitable[Run]], *, fre
     reasons: dict[str, str] = {}  # why each axis is kept
     is_world = True  # as long as the strategy has not asked for a mesh
     while True:
-        fold = Fold(axes, frozenset(reasons), free=free and is_world)
-        run = await _attempt(job, fold)
+        fold, run = await _attempt(job, Fold(axes, frozenset(reasons), free=free and is_world))
         if fold.is_laid:
             axes, is_world = fold.axes, False
         if fold.diverged is None:
@@ -161,15 +142,28 @@ def _refuse(job: Job, fold: Fold, place: str) -> NoReturn:
     )
 
 
-async def _attempt(job: Job, fold: Fold) -> Run | None:
-    """Simulate with one way of folding; None if it turned out that ranks part ways."""
+async def _attempt(job: Job, fold: Fold) -> tuple[Fold, Run | None]:
+    """Simulate with one way of folding, and return what was found out; no run if it turned out that ranks part ways.
+
+    What is likely to be in vain is rehearsed before. (Where there are several classes, the others do something too
+    before the first one's end is noticed, which a rehearsal leaves out; if there are many, that is what it is for.)
+    """
     representatives = fold.representatives()
-    if len(representatives) > _MANY_CLASSES:
-        await _probe(job, fold)
-        if fold.diverged is not None:
-            return None
-    dist = Dist(job.world_size, p2p_buffer=job.p2p_buffer)
-    models = [_model(job, fold, rank, dist) for rank in representatives]
+    way = way_of(job.name, job.options, fold.axes, fold.kept)
+    is_likely = len(representatives) == 1 and job.parted.is_likely(way)
+    if is_likely or len(representatives) > _MANY_CLASSES:
+        rehearsed = await rehearse(job, fold)
+        if rehearsed is not None:
+            return rehearsed, None
+    run = await _performed(job, fold, representatives)
+    job.parted.note(way, parted=fold.diverged is not None)
+    return fold, run
+
+
+async def _performed(job: Job, fold: Fold, representatives: Sequence[int]) -> Run | None:
+    """Simulate a rank of each class; None if it turned out that ranks part ways."""
+    dist = job.transport()
+    models = [job.model(fold, rank, dist) for rank in representatives]
     try:
         return await _simulated(job, fold, models)
     except (KeyboardInterrupt, SystemExit):
@@ -183,24 +177,6 @@ async def _attempt(job: Job, fold: Fold) -> Run | None:
                 "with fold=True, ranks, samples and shards are no ints and frozensets; if that is why, leave it"
             )
         raise
-
-
-def _model(job: Job, fold: Fold, rank: int, dist: Dist) -> FoldedModel:
-    """Make the model of one class."""
-    return FoldedModel(fold, rank, dist, job.num_layers, job.global_batch_size, job.predictor)
-
-
-async def _probe(job: Job, fold: Fold) -> None:
-    """Run the first class until it has to wait, which shows at once where ranks part ways."""
-    rehearsal = Fold(fold.axes, fold.kept, free=fold.free)
-    dist = Dist(job.world_size)
-    coroutine: Any = job.function(_model(job, rehearsal, 0, dist), **job.options)
-    with contextlib.suppress(Exception):  # of whatever is wrong beside that, the attempt tells
-        coroutine.send(None)
-    coroutine.close()
-    dist.watch.over = True  # nobody else will come
-    fold.diverged, fold.travelled = rehearsal.diverged, rehearsal.travelled
-    fold.layout, fold.is_split = rehearsal.layout, rehearsal.is_split
 
 
 async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel]) -> Run:
