@@ -126,9 +126,13 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 
 @lru_cache
-def _signature(function: Strategy) -> inspect.Signature:
-    """Return the parameters of a function, which a sweep asks for a thousand times a second."""
-    return inspect.signature(function)
+def _bind(strategy: Strategy, *options: str) -> None:
+    """Find values for the parameters of a strategy, which a sweep asks for a thousand times a second.
+
+    Raises:
+        TypeError: an option is no parameter, or a parameter has no value.
+    """
+    inspect.signature(strategy).bind(None, **dict.fromkeys(options))
 
 
 def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> None:
@@ -137,11 +141,11 @@ def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> N
     Raises:
         StrategyError: it takes other parameters.
     """
-    is_plain = isinstance(strategy, FunctionType)  # anything else may not be hashable
-    signature = _signature(strategy) if is_plain else inspect.signature(strategy)
+    bind = _bind if isinstance(strategy, FunctionType) else _bind.__wrapped__  # anything else may not be hashable
     try:
-        signature.bind(None, **options)
+        bind(strategy, *options)
     except TypeError as error:
+        signature = inspect.signature(strategy)
         given = ", ".join(["model", *(f"{option}={value!r}" for option, value in options.items())])
         raise StrategyError(
             f"the strategy {name}{signature} cannot be called with ({given}): {error}", strategy=name

@@ -27,6 +27,7 @@ from minitrain.predictor import FREE, Predictor, Price, RuntimePredictor
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
+_IN_SHARDS = (Weight, WeightGrad)
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
 
 
@@ -210,7 +211,7 @@ class Rank:
         if isinstance(value, list):
             return sum(map(self.held_bytes, value))
         size_bytes = self.wire_bytes(value)
-        if isinstance(value, Weight | WeightGrad):
+        if isinstance(value, _IN_SHARDS):
             return size_bytes * len(value.shards) // value.num_shards
         return size_bytes
 

@@ -139,6 +139,8 @@ _NO_NUMBERS = (type(None), str, bytes, tuple, list, dict, set, frozenset)  # wha
 
 def _integer(value: Any) -> int | None:
     """Return an integer of any type (numpy's, too) as an int, None for anything else."""
+    if value.__class__ is int:
+        return value
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, Each) else None
 
 
@@ -160,21 +162,24 @@ class Each:
         slopes: how much it grows along each folded axis, without zeros.
     """
 
-    __slots__ = ("_alone", "const", "fold", "slopes")
+    __slots__ = ("_alone", "_bounds", "const", "fold", "slopes")
 
     def __init__(self, fold: Fold, const: int, slopes: Mapping[str, int]) -> None:
         self.fold = fold
         self.const = const
         self.slopes = slopes
         self._alone: Any = None
+        self._bounds: tuple[int, int] | None = None  # layers ask for the same shards
 
     def bounds(self) -> tuple[int, int]:
         """Return the least and the greatest value of any rank."""
-        low = high = self.const
-        for axis, slope in self.slopes.items():
-            reach = slope * (self.fold.sizes[axis] - 1)
-            low, high = low + min(reach, 0), high + max(reach, 0)
-        return low, high
+        if self._bounds is None:
+            low = high = self.const
+            for axis, slope in self.slopes.items():
+                reach = slope * (self.fold.sizes[axis] - 1)
+                low, high = low + min(reach, 0), high + max(reach, 0)
+            self._bounds = low, high
+        return self._bounds
 
     def _plus(self, other: Any, sign: int) -> Any:
         """Return self + sign x other."""
@@ -236,6 +241,14 @@ class Each:
     def __mod__(self, other: Any) -> Any:
         return divmod(self, other)[1]
 
+    def _reach_from(self, other: Any) -> tuple[int, int]:
+        """Return the least and the greatest difference to a number, or to another `Each`."""
+        if other.__class__ is int:
+            low, high = self.bounds()
+            return low - other, high - other
+        difference = self - other
+        return difference.bounds() if isinstance(difference, Each) else (difference, difference)
+
     def _compare(self, other: Any, below: bool, inside: bool, above: bool) -> bool:
         """Return a comparison's result where it is one for all ranks.
 
@@ -245,8 +258,9 @@ class Each:
             inside: the result where all are equal.
             above: the result where all are greater.
         """
-        difference = self - other
-        low, high = difference.bounds() if isinstance(difference, Each) else (difference, difference)
+        low, high = self._reach_from(other)
+        if low > 0 or high < 0:
+            return above if low > 0 else below
         results = {below} if low < 0 else {above} if low > 0 else {inside}  # that of the rank with the least
         results |= {below} if high < 0 else {above} if high > 0 else {inside}
         if low < 0 < high:

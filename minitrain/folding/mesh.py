@@ -86,7 +86,7 @@ class FoldedGroup(Group):
 
     def _require_same(self, what: str) -> None:
         """Refuse to tell the strategy what differs between ranks."""
-        if not in_engine(3) and not self.axes.issuperset(self.fold.sizes):
+        if not self.axes.issuperset(self.fold.sizes) and not in_engine(3):
             self.fold.diverge(f"{what} that differs between ranks")
 
     def __repr__(self) -> str:

@@ -47,7 +47,7 @@ class FoldedModel(Model):
         """Find out where the class lies on the axes."""
         self._each_rank = self.fold.each(self._rank, self.fold.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
-        self._world = self._group_along(self.fold.axes)
+        self._all_ranks: FoldedGroup | None = None  # made when asked for: with a mesh, hardly ever
 
     @property
     def rank(self) -> Any:
@@ -103,7 +103,10 @@ class FoldedModel(Model):
     def _member(self, group: Groupish) -> FoldedGroup:
         """Return the group that a strategy named."""
         self.fold.told = True
-        named = self._world if group is None else group if isinstance(group, Group) else self.group(group)
+        if group is None:
+            self._all_ranks = self._all_ranks or self._group_along(self.fold.axes)
+            return self._all_ranks
+        named = group if isinstance(group, Group) else self.group(group)
         assert isinstance(named, FoldedGroup)  # nobody can make another
         return named if named._lowest == self._rank else self._group_along(named.axes)
 
@@ -211,9 +214,12 @@ class FoldedModel(Model):
         rows = self._rows
         for place in (LAYER, SAMPLES):
             values = rows[place::STRIDE]
-            lowest = {id(value): _of_lowest(value) for value in values if isinstance(value, Spans | Each)}
+            lowest = {id(value): _of_lowest(value) for value in values if value.__class__ in _OF_RANKS}
             if lowest:  # events share their sets
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
+
+
+_OF_RANKS = frozenset({Each, Spans})
 
 
 def _of_lowest(value: Any) -> Any:

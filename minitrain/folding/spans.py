@@ -91,8 +91,8 @@ class Spans(Set[Any]):
     ) -> None:
         self.fold = fold
         self.slopes = dict(slopes or {})
-        self.pieces, self.rings = _settled(fold, _merged(pieces), sorted(rings))
-        self._size = sum(stop - start for start, stop in self.pieces) * prod(count for _, count in self.rings)
+        self.pieces, self.rings = _settled(fold, _merged(pieces), sorted(rings)) if rings else (_merged(pieces), ())
+        self._size = sum([stop - start for start, stop in self.pieces]) * prod([count for _, count in self.rings])
         self._known_hash: int | None = None
         self._over: dict[frozenset[str], Spans] = {}  # layers share sets, and their collectives the unions
         self._lowest: Spans | None = None
