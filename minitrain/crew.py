@@ -124,7 +124,7 @@ def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseExc
             "is cancelled",
             rank=rank,
         ) from error
-    error.add_note(f"on rank {rank} of {len(models)}, strategy {name}")
+    error.add_note(f"on rank {rank} of {models[0].world_size}, strategy {name}")  # folded, there are fewer models
     raise error
 
 

@@ -551,6 +551,20 @@ def test_an_error_of_the_strategy_passes() -> None:
         mt.simulate(strategy, fold=True, **SIZES)
 
 
+def test_an_error_names_a_rank_of_the_whole_world() -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        mesh = model.mesh(pp=2, dp=4)
+        if mesh.coord("pp") == 1:
+            await model.receive(model.rank - 4)
+            raise KeyError("mine")
+        await model.send(model.rank + 4, model.get_input_activation([0]))
+        return model
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        mt.simulate(strategy, fold=True, **SIZES)
+    assert caught.value.__notes__ == ["on rank 4 of 8, strategy strategy"]
+
+
 def test_ctrl_c_passes() -> None:
     async def strategy(model: mt.Model) -> mt.Model:
         raise KeyboardInterrupt
