@@ -67,7 +67,7 @@ class _Crew:
 
     async def run(self, model: Model) -> None:
         """Run the strategy on one rank, which must return its model."""
-        model.dist.watch.mark()
+        model.dist.watch.mark(model.rank)
         try:
             result = await self.function(model, **self.options)
             self._require_model(model, result)

@@ -44,7 +44,7 @@ class Watch:
 
     Attributes:
         operations: number of operations begun so far.
-        marked: whether the tasks of the run carry its mark (they do in `simulate`).
+        ranks: those whose tasks carry the run's mark: in `simulate` all, or the lowest of each folded class.
         entered: ranks whose model was used.
         looking: whether it looks out now.
         loop: the event loop in which it does, and calls wait; None before anybody waited.
@@ -63,9 +63,9 @@ class Watch:
         "entered",
         "looking",
         "loop",
-        "marked",
         "operations",
         "over",
+        "ranks",
         "returned",
         "tidy",
     )
@@ -73,7 +73,7 @@ class Watch:
     def __init__(self, dist: Dist) -> None:
         self.dist = dist
         self.operations = 0
-        self.marked = False
+        self.ranks: set[int] = set()
         self.over = False
         self.alarm: Callable[[list[asyncio.Task[Any]]], None] | None = None
         self.returned: set[int] = set()
@@ -84,9 +84,9 @@ class Watch:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pause_s = 0.0
 
-    def mark(self) -> None:
-        """Mark the running task, and all that it will begin, as part of this run."""
-        self.marked = True
+    def mark(self, rank: int) -> None:
+        """Mark the running task of a rank, and all that it will begin, as part of this run."""
+        self.ranks.add(rank)
         RUN.set(self.dist)
 
     def begin(self) -> None:
@@ -125,7 +125,7 @@ class Watch:
 
     def _can_act(self, loop: asyncio.AbstractEventLoop, waiting: Iterable[Call]) -> bool:
         """Return whether a task or timer of this run can do something by itself."""
-        if not self.marked and len(self.entered) < self.dist.world_size:
+        if not self.ranks and len(self.entered) < self.dist.world_size:
             return True
         parked = {waiter for call in waiting for waiter in call.parked()}
         tasks = self.tasks(loop)
@@ -147,7 +147,7 @@ class Watch:
 
     def _is_ours(self, context: Context | None) -> bool:
         """Return whether a context belongs to this run; where it cannot be told, it does."""
-        return not self.marked or context is None or context.get(RUN) is self.dist
+        return not self.ranks or context is None or context.get(RUN) is self.dist
 
 
 def _nothing_can_happen(loop: asyncio.AbstractEventLoop) -> bool:
@@ -257,8 +257,8 @@ def _deadlock(dist: Dist, waiting: list[Call]) -> DeadlockError:
     calls = sorted((call for call in waiting if call.is_parked), key=lambda call: call.rank)
     lines = [f"  rank {call.rank} at {call.clock:.6g} s: {call.describe()}{_at(places.get(call))}" for call in calls]
     shown = lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"  ... and {len(lines) - _MAX_LINES} more"]
-    silent = set(range(dist.world_size)) - {call.rank for call in calls}
-    finished = sorted(silent & dist.watch.returned if dist.watch.marked else silent)
+    silent = (dist.watch.ranks or set(range(dist.world_size))) - {call.rank for call in calls}
+    finished = sorted(silent & dist.watch.returned if dist.watch.ranks else silent)
     shown += [
         f"  {what}: {_ranks(ranks)}"
         for what, ranks in (

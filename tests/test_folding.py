@@ -565,6 +565,19 @@ def test_an_error_names_a_rank_of_the_whole_world() -> None:
     assert caught.value.__notes__ == ["on rank 4 of 8, strategy strategy"]
 
 
+def test_a_deadlock_tells_of_the_ranks_that_were_simulated() -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        mesh = model.mesh(pp=2, dp=4)
+        if mesh.coord("pp") == 1:
+            return model
+        await model.send(model.rank + 4, model.get_input_activation([0]))
+        await model.receive(model.rank + 4)
+        return model
+
+    with pytest.raises(mt.DeadlockError, match=r"rank 0 at .*: receive from rank 4 .*\n.*finished: rank 4$"):
+        mt.simulate(strategy, fold=True, **SIZES)
+
+
 def test_ctrl_c_passes() -> None:
     async def strategy(model: mt.Model) -> mt.Model:
         raise KeyboardInterrupt
