@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from minitrain.dist import Dist
 from minitrain.errors import StrategyError
 from minitrain.loading import Strategy
+from minitrain.lost import hearing_lost_errors
 from minitrain.model import Model
 
 
 async def run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
     """Run the strategy on every rank; if one fails, end the others and raise its error."""
+    dist, loop = models[0].dist, asyncio.get_running_loop()
     crew = _Crew(name, function, len(models), options)
-    models[0].dist.watch.alarm = crew.end
+    dist.watch.alarm = crew.end
     tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
-    loop = asyncio.get_running_loop()
-    handler = loop.get_exception_handler()
-    listening = functools.partial(crew.notice, handler)
-    loop.set_exception_handler(listening)
-    try:
-        await crew.ended
-    finally:
-        crew.listens = False
-        if loop.get_exception_handler() is listening:  # another run may have begun to listen
-            loop.set_exception_handler(handler)
-        models[0].dist.watch.alarm = None
-        await end_all({*tasks, *crew.left_over, *models[0].dist.watch.tasks(loop)})
-    lost = crew.lost + models[0].dist.watch.lost_errors(loop)
-    if models[0].dist.error is not None:  # what the transport found comes before what followed from it
-        raise models[0].dist.error.with_traceback(None)
+    with hearing_lost_errors(dist, tasks) as lost:
+        try:
+            await crew.ended
+        finally:
+            dist.watch.alarm = None
+            await end_all({*tasks, *crew.left_over, *dist.watch.tasks(loop)})
+    if dist.error is not None:  # what the transport found comes before what followed from it
+        raise dist.error.with_traceback(None)
     if crew.failures:
         _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
-    for error in lost:
-        error.add_note(f"in a sub-task of the strategy {name} that nobody awaited")
+    if lost:
+        rank, error = min(lost, key=lambda loss: loss[0])
+        error.add_note(f"in a sub-task of rank {rank} of {dist.world_size}, strategy {name}, that nobody awaited")
         raise error
 
 
@@ -61,8 +56,6 @@ class _Crew:
         self.missing = world_size
         self.failures: list[tuple[int, BaseException]] = []
         self.left_over: list[asyncio.Task[Any]] = []
-        self.lost: list[BaseException] = []
-        self.listens = True
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, model: Model) -> None:
@@ -89,16 +82,6 @@ class _Crew:
         self.left_over += tasks
         if not self.ended.done():
             self.ended.set_result(None)
-
-    def notice(self, handler: Any, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Keep the error of a sub-task that is gone and that nobody looked at, which asyncio would only log."""
-        error = context.get("exception")
-        if self.listens and "never retrieved" in context.get("message", "") and isinstance(error, Exception):
-            self.lost.append(error)
-        elif handler is not None:
-            handler(loop, context)
-        else:
-            loop.default_exception_handler(context)
 
     def _fail(self, rank: int, error: BaseException) -> None:
         """Note why a rank failed, unless it was cancelled because another had."""

@@ -29,7 +29,7 @@ from minitrain.waiting import Waiter
 if TYPE_CHECKING:
     from minitrain.dist import Dist
 
-RUN: ContextVar[Any] = ContextVar("minitrain_run", default=None)
+RUN: ContextVar[tuple[Dist, int] | None] = ContextVar("minitrain_run", default=None)  # and the rank in it
 
 OPERATIONS_A_TIDYING = 2**20
 _LONGEST_PAUSE_S = 0.05
@@ -87,7 +87,7 @@ class Watch:
     def mark(self, rank: int) -> None:
         """Mark the running task of a rank, and all that it will begin, as part of this run."""
         self.ranks.add(rank)
-        RUN.set(self.dist)
+        RUN.set((self.dist, rank))
 
     def begin(self) -> None:
         """Look out while calls wait; the last loop may have ended with a look still to come."""
@@ -135,19 +135,11 @@ class Watch:
 
     def tasks(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
         """Return the tasks of this run that are not over."""
-        return [task for task in asyncio.all_tasks(loop) if self._is_ours(_context_of(task))]
-
-    def lost_errors(self, loop: asyncio.AbstractEventLoop) -> list[BaseException]:
-        """Return the errors of this run's tasks that nobody has looked at; asyncio will not log them then."""
-        name = "_all_tasks" if hasattr(asyncio.tasks, "_all_tasks") else "_scheduled_tasks"  # since Python 3.12
-        known: Iterable[asyncio.Task[Any]] = getattr(asyncio.tasks, name, ())
-        ended = [task for task in list(known) if task.done() and getattr(task, "_log_traceback", False)]
-        ours = [task for task in ended if task.get_loop() is loop and self._is_ours(_context_of(task))]
-        return [error for error in (task.exception() for task in ours) if error is not None]
+        return [task for task in asyncio.all_tasks(loop) if self._is_ours(context_of(task))]
 
     def _is_ours(self, context: Context | None) -> bool:
         """Return whether a context belongs to this run; where it cannot be told, it does."""
-        return not self.ranks or context is None or context.get(RUN) is self.dist
+        return not self.ranks or context is None or (context.get(RUN) or (None,))[0] is self.dist
 
 
 def _nothing_can_happen(loop: asyncio.AbstractEventLoop) -> bool:
@@ -224,7 +216,7 @@ def _closed_over(task: asyncio.Task[Any]) -> Iterator[Any]:
             yield from (cell.cell_contents for cell in getattr(callback, "__closure__", None) or ())
 
 
-def _context_of(task: asyncio.Task[Any]) -> Context | None:
+def context_of(task: asyncio.Task[Any]) -> Context | None:
     """Return the context of a task, or None if it cannot be found."""
     if hasattr(task, "get_context"):
         return task.get_context()  # type: ignore[no-any-return]  # Python 3.12

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import gc
 import json
 import re
 from collections.abc import Callable
@@ -447,6 +449,38 @@ def test_tasks_within_a_rank_are_refused() -> None:
 
     with pytest.raises(mt.StrategyError, match="several tasks of one rank"):
         mt.simulate(strategy, fold=True, **SIZES)
+
+
+async def _parts_beside_a_gather(model: mt.Model) -> None:
+    async def parts() -> bool:
+        return model.rank == 3
+
+    beside = asyncio.gather(parts(), parts())
+    await asyncio.sleep(0)
+    assert not beside.done()
+    await asyncio.sleep(0)
+    assert model.rank == 3
+
+
+async def _parts_in_tasks(model: mt.Model) -> None:
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(model.barrier())
+
+
+@pytest.mark.parametrize("part", [_parts_beside_a_gather, _parts_in_tasks])
+@pytest.mark.parametrize("world_size", [8, 128])
+def test_attempts_that_are_given_up_leave_no_word_of_their_tasks(
+    part: Any, world_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        await part(model)
+        return model
+
+    with contextlib.suppress(mt.MinitrainError, AssertionError):
+        mt.simulate(strategy, fold=True, world_size=world_size, num_layers=1, global_batch_size=1, check=False)
+    gc.collect()
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "all_to_all"])

@@ -337,6 +337,38 @@ def test_runs_beside_each_other_leave_the_loop_its_errors(caplog: pytest.LogCapt
     assert "exception was never retrieved" in caplog.text
 
 
+def test_runs_beside_each_other_are_given_their_own_lost_errors() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("lost")
+
+    async def loses(model: Model, with_others: bool) -> Model:
+        sub_task = asyncio.gather(fails(), fails()) if with_others else asyncio.create_task(fails())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert sub_task.done()
+        return model
+
+    async def sleeps(model: Model) -> Model:
+        await asyncio.sleep(0.01)
+        gc.collect()
+        return model
+
+    async def main(with_others: bool) -> None:
+        sizes: Any = {"world_size": 2, "num_layers": 1, "global_batch_size": 1, "check": False}
+        lossy = mt.simulate_async(loses, with_others=with_others, **sizes)
+        others = [mt.simulate_async(sleeps, **sizes) for _ in range(2)]
+        before, error, after = await asyncio.gather(others[0], lossy, others[1], return_exceptions=True)
+        assert isinstance(before, mt.Run)
+        assert isinstance(after, mt.Run)
+        assert isinstance(error, ValueError)
+        assert error.__notes__ == ["in a sub-task of rank 0 of 2, strategy loses, that nobody awaited"]
+        assert asyncio.get_running_loop().get_exception_handler() is None
+
+    for with_others in (False, True):
+        asyncio.run(main(with_others))
+
+
 def test_both_bubbles_are_told() -> None:
     fixed = mt.FixedPredictor(forward=1, backward=2)
     sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 8, "microbatch_size": 1}

@@ -27,7 +27,7 @@ async def rehearse(job: Job, fold: Fold) -> Fold | None:
     dist = job.transport()
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
-    context.run(dist.watch.mark)
+    context.run(dist.watch.mark, 0)
     task = loop.create_task(_run(job, job.model(rehearsed, 0, dist)), context=context)
     await asyncio.sleep(0)  # its first step, and none of what it begins
     dist.watch.over = True  # nobody else will come
