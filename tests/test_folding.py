@@ -451,6 +451,14 @@ def test_tasks_within_a_rank_are_refused() -> None:
         mt.simulate(strategy, fold=True, **SIZES)
 
 
+async def _parts_in_a_gather(model: mt.Model) -> None:
+    async def waits() -> None:
+        await asyncio.sleep(0)
+        await model.receive((model.rank + 1) % model.world_size)
+
+    await asyncio.gather(waits(), asyncio.gather(waits(), waits()))
+
+
 async def _parts_beside_a_gather(model: mt.Model) -> None:
     async def parts() -> bool:
         return model.rank == 3
@@ -468,7 +476,7 @@ async def _parts_in_tasks(model: mt.Model) -> None:
             group.create_task(model.barrier())
 
 
-@pytest.mark.parametrize("part", [_parts_beside_a_gather, _parts_in_tasks])
+@pytest.mark.parametrize("part", [_parts_in_a_gather, _parts_beside_a_gather, _parts_in_tasks])
 @pytest.mark.parametrize("world_size", [8, 128])
 def test_attempts_that_are_given_up_leave_no_word_of_their_tasks(
     part: Any, world_size: int, caplog: pytest.LogCaptureFixture

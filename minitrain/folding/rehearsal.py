@@ -13,6 +13,7 @@ from minitrain.crew import end_all
 from minitrain.folding.each import Fold
 from minitrain.folding.job import Job
 from minitrain.folding.model import FoldedModel
+from minitrain.lost import hearing_lost_errors
 from minitrain.overflow import watching_memory
 
 
@@ -29,10 +30,11 @@ async def rehearse(job: Job, fold: Fold) -> Fold | None:
     context = contextvars.copy_context()
     context.run(dist.watch.mark, 0)
     task = loop.create_task(_run(job, job.model(rehearsed, 0, dist)), context=context)
-    await asyncio.sleep(0)  # its first step, and none of what it begins
-    dist.watch.over = True  # nobody else will come
-    unfinished = dist.watch.tasks(loop)
-    await end_all({task, *unfinished})
+    with hearing_lost_errors(dist, [task]):
+        await asyncio.sleep(0)  # its first step, and none of what it begins
+        dist.watch.over = True  # nobody else will come
+        unfinished = dist.watch.tasks(loop)
+        await end_all({task, *unfinished})
     return rehearsed if rehearsed.diverged is not None and not unfinished else None
 
 
