@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from minitrain.watch import RUN, context_of
+from minitrain.standstill import context_of
+from minitrain.watch import RUN
 
 if TYPE_CHECKING:
     from minitrain.dist import Dist

@@ -2,8 +2,9 @@
 
 While any call waits, one callback an iteration of the event loop looks whether an operation happened since. If none
 did, it looks at the tasks. A task can act by itself if it is runnable or awaits something of its own (a sleep, a
-lock, an executor); one that awaits the transport, another task, a `gather` or a `TaskGroup` cannot. If no task of the
-run can act by itself and no timer of it is set, every unfinished rank waits for another one for ever.
+lock, an executor); one that awaits the transport, another task of the run, or several of them, cannot (see
+`minitrain.standstill`). If no task of the run can act by itself and no timer of it is set, every unfinished rank waits
+for another one for ever.
 
 A task that awaits something of its own can still be known to wait for ever: when the whole loop has nothing to run, no
 timer, no file but its own pipe, and there is no other thread.
@@ -15,16 +16,14 @@ Which tasks belong to a run is known by a context variable, which sub-tasks and 
 from __future__ import annotations
 
 import asyncio
-import gc
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
 from minitrain.calls import Call
 from minitrain.errors import DeadlockError
 from minitrain.places import places_of
-from minitrain.waiting import Waiter
+from minitrain.standstill import Standstill, context_of, nothing_can_happen, timers
 
 if TYPE_CHECKING:
     from minitrain.dist import Dist
@@ -128,10 +127,9 @@ class Watch:
         if not self.ranks and len(self.entered) < self.dist.world_size:
             return True
         parked = {waiter for call in waiting for waiter in call.parked()}
-        tasks = self.tasks(loop)
-        if any(_acts(task, parked, tasks) for task in tasks):
-            return not _nothing_can_happen(loop)
-        return any(self._is_ours(context) for context in _timers(loop))
+        if Standstill(self.tasks(loop), parked).is_broken:
+            return not nothing_can_happen(loop)
+        return any(self._is_ours(context) for context in timers(loop))
 
     def tasks(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
         """Return the tasks of this run that are not over."""
@@ -140,96 +138,6 @@ class Watch:
     def _is_ours(self, context: Context | None) -> bool:
         """Return whether a context belongs to this run; where it cannot be told, it does."""
         return not self.ranks or context is None or (context.get(RUN) or (None,))[0] is self.dist
-
-
-def _nothing_can_happen(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether a loop would wait for ever: nothing to run, no timer, file, signal handler or other thread."""
-    ready, selector = getattr(loop, "_ready", None), getattr(loop, "_selector", None)
-    if ready is None or selector is None or ready or threading.active_count() > 1:
-        return False
-    if getattr(loop, "_signal_handlers", None):
-        return False
-    return not _timers(loop) and len(selector.get_map()) <= 1  # the loop's own pipe
-
-
-def _acts(task: asyncio.Task[Any], parked: set[Waiter], tasks: Sequence[asyncio.Task[Any]]) -> bool:
-    """Return whether a task could do something although no other task does."""
-    awaited = getattr(task, "_fut_waiter", None)
-    if awaited is None:
-        return True
-    if awaited in parked:
-        return False
-    if isinstance(awaited, asyncio.Task) or hasattr(awaited, "_children"):  # a task, or a gather of some
-        return _ends(awaited)
-    joined = None if awaited.done() else _joined(task) or _sources(task, awaited, tasks)
-    return joined is None or any(_ends(future) for future in joined)
-
-
-def _ends(future: Any) -> bool:
-    """Return whether a task or a gather is over, or will be as soon as the loop comes to it."""
-    children = getattr(future, "_children", None)
-    if future.done() or not children:
-        return bool(future.done())
-    return all(_ends(child) for child in children) or any(_failed(child) for child in children)
-
-
-def _failed(future: Any) -> bool:
-    """Return whether a future ended with an error."""
-    return future.done() and (future.cancelled() or future.exception() is not None)
-
-
-def _joined(task: asyncio.Task[Any]) -> list[Any] | None:
-    """Return what a task waits for at the end of a TaskGroup or in `asyncio.wait`; None if it is something else."""
-    coroutine: Any = task.get_coro()
-    while hasattr(getattr(coroutine, "cr_await", None), "cr_frame"):
-        coroutine = coroutine.cr_await
-    frame = getattr(coroutine, "cr_frame", None)
-    if frame is None:
-        return None
-    group = frame.f_locals.get("self")
-    if isinstance(group, asyncio.TaskGroup):
-        return list(group._tasks)
-    if frame.f_code is asyncio.tasks._wait.__code__ and frame.f_locals.get("timeout") is None:  # type: ignore[attr-defined]
-        futures = list(frame.f_locals["fs"])
-        if frame.f_locals.get("return_when") == asyncio.FIRST_COMPLETED:
-            return futures
-        return [future for future in futures if not future.done() or _failed(future)] or futures
-    return None
-
-
-def _sources(
-    task: asyncio.Task[Any], awaited: asyncio.Future[Any], tasks: Sequence[asyncio.Task[Any]]
-) -> list[Any] | None:
-    """Return the tasks whose end fulfils what a task waits for (`shield`, `as_completed`); None if there are none."""
-    coroutine: Any = task.get_coro()
-    while hasattr(getattr(coroutine, "cr_await", None), "cr_frame"):
-        coroutine = coroutine.cr_await
-    frame = getattr(coroutine, "cr_frame", None)
-    wanted = {id(awaited), id(None if frame is None else frame.f_locals.get("self"))} - {id(None)}
-    return [other for other in tasks if wanted & {id(value) for value in _closed_over(other)}] or None
-
-
-def _closed_over(task: asyncio.Task[Any]) -> Iterator[Any]:
-    """Yield what the callbacks at a task's end refer to, where they are asyncio's own."""
-    for callback, _ in getattr(task, "_callbacks", None) or ():
-        if getattr(callback, "__module__", None) == "asyncio.tasks":
-            yield from (cell.cell_contents for cell in getattr(callback, "__closure__", None) or ())
-
-
-def context_of(task: asyncio.Task[Any]) -> Context | None:
-    """Return the context of a task, or None if it cannot be found."""
-    if hasattr(task, "get_context"):
-        return task.get_context()  # type: ignore[no-any-return]  # Python 3.12
-    return next((found for found in gc.get_referents(task) if isinstance(found, Context)), None)
-
-
-def _timers(loop: asyncio.AbstractEventLoop) -> list[Context | None]:
-    """Return the contexts of the loop's live timers."""
-    scheduled = getattr(loop, "_scheduled", None)
-    if scheduled is not None:
-        return [handle._context for handle in scheduled if not handle.cancelled()]
-    handles = [found for found in gc.get_objects() if type(found).__name__ == "TimerHandle"]  # uvloop keeps no list
-    return [None for handle in handles if not handle.cancelled()]
 
 
 def _at(place: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,27 @@ async def in_wait_for_the_first(model: Model) -> None:
     await asyncio.wait([asyncio.create_task(alone(model))], return_when=asyncio.FIRST_COMPLETED)
 
 
+async def in_a_shielded_gather(model: Model) -> None:
+    await asyncio.shield(asyncio.shield(asyncio.gather(asyncio.gather(alone(model)), alone(model))))
+
+
+async def in_a_gather_one_of_which_failed(model: Model) -> None:
+    await asyncio.gather(alone(model), model.receive(99), return_exceptions=True)
+
+
+async def in_wait_for_gathers(model: Model) -> None:
+    futures: list[Any] = [asyncio.gather(alone(model)), asyncio.shield(asyncio.create_task(alone(model)))]
+    await asyncio.wait(futures)
+
+
+async def in_wait_one_of_which_failed(model: Model) -> None:
+    await asyncio.wait([asyncio.create_task(alone(model)), asyncio.create_task(_fails())])
+
+
+async def _fails() -> None:
+    raise KeyError("mine")
+
+
 async def in_a_full_buffer(model: Model) -> None:
     for _ in range(2):
         await model.send(1 - model.rank, Weight(0, 2, 0))
@@ -67,6 +89,10 @@ WAITS = [
     in_a_task_group,
     in_wait,
     in_wait_for_the_first,
+    in_a_shielded_gather,
+    in_a_gather_one_of_which_failed,
+    in_wait_for_gathers,
+    in_wait_one_of_which_failed,
     in_a_full_buffer,
     in_a_launched_receive,
     in_another_group,
@@ -132,6 +158,20 @@ async def sends_after_a_while(model: Model, pause: Any) -> None:
         await model.receive(0)
 
 
+def in_a_thread() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.001)
+
+
+async def first_of_two(receive: Any, how: str) -> None:
+    """Wait until a thread is done, with a receive beside it that must be given up."""
+    tasks = [asyncio.create_task(receive), in_a_thread()]
+    if how == "wait":
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await next(iter(asyncio.as_completed(tasks)))
+    tasks[0].cancel()
+
+
 PAUSES: list[Callable[[], Any]] = [
     lambda: later(50),
     lambda: asyncio.sleep(0.001),
@@ -142,6 +182,12 @@ PAUSES: list[Callable[[], Any]] = [
     lambda: asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.001),
     lambda: asyncio.wait_for(asyncio.gather(asyncio.sleep(0.001), return_exceptions=True), 10),
     lambda: asyncio.shield(asyncio.sleep(0.001)),
+    lambda: asyncio.gather(in_a_thread()),
+    lambda: asyncio.gather(later(2), asyncio.gather(in_a_thread(), later(1))),
+    lambda: asyncio.shield(asyncio.gather(in_a_thread(), later(1))),
+    lambda: asyncio.wait([in_a_thread()]),
+    lambda: asyncio.wait([in_a_thread(), asyncio.ensure_future(later(1))], return_when=asyncio.FIRST_EXCEPTION),
+    lambda: asyncio.wait([asyncio.gather(in_a_thread())], return_when=asyncio.FIRST_COMPLETED),
 ]
 
 
@@ -154,6 +200,34 @@ def test_a_rank_that_will_act_by_itself_is_no_deadlock(pause: Any, uses_uvloop: 
 
     factory = pytest.importorskip("uvloop").new_event_loop if uses_uvloop else None
     assert [event.typ for event in simulate(program, loop_factory=factory).events] == ["send", "recv"]
+
+
+@pytest.mark.parametrize("how", ["wait", "as_completed"])
+@pytest.mark.parametrize("uses_uvloop", [False, True])
+def test_a_rank_that_waits_for_a_thread_or_for_another_one_is_no_deadlock(how: str, uses_uvloop: bool) -> None:
+    async def program(model: Model) -> Model:
+        async def pause() -> None:
+            await first_of_two(model.receive(1, tag="never"), how)
+
+        await sends_after_a_while(model, pause)
+        return model
+
+    factory = pytest.importorskip("uvloop").new_event_loop if uses_uvloop else None
+    assert simulate(program, loop_factory=factory).logs[1][0].typ == "recv"
+
+
+@pytest.mark.parametrize("wait", [asyncio.gather, asyncio.shield, lambda task: asyncio.wait([task])])
+def test_a_rank_that_waits_for_a_task_of_somebody_elses_is_no_deadlock(wait: Any) -> None:
+    async def main() -> mt.Run:
+        foreign = asyncio.create_task(asyncio.sleep(0.001))
+
+        async def program(model: Model) -> Model:
+            await sends_after_a_while(model, lambda: wait(foreign))
+            return model
+
+        return await mt.simulate_async(program, world_size=2, num_layers=2, global_batch_size=2, check=False)
+
+    assert asyncio.run(main()).num_events == 2
 
 
 def test_a_sub_task_that_holds_the_only_missing_send_is_no_deadlock() -> None:
