@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from minitrain.fixed import FixedPredictor
+    from minitrain.folding.spans import span
     from minitrain.grading.grader import Grade, grade
     from minitrain.loading import strategies
     from minitrain.model import Model
@@ -51,6 +52,7 @@ _HOMES = {
         "UsageError",
     ),
     "fixed": ("FixedPredictor",),
+    "folding.spans": ("span",),
     "grading.grader": ("Grade", "grade"),
     "loading": ("strategies",),
     "model": ("Model",),
@@ -89,6 +91,7 @@ __all__ = [
     "schedules",
     "simulate",
     "simulate_async",
+    "span",
     "strategies",
     "sweep",
 ]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
+from minitrain import span
 from minitrain.errors import StrategyError
-from minitrain.folding.spans import span
 
 Grad = TypeVar("Grad")
 

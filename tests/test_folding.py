@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.comparison import FailedRun
 from minitrain.folding.run import FoldedRun
-from minitrain.folding.spans import span
 
 MESHED = ("pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp")
 SCHEDULED = ("dualpipe_v", "interleaved_zero_bubble", "looped_bfs", "zb_h2", "zbv")
@@ -113,6 +112,8 @@ def test_a_million_ranks_are_one_class() -> None:
 
 
 # What a strategy may do with its rank, and what it may not. Each body is called with the model before it trains.
+
+span = mt.span
 
 Probe = Callable[[mt.Model], object]
 

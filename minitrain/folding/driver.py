@@ -135,7 +135,7 @@ def _refuse(job: Job, fold: Fold, place: str) -> NoReturn:
     """Raise why a strategy cannot be folded."""
     raise StrategyError(
         f"{job.name} cannot be folded: what it does depends on the rank in a way that folding does not follow, by "
-        f"{place}; let ranks differ in shard index and samples alone (see `minitrain.folding.spans.span`), or "
+        f"{place}; let ranks differ in shard index and samples alone (see `minitrain.span`), or "
         "simulate without fold=True",
         place=place,
         is_split=fold.free and len(fold.axes) > 1,
