@@ -8,6 +8,7 @@ import copy
 import gc
 import json
 import re
+import signal
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -606,6 +607,16 @@ def test_an_error_names_a_rank_of_the_whole_world() -> None:
     with pytest.raises(KeyError, match="mine") as caught:
         mt.simulate(strategy, fold=True, **SIZES)
     assert caught.value.__notes__ == ["on rank 4 of 8, strategy strategy"]
+
+
+def test_an_error_that_carries_a_rank_can_be_shown() -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        raise KeyError(model.rank, f"{len(_own(model))} samples", _own(model), span(model.rank, model.rank + 1))
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyError, match=r"\(0 \(and so on\), '4 samples', \{0\.\.3\} \(and so on\), 1 integers from 0 "):
+        mt.simulate(strategy, fold=True, **SIZES)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_deadlock_tells_of_the_ranks_that_were_simulated() -> None:

@@ -177,6 +177,8 @@ async def _performed(job: Job, fold: Fold, representatives: Sequence[int]) -> Ru
                 "with fold=True, ranks, samples and shards are no ints and frozensets; if that is why, leave it"
             )
         raise
+    finally:
+        fold.over = True  # what an error carries may be shown
 
 
 async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel]) -> Run:

@@ -317,14 +317,14 @@ class Each:
         self.fold.diverge(f"{name} of a value that differs between ranks", self.slopes)
 
     def __repr__(self) -> str:
-        if not in_engine():
+        if not (self.fold.over or in_engine()):
             self.fold.diverge("the text of a value that differs between ranks", self.slopes)
         return f"{self.const} (and so on)"
 
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        if not in_engine():
+        if not (self.fold.over or in_engine()):
             self.fold.diverge("the text of a value that differs between ranks", self.slopes)
         return f"{self.const} (and so on)"
 

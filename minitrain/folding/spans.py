@@ -67,7 +67,7 @@ class EachRange(Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]  # as a look-up, it would part the ranks
 
     def __repr__(self) -> str:
-        if not in_engine():
+        if not (self.start.fold.over or in_engine()):
             self.start.fold.diverge("the text of a range that differs between ranks", self.start.slopes)
         return f"{self.length} integers from {self.start}"
 
@@ -268,7 +268,7 @@ class Spans(Set[Any]):
         return pieces
 
     def __repr__(self) -> str:
-        if self.slopes and not in_engine():
+        if self.slopes and not (self.fold.over or in_engine()):
             self.fold.diverge("the text of a set that differs between ranks", self.slopes)
         several = len(self.pieces) > 1 or self.rings
         start, stop = self.pieces[0] if self.pieces else (0, 0)
