@@ -138,10 +138,10 @@ def nothing_can_happen(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def timers(loop: asyncio.AbstractEventLoop) -> list[Context | None]:
-    """Return the contexts of the loop's live timers."""
-    scheduled = getattr(loop, "_scheduled", None)
+    """Return the contexts of the loop's live timers, and of the callbacks that it runs next: timers that are due."""
+    scheduled, ready = getattr(loop, "_scheduled", None), getattr(loop, "_ready", ())
     if scheduled is not None:
-        return [handle._context for handle in scheduled if not handle.cancelled()]
+        return [handle._context for handle in (*ready, *scheduled) if not handle.cancelled()]
     handles = [found for found in gc.get_objects() if type(found).__name__ == "TimerHandle"]  # uvloop keeps no list
     return [None for handle in handles if not handle.cancelled()]
 

@@ -230,6 +230,28 @@ def test_a_rank_that_waits_for_a_task_of_somebody_elses_is_no_deadlock(wait: Any
     assert asyncio.run(main()).num_events == 2
 
 
+def test_a_callback_that_is_still_to_run_is_no_deadlock() -> None:
+    async def program(model: Model) -> Model:
+        loop = asyncio.get_running_loop()
+
+        def sends(rounds: int) -> None:
+            if rounds:
+                loop.call_soon(sends, rounds - 1)
+            else:
+                tasks.append(loop.create_task(model.send(1, Weight(0, 2, 0))))
+
+        if model.rank == 0:
+            sends(5)
+            await model.barrier([0, 1])
+        else:
+            await model.receive(0)
+            await model.barrier([0, 1])
+        return model
+
+    tasks: list[asyncio.Task[None]] = []
+    assert simulate(program).num_events == 4
+
+
 def test_a_sub_task_that_holds_the_only_missing_send_is_no_deadlock() -> None:
     async def program(model: Model) -> Model:
         gate = asyncio.Event()
