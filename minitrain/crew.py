@@ -11,10 +11,18 @@ from minitrain.errors import StrategyError
 from minitrain.loading import Strategy
 from minitrain.lost import hearing_lost_errors
 from minitrain.model import Model
+from minitrain.watch import Watch
 
 
 async def run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
-    """Run the strategy on every rank; if one fails, end the others and raise its error."""
+    """Run the strategy on every rank; if one fails, end the others and raise its error.
+
+    Args:
+        name: what errors call the strategy.
+        function: the strategy.
+        models: those of the ranks.
+        options: the strategy's own.
+    """
     dist, loop = models[0].dist, asyncio.get_running_loop()
     crew = _Crew(name, function, len(models), options)
     dist.watch.alarm = crew.end
@@ -23,24 +31,28 @@ async def run_ranks(name: str, function: Strategy, models: Sequence[Model], opti
         try:
             await crew.ended
         finally:
+            crew.is_ending = True
             dist.watch.alarm = None
-            await end_all({*tasks, *crew.left_over, *dist.watch.tasks(loop)})
-    if dist.error is not None:  # what the transport found comes before what followed from it
-        raise dist.error.with_traceback(None)
-    if crew.failures:
+            found = dist.error
+            await end_all(dist.watch, {*tasks, *crew.left_over, *dist.watch.tasks(loop)})
+    if crew.failures and found is None:  # what the transport found comes before what followed from it
         _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
+    if dist.error is not None:
+        raise dist.error.with_traceback(None)
     if lost:
         rank, error = min(lost, key=lambda loss: loss[0])
         error.add_note(f"in a sub-task of rank {rank} of {dist.world_size}, strategy {name}, that nobody awaited")
         raise error
 
 
-async def end_all(tasks: set[asyncio.Task[Any]]) -> None:
+async def end_all(watch: Watch, tasks: set[asyncio.Task[Any]]) -> None:
     """Cancel what still runs, wait for it, and look at every outcome: asyncio logs what nobody looked at."""
     pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
     for task in pending:
         task.cancel()
+    watch.over = False  # whoever meets others in his clean-up may wait for ever
     await asyncio.gather(*pending, return_exceptions=True)
+    watch.over = True
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()
@@ -54,6 +66,7 @@ class _Crew:
         self.function = function
         self.options = options
         self.missing = world_size
+        self.is_ending = False
         self.failures: list[tuple[int, BaseException]] = []
         self.left_over: list[asyncio.Task[Any]] = []
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -65,9 +78,8 @@ class _Crew:
             result = await self.function(model, **self.options)
             self._require_model(model, result)
         except BaseException as error:
-            model.dist.watch.over = True
-            self._fail(model.rank, error)
-            self.end(model.dist.watch.tasks(asyncio.get_running_loop()))
+            if not self.is_ending:  # what fails in a clean-up only follows
+                self._fail(model, error)
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         else:
@@ -83,10 +95,12 @@ class _Crew:
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def _fail(self, rank: int, error: BaseException) -> None:
+    def _fail(self, model: Model, error: BaseException) -> None:
         """Note why a rank failed, unless it was cancelled because another had."""
         if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
-            self.failures.append((rank, error))
+            self.failures.append((model.rank, error))
+        model.dist.watch.over = True
+        self.end(model.dist.watch.tasks(self.ended.get_loop()))
 
     def _require_model(self, model: Model, result: Any) -> None:
         """Require that a rank returned its model."""

@@ -252,6 +252,42 @@ def test_a_callback_that_is_still_to_run_is_no_deadlock() -> None:
     assert simulate(program).num_events == 4
 
 
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_who_waits_in_a_clean_up_for_one_that_failed_is_let_go(wait: Any, world_size: int) -> None:
+    async def program(model: Model) -> Model:
+        if model.rank == 1:
+            await later(2)
+            raise KeyError("mine")
+        try:
+            await model.barrier()
+        finally:
+            await wait(model)
+        return model
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        simulate(program, world_size)
+    assert caught.value.__notes__ == [f"on rank 1 of {world_size}, strategy program"]
+
+
+def test_a_sub_task_that_waits_when_all_have_returned_is_a_deadlock() -> None:
+    async def clings(model: Model) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await model.barrier()
+
+    async def program(model: Model) -> Model:
+        if model.rank == 0:
+            tasks.append(asyncio.create_task(clings(model)))
+            await asyncio.sleep(0)
+        return model
+
+    tasks: list[asyncio.Task[None]] = []
+    with pytest.raises(DeadlockError, match="rank 0 at 0 s: barrier"):
+        simulate(program)
+
+
 def test_a_sub_task_that_holds_the_only_missing_send_is_no_deadlock() -> None:
     async def program(model: Model) -> Model:
         gate = asyncio.Event()

@@ -34,7 +34,7 @@ async def rehearse(job: Job, fold: Fold) -> Fold | None:
         await asyncio.sleep(0)  # its first step, and none of what it begins
         dist.watch.over = True  # nobody else will come
         unfinished = dist.watch.tasks(loop)
-        await end_all({task, *unfinished})
+        await end_all(dist.watch, {task, *unfinished})
     return rehearsed if rehearsed.diverged is not None and not unfinished else None
 
 
