@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,14 @@ def test_importing_minitrain_imports_no_heavy_library() -> None:
 def test_strategies_can_be_asked_for_before_and_after_its_package_is_imported(before: str) -> None:
     code = f"import minitrain as mt\n{before}\nprint(mt.strategies()['1f1b'].__name__, 'ddp' in mt.strategies())"
     assert run_python(code).strip() == "one_f_one_b True"
+
+
+def test_every_package_is_installed() -> None:
+    root = Path(__file__).parents[1]
+    found = [path.parent.relative_to(root) for path in (root / "minitrain").rglob("__init__.py")]
+    names = {".".join(path.parts) for path in found} | {"minitrain.strategies", "minitrain.hw_configs"}
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert set(settings["packages"]) == names
 
 
 def test_every_shipped_strategy_takes_a_model_and_a_microbatch_size() -> None:
