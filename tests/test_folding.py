@@ -640,6 +640,26 @@ def test_ctrl_c_passes() -> None:
         mt.simulate(strategy, fold=True, **SIZES)
 
 
+def test_a_cancelled_attempt_is_not_followed_by_another() -> None:
+    async def strategy(model: mt.Model) -> mt.Model:
+        begun.append(model)
+        _swallow(lambda: model.rank == 3)
+        await asyncio.Event().wait()
+        return model
+
+    async def main() -> None:
+        task = asyncio.create_task(mt.simulate_async(strategy, fold=True, **SIZES))
+        while not begun:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    begun: list[mt.Model] = []
+    asyncio.run(main())
+    assert len(begun) == 1
+
+
 # Ranks laid out by arithmetic instead of a mesh.
 
 

@@ -8,6 +8,7 @@ strategy depends on the rank in a way that folding refuses.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -166,7 +167,7 @@ async def _performed(job: Job, fold: Fold, representatives: Sequence[int]) -> Ru
     models = [job.model(fold, rank, dist) for rank in representatives]
     try:
         return await _simulated(job, fold, models)
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):  # of who asked for the run
         raise
     except BaseException as error:
         if fold.diverged is not None:
