@@ -86,7 +86,7 @@ def _overlooked(dist: Dist, ranks: set[asyncio.Task[Any]]) -> Lost:
     """Return the errors of a run's sub-tasks and gathers that are not dropped yet; asyncio will not log them then."""
     name = "_all_tasks" if hasattr(asyncio.tasks, "_all_tasks") else "_scheduled_tasks"  # since Python 3.12
     known: Iterable[asyncio.Future[Any]] = getattr(asyncio.tasks, name, ())
-    ended = [task for task in list(known) if task.done() and _origin(task)[0] is dist and task not in ranks]
+    ended = [task for task in list(known) if task not in ranks and task.done() and _origin(task)[0] is dist]
     if ended:  # a gather keeps its tasks, and nobody keeps a list of gathers
         gathers = [found for found in gc.get_objects() if type(found) is asyncio.tasks._GatheringFuture]  # type: ignore[attr-defined]
         ended += [gather for gather in gathers if gather.done() and _origin(gather)[0] is dist]
