@@ -49,10 +49,10 @@ class InFlight:
             return
         account = work.model.account
         units = sum(account.units_of(result) for result in _items(work.outcome))
-        account.backdate(self.window, units)
         rows = work.model.log.rows
         for row in range(work.row + STRIDE, len(rows), STRIDE):
             rows[row + MEMORY] += units
+        account.backdate(self.window, units)  # which may find too much, and look among the rows for when
         self.units += units
         self.window = None
         _enter(work, units)

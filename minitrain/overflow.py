@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 from minitrain.errors import OutOfMemoryError
+from minitrain.events import LAUNCHED, MEMORY, STRIDE
 from minitrain.model import Model
 from minitrain.run import OutOfMemory
 from minitrain.storage import UNITS_PER_ELEMENT
@@ -29,19 +31,31 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
     def report(model: Model) -> None:
         assert capacity_bytes is not None  # or nobody reports
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
-        excess = OutOfMemory(model.rank, model.time, capacity_bytes, held)
+        excess = OutOfMemory(model.rank, _moment(model, limit_units), capacity_bytes, held)
         excesses.append(excess)
         if strict:
             raise OutOfMemoryError(
                 f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess
             )
 
+    limit_units = math.inf if capacity_bytes is None else capacity_bytes / element_bytes * UNITS_PER_ELEMENT
     if capacity_bytes is not None:
         for model in models:
-            model.counted.limit_units = capacity_bytes / element_bytes * UNITS_PER_ELEMENT
+            model.counted.limit_units = limit_units
             model.counted.on_overflow = lambda model=model: report(model)
     try:
         yield excesses
     finally:
         for model in models:
             model.counted.on_overflow = None  # which keeps the model alive
+
+
+def _moment(model: Model, limit_units: float) -> float:
+    """Return the clock at which a rank first held too much: now, or that of the first event that found it so.
+
+    A result whose size was not known at its launch has been counted from there on when it comes, and with it the
+    memory that later events found; when it came depends on the order of tasks, and what they found does not.
+    """
+    rows = model.log.rows
+    found = (place for place, units in enumerate(rows[MEMORY::STRIDE]) if units > limit_units)
+    return next((rows[place * STRIDE + LAUNCHED] for place in found), model.time)
