@@ -11,6 +11,7 @@ from minitrain.events import LAUNCHED, MEMORY, STRIDE
 from minitrain.model import Model
 from minitrain.run import OutOfMemory
 from minitrain.storage import UNITS_PER_ELEMENT
+from minitrain.watch import RUN
 
 
 @contextlib.contextmanager
@@ -19,7 +20,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
 
     Args:
         models: the ranks; all have the same device.
-        strict: raise at once.
+        strict: raise at once, or at the end of the run where a launched result comes from another rank.
 
     Raises:
         OutOfMemoryError: with `strict`, a rank held too much.
@@ -33,10 +34,9 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
         excess = OutOfMemory(model.rank, _moment(model, limit_units), capacity_bytes, held)
         excesses.append(excess)
-        if strict:
-            raise OutOfMemoryError(
-                f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess
-            )
+        _, running = RUN.get() or (None, model.rank)
+        if strict and running == model.rank:  # or it is too much for one rank what another one's operation brings
+            raise _error(excess)
 
     limit_units = math.inf if capacity_bytes is None else capacity_bytes / element_bytes * UNITS_PER_ELEMENT
     if capacity_bytes is not None:
@@ -45,9 +45,16 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
             model.counted.on_overflow = lambda model=model: report(model)
     try:
         yield excesses
+        if strict and excesses:
+            raise _error(min(excesses, key=lambda excess: (excess.time, excess.rank)))
     finally:
         for model in models:
             model.counted.on_overflow = None  # which keeps the model alive
+
+
+def _error(excess: OutOfMemory) -> OutOfMemoryError:
+    """Return the error for a rank that held too much."""
+    return OutOfMemoryError(f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess)
 
 
 def _moment(model: Model, limit_units: float) -> float:

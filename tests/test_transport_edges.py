@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 from collections.abc import Callable
@@ -204,6 +205,22 @@ def test_strict_memory_names_the_rank_that_overflows_in_flight(small: str) -> No
     for program, rank in ((receives_much, 1), (launches_much, 0)):
         with pytest.raises(OutOfMemoryError, match=f"out of memory on rank {rank} at"):
             simulate(program, hardware=small, strict_memory=True)
+
+
+def test_strict_memory_ends_the_run_whoever_sent_what_was_too_much(small: str) -> None:
+    async def program(model: Model) -> Model:
+        if model.rank == 0:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            with contextlib.suppress(OutOfMemoryError):
+                await model.send(1, model.get_input_activation(range(101)))
+        else:
+            await model.launch(model.receive(0))
+        return model
+
+    with pytest.raises(OutOfMemoryError, match="out of memory on rank 1 at") as caught:
+        simulate(program, hardware=small, strict_memory=True)
+    assert not hasattr(caught.value, "__notes__")
 
 
 async def receives_a_little_too_much(model: Model) -> Model:
