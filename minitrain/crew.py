@@ -100,7 +100,8 @@ class _Crew:
         if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
             self.failures.append((model.rank, error))
         model.dist.watch.over = True
-        self.end(model.dist.watch.tasks(self.ended.get_loop()))
+        if not self.ended.done():  # all ranks may fail at once, and looking for tasks takes longer with each of them
+            self.end(model.dist.watch.tasks(self.ended.get_loop()))
 
     def _require_model(self, model: Model, result: Any) -> None:
         """Require that a rank returned its model."""

@@ -13,6 +13,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import DeadlockError
 from minitrain.lib import Dist, Model, Weight
+from minitrain.watch import Watch
 
 Loops = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
 
@@ -143,6 +144,30 @@ def test_many_ranks_are_told_in_short() -> None:
 
     with pytest.raises(DeadlockError, match=r"\.\.\. and 4 more\n.*finished: ranks 20, 21, .*, \.\.\."):
         simulate(program, 40)
+
+
+def test_the_end_of_many_ranks_looks_for_tasks_as_often_as_that_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look goes through the tasks of all ranks: one look a rank took minutes with 16,384 of them."""
+    looks = 0
+
+    def counted(watch: Watch, loop: asyncio.AbstractEventLoop, tasks: Any = Watch.tasks) -> Any:
+        nonlocal looks
+        looks += 1
+        return tasks(watch, loop)
+
+    async def program(model: Model) -> Model:
+        if model.rank:
+            await model.barrier()
+        return model
+
+    monkeypatch.setattr(Watch, "tasks", counted)
+    found = []
+    for world_size in (2, 40):
+        looks = 0
+        with pytest.raises(DeadlockError):
+            simulate(program, world_size)
+        found.append(looks)
+    assert 0 < found[0] == found[1]
 
 
 async def later(rounds: int) -> None:
