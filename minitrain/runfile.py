@@ -16,7 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
@@ -32,8 +32,10 @@ VERSION, VERSION_WITH_JOURNALS = 1, 2
 
 _FIELDS = tuple(field.name for field in fields(Event))
 _DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
-_SETS = ("samples", "group")
+_SETS: Mapping[str, Callable[[Iterable[int]], Collection[int]]] = {"samples": frozenset, "group": tuple}
 _SET_PLACES = tuple(_FIELDS.index(name) for name in _SETS)
+_Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
+_Sets = dict[tuple[Any, ...], Collection[int]]  # sets by field and ranges
 _HEADER = (
     "strategy",
     "world_size",
@@ -69,9 +71,10 @@ def _lines(run: Run) -> Iterator[str]:
     if run.held_outside is not None:
         header["held_outside"] = asdict(run.held_outside)
     yield json.dumps(header)
+    ranges: _Ranges = {}
     for log in run.logs:
         for event in log:
-            yield json.dumps(_pack(event), separators=(",", ":"), default=repr)  # a tag may be anything
+            yield json.dumps(_pack(event, ranges), separators=(",", ":"), default=repr)  # a tag may be anything
     for rank, journal in enumerate(run.memory_journals):
         yield json.dumps(_pack_journal(rank, journal), separators=(",", ":"))
 
@@ -84,15 +87,28 @@ def _pack_journal(rank: int, journal: Sequence[MemoryChange]) -> dict[str, Any]:
     return {"rank": rank, "kinds": kinds, "changes": changes}
 
 
-def _pack(event: Event) -> list[Any]:
-    """Return an event as the values of its fields, trailing defaults left out."""
+def _pack(event: Event, ranges: _Ranges) -> list[Any]:
+    """Return an event as the values of its fields, trailing defaults left out.
+
+    Args:
+        event: the event.
+        ranges: the sets of the events before it, to which its own are added.
+    """
     values = [getattr(event, name) for name in _FIELDS]
     while values and len(values) > 7 and values[-1] == _DEFAULTS[len(values) - 1]:
         values.pop()
     for place in _SET_PLACES:
         if place < len(values) and values[place] is not None:
-            values[place] = to_ranges(values[place])
+            values[place] = _shared_ranges(values[place], ranges)
     return values
+
+
+def _shared_ranges(numbers: Iterable[int], known: _Ranges) -> list[list[int]]:
+    """Return a set as ranges, which are made once: events share their sets, and each may be as large as the batch."""
+    found = known.get(id(numbers))
+    if found is None:
+        found = known[id(numbers)] = numbers, to_ranges(numbers)
+    return found[1]
 
 
 def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
@@ -164,12 +180,13 @@ def _logs(
     places = [place for place, name in enumerate(names) if name in _SETS]
     logs: list[list[Event]] = [[] for _ in range(header["world_size"])]
     journals: dict[int, list[MemoryChange]] = {}
+    sets: _Sets = {}
     for line in lines:
         values = json.loads(line)
         if isinstance(values, dict):
             journals[_rank(values["rank"], logs)] = _journal(values)
             continue
-        event = _event(names, values, places)
+        event = _event(names, values, places, sets)
         logs[_rank(event.rank, logs)].append(event)
     number = sum(map(len, logs))
     if header.get("num_events", number) != number:
@@ -186,15 +203,25 @@ def _rank(rank: Any, logs: Sequence[Any]) -> int:
     return rank
 
 
-def _event(names: Sequence[str], values: list[Any], places: Sequence[int]) -> Event:
-    """Return the event of one line."""
+def _event(names: Sequence[str], values: list[Any], places: Sequence[int], sets: _Sets) -> Event:
+    """Return the event of one line.
+
+    Args:
+        names: of the fields.
+        values: of the fields, in that order.
+        places: which of them are sets.
+        sets: those of the events before it, to which its own are added, so that events share them.
+    """
     for place in places:
         if place < len(values) and values[place] is not None:
-            values[place] = [number for first, stop in values[place] for number in range(first, stop)]
+            ranges = names[place], *map(tuple, values[place])
+            if ranges not in sets:
+                numbers = [number for first, stop in values[place] for number in range(first, stop)]
+                sets[ranges] = _SETS[names[place]](numbers)
+            values[place] = sets[ranges]
     known = dict(zip(names, values, strict=False))
-    known["samples"] = frozenset(known["samples"])
-    if known.get("group") is not None:
-        known["group"] = tuple(known["group"])
+    if known["samples"] is None:
+        raise ValueError("an event has no samples")
     if isinstance(known.get("tag"), list):
         known["tag"] = _tuples(known["tag"])
     event = Event(**known)

@@ -52,6 +52,39 @@ def test_the_same_run_gives_the_same_bytes_again_and_after_reading(tmp_path: Pat
     assert first.read_bytes() == second.read_bytes() == third.read_bytes()
 
 
+def test_a_set_that_events_share_is_written_out_once_and_shared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a file of many ranks took time, and a run that is read memory, that grow with the square of the batch."""
+    sets: list[Any] = []
+
+    def counted(numbers: Any) -> list[list[int]]:
+        sets.append(numbers)
+        return to_ranges(numbers)
+
+    run = mt.simulate("zero3", world_size=8, num_layers=4, global_batch_size=8)
+    monkeypatch.setattr("minitrain.runfile.to_ranges", counted)
+    run.save(tmp_path / "run.jsonl")
+    whole = [event.samples for log in run.logs for event in log if len(event.samples) == 8]
+    assert len(whole) == 8 * 4 * 2
+    assert len(sets) == len({id(event.samples) for log in run.logs for event in log}) <= 8 + 4 + 1
+    read = [event.samples for log in mt.load_run(tmp_path / "run.jsonl").logs for event in log]
+    assert len(set(map(id, read))) == len(set(read)) == 8 + 1 + 1  # of each rank, of all, of none
+
+
+@pytest.mark.parametrize("samples", ["null", "7", "[[0]]", "[[0,[1]]]", '"all"'])
+def test_an_event_without_a_set_of_samples_is_damaged(tmp_path: Path, samples: str) -> None:
+    file = tmp_path / "run.jsonl"
+    mt.simulate("ddp", world_size=1, num_layers=1, global_batch_size=1).save(file)
+    lines = file.read_text().splitlines()
+    event = next(place for place, line in enumerate(lines) if line.startswith('["forward"'))
+    assert "[[0,1]]" in lines[event]
+    lines[event] = lines[event].replace("[[0,1]]", samples)
+    file.write_text("\n".join(lines))
+    with pytest.raises(UsageError, match="damaged"):
+        mt.load_run(file)
+
+
 async def hiding(model: Model) -> Model:
     """Hold a weight in a variable while an operation begins."""
     model.weights[0], _ = model.load_weights(0)
