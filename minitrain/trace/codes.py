@@ -39,7 +39,7 @@ def objects(values: Sequence[Any]) -> Coded:
 
 
 def by_identity(values: Sequence[Any]) -> Coded:
-    """Do as `coded`, but hash each object once: the hash of a long tuple is slow, and not kept."""
+    """Do as `coded`, but hash and compare each object once: both take long for a large set or tuple."""
     place, found = objects(values)
     code, distinct = coded(found)
     return (code[place] if len(found) else np.zeros(0, np.int64)), distinct

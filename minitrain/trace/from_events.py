@@ -23,7 +23,8 @@ def timeline_of_events(logs: Sequence[Sequence[Event]]) -> Timeline:
     kind, group = codes(_values(events, "stream"), STREAM_KINDS), by_identity(_values(events, "group"))
     peer = ints(_values(events, "peer"), len(events), NONE)
     stream, distinct_streams = streams(kind, group, peer)
-    typ, samples, tag = (coded(_values(events, name)) for name in ("typ", "samples", "tag"))
+    samples = by_identity(_values(events, "samples"))
+    typ, tag = coded(_values(events, "typ")), coded(_values(events, "tag"))
     launched = np.array([e.time if e.launched is None else e.launched for e in events], dtype=float)
     following = np.arange(len(events)) - starts[rank] + 1
     awaited = ints(_values(events, "awaited"), len(events), NONE)

@@ -46,7 +46,7 @@ def timeline_of_rows(logs: Sequence[EventLog]) -> Timeline:
     group = _of_objects(by_identity([one.group for one in found]), place)
     peer = _chosen(ints((one.peer for one in found), len(found), NONE), place)
     stream, distinct_streams = streams(kind, group, peer)
-    typ, samples, layer = coded(rows[TYP::STRIDE]), coded(rows[SAMPLES::STRIDE]), rows[LAYER::STRIDE]
+    typ, samples, layer = coded(rows[TYP::STRIDE]), by_identity(rows[SAMPLES::STRIDE]), rows[LAYER::STRIDE]
     layers = ints(layer, count, NO_LAYER)
     tag, awaited = _notes(rows[NOTE::STRIDE], np.arange(count) - starts[rank] + 1)
     return Timeline(
