@@ -51,10 +51,11 @@ class _Transfer:
 class _Meeting:
     """Transfers that start together, when all are launched, `after` has ended, and `message` has started."""
 
-    __slots__ = ("after", "begun", "end", "followers", "message", "parts")
+    __slots__ = ("after", "begun", "end", "followers", "message", "missing", "parts")
 
     def __init__(self) -> None:
         self.parts: list[_Transfer] = []
+        self.missing = 0  # parts that are not launched yet
         self.after: _Meeting | None = None
         self.message: _Meeting | None = None
         self.followers: list[_Meeting] = []
@@ -65,7 +66,7 @@ class _Meeting:
         """Return whether nothing stands in the way."""
         return (
             not self.begun
-            and all(part.launched is not None for part in self.parts)
+            and not self.missing
             and (self.after is None or self.after.end is not None)
             and (self.message is None or self.message.begun)
         )
@@ -148,6 +149,7 @@ class _Retiming:
         self.transfers[log.rank][place] = transfer
         self.lanes[log.rank].awaits[awaited].append(transfer)
         meeting.parts.append(transfer)
+        meeting.missing += 1
 
     def run(self) -> list[EventLog]:
         """Go through the run in the order of time."""
@@ -176,6 +178,7 @@ class _Retiming:
                 return
             transfer = self.transfers[rank][lane.place]
             transfer.launched = self.now
+            transfer.meeting.missing -= 1
             lane.place += 1
             self._try(transfer.meeting)
 
