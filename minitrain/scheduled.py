@@ -53,14 +53,13 @@ def from_schedule(schedule: Schedule) -> Strategy:
     27.0
     """
     validate(schedule)
-    num_microbatches = schedule.num_microbatches  # counted over all actions: once, and not on every rank
 
     async def strategy(model: Model, microbatch_size: int | None = None, zero: int = 0) -> Model:
         mesh = _mesh(model, schedule)
         if zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {schedule.name}, got {zero!r}")
         _require_multiple("num_layers", model.num_layers, "num_stages", schedule.num_stages, schedule.name)
-        batches = _batches(model, schedule.name, num_microbatches, mesh, microbatch_size)
+        batches = _batches(model, schedule.name, schedule.num_microbatches, mesh, microbatch_size)
         await _Rank(model, schedule, mesh, batches, _Replica(model, mesh, zero)).run()
         return model
 

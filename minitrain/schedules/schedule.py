@@ -33,9 +33,11 @@ class Schedule:
     order."""
     placement: dict[int, int] = field(init=False, compare=False)
     """Stage -> rank, by stage."""
+    num_microbatches: int = field(init=False, compare=False)
+    """Number of microbatches, the highest named one being the last."""
 
     def __post_init__(self) -> None:
-        """Read orders and placement off the rows."""
+        """Read orders, placement and microbatches off the rows."""
         orders = tuple(tuple(action for cell in row for action in cell) for row in self.rows)
         homes: dict[int, int] = {}
         for rank, order in enumerate(orders):
@@ -43,6 +45,8 @@ class Schedule:
                 homes.setdefault(action.stage, rank)
         object.__setattr__(self, "orders", orders)
         object.__setattr__(self, "placement", dict(sorted(homes.items())))
+        highest = max((action.microbatch for order in orders for action in order), default=-1)
+        object.__setattr__(self, "num_microbatches", highest + 1)
 
     @classmethod
     def from_orders(cls, orders: Iterable[Iterable[Action]], name: str = "schedule") -> "Schedule":
@@ -78,11 +82,6 @@ class Schedule:
     def num_stages(self) -> int:
         """Count the stages, the highest named one being the last."""
         return max(self.placement, default=-1) + 1
-
-    @property
-    def num_microbatches(self) -> int:
-        """Count the microbatches, the highest named one being the last."""
-        return max((action.microbatch for order in self.orders for action in order), default=-1) + 1
 
     @property
     def num_chunks(self) -> int:
