@@ -30,10 +30,14 @@ class InFlight:
         account = work.model.account
         self.awaited = False
         self.window: int | None = None
-        values = [value for value in _items(work.value) if value is not None]
-        self.lent = [value for value in values if getattr(value, "_home", None) is account]
-        account.loans.update((id(value), 0) for value in self.lent)
-        self.units = sum(account.units_of(value) for value in values if getattr(value, "_home", None) is not account)
+        self.lent: list[Any] = []
+        self.units = 0
+        for value in _items(work.value):
+            if getattr(value, "_home", None) is account:
+                self.lent.append(value)
+                account.loans[id(value)] = 0
+            elif value is not None:
+                self.units += account.units_of(value)
         account.grow(self.units)
         _enter(work, self.units)
         mark_overlap(work)
@@ -48,7 +52,7 @@ class InFlight:
         if self.window is None:
             return
         account = work.model.account
-        units = sum(account.units_of(result) for result in _items(work.outcome))
+        units = sum(map(account.units_of, _items(work.outcome)))
         rows = work.model.log.rows
         for row in range(work.row + STRIDE, len(rows), STRIDE):
             rows[row + MEMORY] += units
