@@ -25,7 +25,7 @@ from minitrain.groups import Group
 from minitrain.journal import JournalledStore
 from minitrain.predictor import FREE, Predictor, Price, RuntimePredictor
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, follow
 
 _IN_SHARDS = (Weight, WeightGrad)
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
@@ -96,6 +96,8 @@ class Rank:
         self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
         self.attentive = self.attentive  # asked for by every operation, and found sooner here than in the class
+        if self.attentive:
+            follow()
         self._rows = self.log.rows
         self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
         self._entered = False

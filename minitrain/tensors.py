@@ -84,7 +84,7 @@ class Tensor:
     Its slots take no part in equality, repr, copies or pickles. `_home` and `_units` belong to the rank that stores
     the tensor (see `minitrain.storage`), and are unset until it enters a store. `_content` is what whoever follows
     tensors makes of this one (numbers, in `minitrain.numerics`), and is unset where nobody does; `_origin` is where it
-    came from, in a strict run (see `minitrain.strict`).
+    came from, in a strict run (see `minitrain.strict`). Whoever sets one of these two calls `follow` before.
     """
 
     __slots__ = ("__weakref__", "_content", "_home", "_origin", "_units")
@@ -112,6 +112,26 @@ def clone(value: T) -> T:
     if kind is Activation or kind is ActivationGrad:
         return kind(value.layer, value.layers, value.samples, value.total_samples)  # type: ignore[call-arg,attr-defined]
     return copy.copy(value) if isinstance(value, Tensor) else value
+
+
+_is_followed = False
+
+
+def follow() -> None:
+    """Let tensors that are made of others look for what these carry, for the rest of the process.
+
+    To look takes as long as to make the tensor, since a slot that is unset raises an error. It is left out until
+    somebody follows tensors.
+    """
+    global _is_followed  # noqa: PLW0603  (what is followed may outlive the run)
+    _is_followed = True
+
+
+def _summed(result: T, left: Any, right: Any) -> T:
+    """Return the sum of two tensors, with their content if both have any."""
+    if hasattr(left, "_content") and hasattr(right, "_content"):
+        result._content = left._content.add(right._content)  # type: ignore[attr-defined]  # a slot of the base
+    return _descended(result, "+", left, right)
 
 
 def _descended(result: T, how: str, parent: Any, other: Any = None) -> T:
@@ -187,7 +207,8 @@ class Weight(Tensor, Gatherable["Weight"]):
         """Return the weight that holds the shards of both; layer, step and num_shards must agree."""
         _require_same("weights that combine", self, other, "layer", "step", "num_shards")
         shards = self.shards | other.shards
-        return _combined(Weight(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
+        weight = Weight(self.layer, self.layers, self.step, shards, self.num_shards)
+        return _combined(weight, self, other) if _is_followed else weight
 
     def memory(self) -> float:
         """Return the size in elements: the share of shards held times H x H."""
@@ -197,7 +218,7 @@ class Weight(Tensor, Gatherable["Weight"]):
         """Return one of `num_shards` parts of a complete weight."""
         _require_shardable(self, shard, num_shards)
         part = Weight(self.layer, self.layers, self.step, alone(shard), num_shards)
-        return _sharded(part, self, shard, num_shards)
+        return _sharded(part, self, shard, num_shards) if _is_followed else part
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
@@ -260,23 +281,21 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
         )
         if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
             total._units = self._units  # type: ignore[misc]  # a slot of the base
-        if hasattr(self, "_content") and hasattr(other, "_content"):
-            total._content = self._content.add(other._content)  # type: ignore[misc]  # a slot of the base
-        return _descended(total, "+", self, other)
+        return _summed(total, self, other) if _is_followed else total
 
     def combine(self, other: WeightGrad) -> WeightGrad:
         """Return the gradient that holds the shards of both; layer, samples and num_shards must agree."""
         _require_same("gradients that combine", self, other, "layer", "samples", "num_shards")
         shards = self.shards | other.shards
         grad = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, self.num_shards)
-        return _combined(grad, self, other)
+        return _combined(grad, self, other) if _is_followed else grad
 
     def shard(self, shard: int, num_shards: int) -> WeightGrad:
         """Return one of `num_shards` parts of a complete gradient."""
         _require_shardable(self, shard, num_shards)
         shards = alone(shard)
         part = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
-        return _sharded(part, self, shard, num_shards)
+        return _sharded(part, self, shard, num_shards) if _is_followed else part
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
@@ -309,7 +328,8 @@ class OptState(Tensor, Gatherable["OptState"]):
         """Return the state that holds the shards of both; layer, step and num_shards must agree."""
         _require_same("optimizer states that combine", self, other, "layer", "step", "num_shards")
         shards = self.shards | other.shards
-        return _combined(OptState(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
+        opt_state = OptState(self.layer, self.layers, self.step, shards, self.num_shards)
+        return _combined(opt_state, self, other) if _is_followed else opt_state
 
     def memory(self) -> float:
         """Return the size in elements: H x H times the share of shards held."""
@@ -319,7 +339,7 @@ class OptState(Tensor, Gatherable["OptState"]):
         """Return one of `num_shards` parts of a complete state."""
         _require_shardable(self, shard, num_shards)
         part = OptState(self.layer, self.layers, self.step, alone(shard), num_shards)
-        return _sharded(part, self, shard, num_shards)
+        return _sharded(part, self, shard, num_shards) if _is_followed else part
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""

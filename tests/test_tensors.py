@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import minitrain as mt
+from minitrain import tensors
 from minitrain.errors import LawError
 from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors import clone
@@ -134,3 +136,18 @@ def test_only_gradients_of_one_class_add() -> None:
     for left, right in ((plain, special), (special, plain)):
         with pytest.raises(LawError, match="both must be"):
             left + right
+
+
+@pytest.mark.parametrize("parameters", [{"numerics": "numpy"}, {"strict": True}])
+def test_tensors_are_followed_from_the_first_model_that_follows_them(
+    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
+) -> None:
+    """Sums, shards and combinations ask for what tensors carry once somebody in the process follows them."""
+    monkeypatch.setattr("minitrain.tensors._is_followed", False)
+    sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 16, "microbatch_size": 2}
+    mt.simulate("pp_zero1", **sizes)
+    assert not tensors._is_followed
+    run = mt.simulate("pp_zero1", **sizes, **parameters)
+    assert tensors._is_followed
+    slot = "_content" if "numerics" in parameters else "_origin"
+    assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())
