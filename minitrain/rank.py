@@ -7,6 +7,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+from minitrain.carried import follow
 from minitrain.dist import Dist
 from minitrain.errors import UsageError, require_count
 from minitrain.events import (
@@ -25,7 +26,7 @@ from minitrain.groups import Group
 from minitrain.journal import JournalledStore
 from minitrain.predictor import FREE, Predictor, Price, RuntimePredictor
 from minitrain.storage import UNITS_PER_ELEMENT, Account, Store
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, follow
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
 _IN_SHARDS = (Weight, WeightGrad)
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")

@@ -11,6 +11,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from minitrain.carried import Content, combined, sharded, summed
 from minitrain.errors import LawError
 from minitrain.sets import alone, union
 
@@ -60,31 +61,13 @@ class ReduceableGatherable(Reduceable[TO], Gatherable[TO], Protocol[TO]):
     __slots__ = ()
 
 
-class Content(Protocol):
-    """What a tensor carries for whoever follows it; it takes part in what the tensor itself can do."""
-
-    __slots__ = ()
-
-    def add(self, other: Any) -> Content:
-        """Return the content of the sum."""
-        ...
-
-    def shard(self, shard: int, num_shards: int) -> Content:
-        """Return the content of one of `num_shards` parts."""
-        ...
-
-    def combine(self, other: Any) -> Content:
-        """Return the content of the combination."""
-        ...
-
-
 class Tensor:
     """The common root of the five kinds.
 
     Its slots take no part in equality, repr, copies or pickles. `_home` and `_units` belong to the rank that stores
     the tensor (see `minitrain.storage`), and are unset until it enters a store. `_content` is what whoever follows
     tensors makes of this one (numbers, in `minitrain.numerics`), and is unset where nobody does; `_origin` is where it
-    came from, in a strict run (see `minitrain.strict`). Whoever sets one of these two calls `follow` before.
+    came from, in a strict run (see `minitrain.strict`). Both are passed on by `minitrain.carried`.
     """
 
     __slots__ = ("__weakref__", "_content", "_home", "_origin", "_units")
@@ -112,47 +95,6 @@ def clone(value: T) -> T:
     if kind is Activation or kind is ActivationGrad:
         return kind(value.layer, value.layers, value.samples, value.total_samples)  # type: ignore[call-arg,attr-defined]
     return copy.copy(value) if isinstance(value, Tensor) else value
-
-
-_is_followed = False
-
-
-def follow() -> None:
-    """Let tensors that are made of others look for what these carry, for the rest of the process.
-
-    To look takes as long as to make the tensor, since a slot that is unset raises an error. It is left out until
-    somebody follows tensors.
-    """
-    global _is_followed  # noqa: PLW0603  (what is followed may outlive the run)
-    _is_followed = True
-
-
-def _summed(result: T, left: Any, right: Any) -> T:
-    """Return the sum of two tensors, with their content if both have any."""
-    if hasattr(left, "_content") and hasattr(right, "_content"):
-        result._content = left._content.add(right._content)  # type: ignore[attr-defined]  # a slot of the base
-    return _descended(result, "+", left, right)
-
-
-def _descended(result: T, how: str, parent: Any, other: Any = None) -> T:
-    """Return a tensor that was made of others, with its origin if the first of them has one."""
-    if hasattr(parent, "_origin"):
-        parent._origin.descend(result, how, parent, other)
-    return result
-
-
-def _combined(result: T, left: Any, right: Any) -> T:
-    """Return the result of combining two tensors, with their content if both have any."""
-    if hasattr(left, "_content") and hasattr(right, "_content"):
-        result._content = left._content.combine(right._content)  # type: ignore[attr-defined]  # a slot of the base
-    return _descended(result, "combine", left, right)
-
-
-def _sharded(result: T, whole: Any, shard: int, num_shards: int) -> T:
-    """Return a shard of a tensor, with its part of the content if there is any."""
-    if hasattr(whole, "_content"):
-        result._content = whole._content.shard(shard, num_shards)  # type: ignore[attr-defined]  # a slot of the base
-    return _descended(result, "shard", whole)
 
 
 def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
@@ -207,8 +149,7 @@ class Weight(Tensor, Gatherable["Weight"]):
         """Return the weight that holds the shards of both; layer, step and num_shards must agree."""
         _require_same("weights that combine", self, other, "layer", "step", "num_shards")
         shards = self.shards | other.shards
-        weight = Weight(self.layer, self.layers, self.step, shards, self.num_shards)
-        return _combined(weight, self, other) if _is_followed else weight
+        return combined(Weight(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
 
     def memory(self) -> float:
         """Return the size in elements: the share of shards held times H x H."""
@@ -218,7 +159,7 @@ class Weight(Tensor, Gatherable["Weight"]):
         """Return one of `num_shards` parts of a complete weight."""
         _require_shardable(self, shard, num_shards)
         part = Weight(self.layer, self.layers, self.step, alone(shard), num_shards)
-        return _sharded(part, self, shard, num_shards) if _is_followed else part
+        return sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
@@ -281,21 +222,21 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
         )
         if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
             total._units = self._units  # type: ignore[misc]  # a slot of the base
-        return _summed(total, self, other) if _is_followed else total
+        return summed(total, self, other)
 
     def combine(self, other: WeightGrad) -> WeightGrad:
         """Return the gradient that holds the shards of both; layer, samples and num_shards must agree."""
         _require_same("gradients that combine", self, other, "layer", "samples", "num_shards")
         shards = self.shards | other.shards
         grad = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, self.num_shards)
-        return _combined(grad, self, other) if _is_followed else grad
+        return combined(grad, self, other)
 
     def shard(self, shard: int, num_shards: int) -> WeightGrad:
         """Return one of `num_shards` parts of a complete gradient."""
         _require_shardable(self, shard, num_shards)
         shards = alone(shard)
         part = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
-        return _sharded(part, self, shard, num_shards) if _is_followed else part
+        return sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
@@ -328,8 +269,7 @@ class OptState(Tensor, Gatherable["OptState"]):
         """Return the state that holds the shards of both; layer, step and num_shards must agree."""
         _require_same("optimizer states that combine", self, other, "layer", "step", "num_shards")
         shards = self.shards | other.shards
-        opt_state = OptState(self.layer, self.layers, self.step, shards, self.num_shards)
-        return _combined(opt_state, self, other) if _is_followed else opt_state
+        return combined(OptState(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
 
     def memory(self) -> float:
         """Return the size in elements: H x H times the share of shards held."""
@@ -339,7 +279,7 @@ class OptState(Tensor, Gatherable["OptState"]):
         """Return one of `num_shards` parts of a complete state."""
         _require_shardable(self, shard, num_shards)
         part = OptState(self.layer, self.layers, self.step, alone(shard), num_shards)
-        return _sharded(part, self, shard, num_shards) if _is_followed else part
+        return sharded(part, self, shard, num_shards)
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""

@@ -87,7 +87,7 @@ class Work(Call):
     @property
     def is_wanted(self) -> bool:
         """Whether anybody may still ask for the outcome: what was launched can be awaited at any time."""
-        return self.flight is not None or self.waiters is None or self.is_parked
+        return self.flight is not None or super().is_wanted
 
     def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
         """Return the price of a collective and the samples of its results, None where they differ."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain import tensors
+from minitrain import carried
 from minitrain.errors import LawError
 from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors import clone
@@ -143,11 +143,11 @@ def test_tensors_are_followed_from_the_first_model_that_follows_them(
     monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
 ) -> None:
     """Sums, shards and combinations ask for what tensors carry once somebody in the process follows them."""
-    monkeypatch.setattr("minitrain.tensors._is_followed", False)
+    monkeypatch.setattr("minitrain.carried._is_followed", False)
     sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 16, "microbatch_size": 2}
     mt.simulate("pp_zero1", **sizes)
-    assert not tensors._is_followed
+    assert not carried._is_followed
     run = mt.simulate("pp_zero1", **sizes, **parameters)
-    assert tensors._is_followed
+    assert carried._is_followed
     slot = "_content" if "numerics" in parameters else "_origin"
     assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())

@@ -261,10 +261,7 @@ class Each:
         low, high = self._reach_from(other)
         if low > 0 or high < 0:
             return above if low > 0 else below
-        results = {below} if low < 0 else {above} if low > 0 else {inside}  # that of the rank with the least
-        results |= {below} if high < 0 else {above} if high > 0 else {inside}
-        if low < 0 < high:
-            results.add(inside)
+        results = {inside, below if low < 0 else inside, above if high > 0 else inside}
         if len(results) > 1:
             self.fold.diverge("a comparison that holds for some ranks only", self.slopes)
         return results.pop()
