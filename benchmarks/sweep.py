@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.floor import floor
-from minitrain.portions import Portion, work_off
+from minitrain.sweeps.batches import Portion, work_off
 
 STRATEGIES: dict[str, dict[str, int]] = {
     "ddp": {},

@@ -19,10 +19,10 @@ from minitrain.cli.output import print_json, print_lines, print_table, user_prin
 from minitrain.cli.progress import Progress
 from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
-from minitrain.comparison import DEFAULT_STRATEGIES, Comparison
-from minitrain.export import conditions, title_of, write_comparison, write_run
-from minitrain.run import Run
-from minitrain.tables import comparison_notes, comparison_table, ranks_table, run_table, strategies_table
+from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison
+from minitrain.run.result import Run
+from minitrain.trace.run_folder import conditions, title_of, write_comparison, write_run
+from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table, strategies_table
 
 app = typer.Typer(
     name="minitrain",

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from minitrain.errors import UsageError
-from minitrain.fixed import FixedPredictor
-from minitrain.loading import Strategy, load_strategy, require_options
-from minitrain.simulation import make_predictor, simulate_async
+from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.run.simulation import make_predictor, simulate_async
+from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
 
 DEFAULT_HARDWARE = "h100_80g_nvl8"
 

@@ -15,8 +15,8 @@ from minitrain.cli.failures import FAILED
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
 from minitrain.errors import UsageError
-from minitrain.portions import Row, succeeded
-from minitrain.tables import GIB
+from minitrain.sweeps.batches import Row, succeeded
+from minitrain.trace.tables import GIB
 
 SHOWN = 10
 _LONG_NAMES = {"layers": "num_layers", "batch": "global_batch_size", "hw": "hardware", "microbatch": "microbatch_size"}

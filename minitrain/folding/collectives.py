@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from minitrain.collectives import describe
 from minitrain.errors import CollectiveMismatchError
-from minitrain.folding.each import Fold
+from minitrain.folding.index_ranges import Spans
 from minitrain.folding.mesh import FoldedGroup
-from minitrain.folding.spans import Spans
-from minitrain.sets import alone
+from minitrain.folding.rank_values import Fold
 from minitrain.tensors import OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import alone
+from minitrain.transport.collectives import describe
 
 
 def perform(fold: Fold, op: str, value: Any, group: FoldedGroup) -> Any:

@@ -13,23 +13,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from minitrain.collector import rare_collections
-from minitrain.crew import require_nothing_left, run_ranks
 from minitrain.errors import MinitrainError, StrategyError, UsageError
-from minitrain.fixed import FixedPredictor
-from minitrain.folding.each import Fold
+from minitrain.folding.index_ranges import Spans
 from minitrain.folding.job import Job
+from minitrain.folding.known_splits import way_of
 from minitrain.folding.model import FoldedModel
-from minitrain.folding.parted import way_of
+from minitrain.folding.rank_values import Fold
 from minitrain.folding.rehearsal import rehearse
 from minitrain.folding.run import FoldedRun
-from minitrain.folding.spans import Spans
 from minitrain.hardware import FlatTopology
-from minitrain.overflow import watching_memory
-from minitrain.predictor import Predictor, RuntimePredictor
-from minitrain.run import Run
+from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.hardware.predictor import Predictor, RuntimePredictor
+from minitrain.run.final_weights import check_final_weights
+from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.out_of_memory import watching_memory
+from minitrain.run.rank_tasks import require_nothing_left, run_ranks
+from minitrain.run.result import Run
 from minitrain.tensors import Weight
-from minitrain.verification import check_final_weights
 
 _MANY_CLASSES = 64
 

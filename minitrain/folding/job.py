@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minitrain.dist import Dist
-from minitrain.folding.each import Fold
+from minitrain.folding.known_splits import Parted
 from minitrain.folding.model import FoldedModel
-from minitrain.folding.parted import Parted
-from minitrain.loading import Strategy
-from minitrain.predictor import Predictor
+from minitrain.folding.rank_values import Fold
+from minitrain.hardware.predictor import Predictor
+from minitrain.run.strategy_loading import Strategy
+from minitrain.transport.dist import Dist
 
 
 @dataclass(frozen=True)

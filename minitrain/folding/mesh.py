@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 from minitrain.events import COMM, Stream
-from minitrain.folding.each import Each, Fold, in_engine
-from minitrain.groups import Group, Mesh
+from minitrain.folding.rank_values import Each, Fold, in_engine
+from minitrain.transport.groups import Group, Mesh
 
 
 class FoldedCommunicator:

@@ -7,19 +7,19 @@ from collections.abc import Hashable, Iterable
 from itertools import chain
 from typing import Any
 
-from minitrain import laws
-from minitrain.communicating import _TENSORS, Groupish
-from minitrain.dist import Dist
 from minitrain.events import LAYER, SAMPLES, STRIDE, EventLog
 from minitrain.folding.collectives import perform
-from minitrain.folding.each import Each, Fold, in_engine
+from minitrain.folding.index_ranges import Spans
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
-from minitrain.folding.spans import Spans
-from minitrain.groups import Group, Mesh, require_axes
-from minitrain.model import Model
-from minitrain.predictor import Predictor
+from minitrain.folding.rank_values import Each, Fold, in_engine
+from minitrain.hardware.predictor import Predictor
+from minitrain.rank import laws
+from minitrain.rank.communicating import _TENSORS, Groupish
+from minitrain.rank.model import Model
+from minitrain.rank.operations import Work
 from minitrain.tensors import Activation, OptState, Weight
-from minitrain.work import Work
+from minitrain.transport.dist import Dist
+from minitrain.transport.groups import Group, Mesh, require_axes
 
 
 class FoldedModel(Model):

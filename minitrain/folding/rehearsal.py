@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 
-from minitrain.crew import end_all
-from minitrain.folding.each import Fold
 from minitrain.folding.job import Job
 from minitrain.folding.model import FoldedModel
-from minitrain.lost import hearing_lost_errors
-from minitrain.overflow import watching_memory
+from minitrain.folding.rank_values import Fold
+from minitrain.run.out_of_memory import watching_memory
+from minitrain.run.rank_tasks import end_all
+from minitrain.run.unretrieved_errors import hearing_lost_errors
 
 
 async def rehearse(job: Job, fold: Fold) -> Fold | None:

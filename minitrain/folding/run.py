@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minitrain.errors import UsageError
-from minitrain.run import Run
+from minitrain.run.result import Run
 
 if TYPE_CHECKING:
-    from minitrain.folding.each import Fold
-    from minitrain.trace.breakdown import Breakdown
+    from minitrain.analysis.breakdown import Breakdown
+    from minitrain.folding.rank_values import Fold
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FoldedRun(Run):
         """The split of each rank's step time, s, one row a rank."""
         import numpy as np  # noqa: PLC0415  (only when somebody looks)
 
-        from minitrain.trace.breakdown import breakdown  # noqa: PLC0415
+        from minitrain.analysis.breakdown import breakdown  # noqa: PLC0415
 
         assert self.fold is not None
         parts = breakdown(self._trace, self.step_time)

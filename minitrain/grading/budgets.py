@@ -12,8 +12,8 @@ from typing import Any
 
 from minitrain.events import COMMUNICATIONS
 from minitrain.grading.exercise import Case, Exercise, load_exercise
-from minitrain.run import Run
-from minitrain.simulation import simulate
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
 from minitrain.tensors import BYTES_PER_ELEMENT, HIDDEN_SIZE
 
 TIME_MARGIN = 1.02

@@ -9,7 +9,7 @@ from minitrain.grading.exercise import Exercise
 from minitrain.grading.grader import Grade, grade
 
 if TYPE_CHECKING:
-    from minitrain.loading import Strategy
+    from minitrain.run.strategy_loading import Strategy
 
 
 def assert_strategy(strategy: str | Path | Strategy, exercise: str | Exercise, *, hidden: bool = True) -> Grade:
