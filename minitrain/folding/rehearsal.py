@@ -14,7 +14,7 @@ from minitrain.folding.model import FoldedModel
 from minitrain.folding.rank_values import Fold
 from minitrain.run.out_of_memory import watching_memory
 from minitrain.run.rank_tasks import end_all
-from minitrain.run.unretrieved_errors import hearing_lost_errors
+from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
 
 
 async def rehearse(job: Job, fold: Fold) -> Fold | None:
@@ -28,13 +28,13 @@ async def rehearse(job: Job, fold: Fold) -> Fold | None:
     dist = job.transport()
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
-    context.run(dist.watch.mark, 0)
+    context.run(dist.detector.claim_running_task, 0)
     task = loop.create_task(_run(job, job.model(rehearsed, 0, dist)), context=context)
-    with hearing_lost_errors(dist, [task]):
+    with collecting_unretrieved_errors(dist, [task]):
         await asyncio.sleep(0)  # its first step, and none of what it begins
-        dist.watch.over = True  # nobody else will come
-        unfinished = dist.watch.tasks(loop)
-        await end_all(dist.watch, {task, *unfinished})
+        dist.detector.run_is_over = True  # nobody else will come
+        unfinished = dist.detector.unfinished_tasks(loop)
+        await end_all(dist.detector, {task, *unfinished})
     return rehearsed if rehearsed.diverged is not None and not unfinished else None
 
 

@@ -17,8 +17,8 @@ from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:
     from minitrain.hardware.predictor import Predictor
-    from minitrain.transport.communicator import Communicator
     from minitrain.transport.dist import Dist
+    from minitrain.transport.protocol import ProcessGroup
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Communicating(Rank):
         self.work_kind = self.work_kind  # as `attentive`
         self.launching = False
         self.in_flight: dict[int, Work] = {}
-        self._groups: dict[Communicator, Group] = {self.dist.world: self._world}
+        self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
 
     def mesh(self, **axes: int) -> Mesh:
@@ -63,7 +63,7 @@ class Communicating(Rank):
             UsageError: the product of the axes is not world_size.
         """
         require_axes(axes, self.world_size)
-        return Mesh(self.rank, axes, lambda *axes: self._view(self.dist.lattice(*axes)))
+        return Mesh(self.rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, this one among them.
@@ -71,9 +71,9 @@ class Communicating(Rank):
         Raises:
             UsageError: a rank is not of this world, or this rank is not among them.
         """
-        return self._view(self.dist.communicator(ranks))
+        return self._view(self._transport.communicator(ranks))
 
-    def _view(self, communicator: Communicator) -> Group:
+    def _view(self, communicator: ProcessGroup) -> Group:
         """Return this rank's view of what a group shares."""
         found = self._groups.get(communicator)
         if found is None:
@@ -261,22 +261,22 @@ class Communicating(Rank):
 
     def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
         """Submit a message; it takes its stream at once, whatever its receiver does."""
-        channel = self.dist.channel(self.rank, dest, tag)
+        channel = self._transport.channel(self.rank, dest, tag)
         size_bytes = self.runtime_predictor.workload.message_bytes(v)
         price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
         owner = self._peer(SEND, dest)
         work = self.work_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
         work.depart(price)
-        self.dist.put(channel, work)
+        self._transport.put(channel, work)
         return work
 
     def _receive(self, source: int, tag: Hashable) -> Work:
         """Submit a receive."""
-        channel = self.dist.channel(source, self.rank, tag)
+        channel = self._transport.channel(source, self.rank, tag)
         owner = self._peer(RECV, source)
         work = self.work_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
         owner.pending.append(work)
-        self.dist.get(channel, work)
+        self._transport.get(channel, work)
         return work
 
 

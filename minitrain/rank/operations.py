@@ -16,13 +16,13 @@ from minitrain.hardware.predictor import Price
 from minitrain.rank.launched_memory import InFlight, mark_overlap
 from minitrain.tensors import Tensor, clone
 from minitrain.transport.calls import Call
-from minitrain.transport.waiting import wake_soon
 
 T = TypeVar("T")
 
 if TYPE_CHECKING:
     from minitrain.rank.communicating import Communicating
     from minitrain.transport.groups import Group
+    from minitrain.transport.protocol import Transport
 
 
 class PeerStream:
@@ -41,16 +41,17 @@ class PeerStream:
         self.free = 0.0
         self.pending: deque[Work] = deque()
 
-    def receive(self) -> None:
+    def receive(self, transport: Transport) -> None:
         """Time the receives that are next and whose message is here, and wake their tasks."""
         pending, woken = self.pending, []
-        while pending and (pending[0].carried is not None or not pending[0].is_wanted):
+        while pending and (pending[0].carried is not None or pending[0].is_abandoned):
             work = pending.popleft()
             if work.carried is not None:  # the others were given up
                 work._receive(work.carried)
                 if work.waiters is not None:
                     woken.append(work.waiters)
-        wake_soon(woken)
+        if woken:
+            transport.wake(woken)
 
 
 class Work(Call):
@@ -85,9 +86,9 @@ class Work(Call):
         self.carried: float | None = None
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether anybody may still ask for the outcome: what was launched can be awaited at any time."""
-        return self.flight is not None or super().is_wanted
+    def is_abandoned(self) -> bool:
+        """Whether the outcome is wanted no longer; a launched operation can be awaited at any time."""
+        return self.flight is None and super().is_abandoned
 
     def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
         """Return the price of a collective and the samples of its results, None where they differ."""
@@ -97,7 +98,7 @@ class Work(Call):
             size_bytes = max(model.wire_bytes(work.value) for work in works)
             return price(self.op, size_bytes, communicator.ranks), None
         value = results[0] if self.op in ("all_gather", "broadcast") else self.value
-        size_bytes = model.wire_bytes(value) if communicator.whole else model.held_bytes(value)
+        size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
         return price(self.op, size_bytes, communicator.ranks), samples_of(results[0])
 
     @staticmethod
@@ -107,9 +108,9 @@ class Work(Call):
         """Run a collective as soon as all are there and the group's stream is free, and complete its events."""
         communicator = calls[0].owner.communicator
         price, common_samples = calls[0]._terms(calls, results)
-        waited = start >= communicator.free
-        begin = start if waited else communicator.free
-        communicator.free = end = begin + price.seconds
+        waited = start >= communicator.busy_until
+        begin = start if waited else communicator.busy_until
+        communicator.busy_until = end = begin + price.seconds
         if calls[0].model.attentive:
             calls[0].model.after_collective(calls, results)
         units = calls[0].model.account.size(results[0]) if isinstance(results[0], Tensor) else None
@@ -142,7 +143,7 @@ class Work(Call):
         if self.model.attentive:
             self.model.after_message(value, self.outcome)
         self.carried = sent
-        self.owner.receive()  # type: ignore[union-attr]  # a receive's owner is its peer's stream
+        self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # a receive's owner is its peer's stream
 
     def _receive(self, sent: float) -> None:
         """Time a receive whose message is here and whose stream is free."""
@@ -187,7 +188,7 @@ class Work(Call):
             yield self  # `Communicating.launch` takes it from here
         if not self.settled:
             try:
-                yield self.park(model.dist.watch.loop)
+                yield model._transport.suspend(self)
             except BaseException:
                 self._give_up()
                 raise
@@ -203,9 +204,9 @@ class Work(Call):
         """Let those behind a receive go on that its task has given up; a message that is here already is lost."""
         if self.op == RECV and self.flight is None and self.error is None:
             if self.settled:
-                self.model.dist.lose(self)
+                self.model._transport.mark_unreceived(self)
             else:
-                self.owner.receive()  # type: ignore[union-attr]  # as in `deliver`
+                self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # as in `deliver`
 
     def _hand_over(self) -> Any:
         """Return the result of an operation that nobody else awaits, and keep no tensor alive."""

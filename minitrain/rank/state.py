@@ -28,6 +28,7 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 from minitrain.tensors.annotations import follow
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
+from minitrain.transport.protocol import Transport
 
 _IN_SHARDS = (Weight, WeightGrad)
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
@@ -77,7 +78,8 @@ class Rank:
         memory_by_kind: bool = False,
     ) -> None:
         self.dist = Dist(1) if dist is None else dist
-        self.world_size = self.dist.world_size
+        self._transport: Transport = self.dist  # all that operations use of it
+        self.world_size = self._transport.world_size
         self.rank = require_count("rank", rank, 0)
         if rank >= self.world_size > 1:
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {rank}", rank=rank)
@@ -101,10 +103,10 @@ class Rank:
         if self.attentive:
             follow()
         self._rows = self.log.rows
-        self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
+        self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
         self._shard_units: dict[int, tuple[int, int]] = {}
-        self._world = Group(self.dist.world, rank)
+        self._world = Group(self._transport.world, rank)
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
@@ -115,7 +117,7 @@ class Rank:
     def _enter(self) -> None:
         """Tell the transport, once, that a task uses this model."""
         self._entered = True
-        self.dist.watch.entered.add(self.rank)
+        self._transport.start(self.rank)
 
     def storage(
         self,

@@ -10,7 +10,7 @@ from minitrain.errors import OutOfMemoryError
 from minitrain.events import LAUNCHED, MEMORY, STRIDE, UNITS_PER_ELEMENT
 from minitrain.rank.model import Model
 from minitrain.run.result import OutOfMemory
-from minitrain.transport.deadlocks import RUN
+from minitrain.transport.task_ownership import running_rank
 
 
 @contextlib.contextmanager
@@ -33,8 +33,10 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
         excess = OutOfMemory(model.rank, _moment(model, limit_units), capacity_bytes, held)
         excesses.append(excess)
-        _, running = RUN.get() or (None, model.rank)
-        if strict and running == model.rank:  # or it is too much for one rank what another one's operation brings
+        if strict and running_rank() in (
+            None,
+            model.rank,
+        ):  # or it is too much for one rank what another one's operation brings
             raise _error(excess)
 
     limit_units = math.inf if capacity_bytes is None else capacity_bytes / element_bytes * UNITS_PER_ELEMENT

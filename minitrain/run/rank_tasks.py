@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from minitrain.errors import StrategyError
 from minitrain.rank.model import Model
 from minitrain.run.strategy_loading import Strategy
-from minitrain.run.unretrieved_errors import hearing_lost_errors
-from minitrain.transport.deadlocks import Watch
+from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
+from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.dist import Dist
 
 
@@ -24,35 +24,35 @@ async def run_ranks(name: str, function: Strategy, models: Sequence[Model], opti
         options: the strategy's own.
     """
     dist, loop = models[0].dist, asyncio.get_running_loop()
-    crew = _Crew(name, function, len(models), options)
-    dist.watch.alarm = crew.end
+    crew = _Crew(name, function, len(models), options, dist.detector)
+    dist.detector.on_deadlock = crew.end
     tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
-    with hearing_lost_errors(dist, tasks) as lost:
+    with collecting_unretrieved_errors(dist, tasks) as unretrieved:
         try:
             await crew.ended
         finally:
             crew.is_ending = True
-            dist.watch.alarm = None
+            dist.detector.on_deadlock = None
             found = dist.error
-            await end_all(dist.watch, {*tasks, *crew.left_over, *dist.watch.tasks(loop)})
+            await end_all(dist.detector, {*tasks, *crew.left_over, *dist.detector.unfinished_tasks(loop)})
     if crew.failures and found is None:  # what the transport found comes before what followed from it
         _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
     if dist.error is not None:
         raise dist.error.with_traceback(None)
-    if lost:
-        rank, error = min(lost, key=lambda loss: loss[0])
+    if unretrieved:
+        rank, error = min(unretrieved, key=lambda found: found[0])
         error.add_note(f"in a sub-task of rank {rank} of {dist.world_size}, strategy {name}, that nobody awaited")
         raise error
 
 
-async def end_all(watch: Watch, tasks: set[asyncio.Task[Any]]) -> None:
+async def end_all(detector: DeadlockDetector, tasks: set[asyncio.Task[Any]]) -> None:
     """Cancel what still runs, wait for it, and look at every outcome: asyncio logs what nobody looked at."""
     pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
     for task in pending:
         task.cancel()
-    watch.over = False  # whoever meets others in his clean-up may wait for ever
+    detector.run_is_over = False  # whoever meets others in his clean-up may wait for ever
     await asyncio.gather(*pending, return_exceptions=True)
-    watch.over = True
+    detector.run_is_over = True
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()
@@ -61,10 +61,18 @@ async def end_all(watch: Watch, tasks: set[asyncio.Task[Any]]) -> None:
 class _Crew:
     """The ranks of one run on their way; `ended` is done when all have returned or one has failed."""
 
-    def __init__(self, name: str, function: Strategy, world_size: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Strategy,
+        world_size: int,
+        options: Mapping[str, Any],
+        detector: DeadlockDetector,
+    ) -> None:
         self.name = name
         self.function = function
         self.options = options
+        self.detector = detector
         self.missing = world_size
         self.is_ending = False
         self.failures: list[tuple[int, BaseException]] = []
@@ -73,7 +81,7 @@ class _Crew:
 
     async def run(self, model: Model) -> None:
         """Run the strategy on one rank, which must return its model."""
-        model.dist.watch.mark(model.rank)
+        self.detector.claim_running_task(model.rank)
         try:
             result = await self.function(model, **self.options)
             self._require_model(model, result)
@@ -83,10 +91,10 @@ class _Crew:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         else:
-            model.dist.watch.returned.add(model.rank)
+            self.detector.finished_ranks.add(model.rank)
             self.missing -= 1
             if not self.missing:
-                model.dist.watch.over = True
+                self.detector.run_is_over = True
                 self.end([])
 
     def end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -99,9 +107,9 @@ class _Crew:
         """Note why a rank failed, unless it was cancelled because another had."""
         if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
             self.failures.append((model.rank, error))
-        model.dist.watch.over = True
+        self.detector.run_is_over = True
         if not self.ended.done():  # all ranks may fail at once, and looking for tasks takes longer with each of them
-            self.end(model.dist.watch.tasks(self.ended.get_loop()))
+            self.end(self.detector.unfinished_tasks(self.ended.get_loop()))
 
     def _require_model(self, model: Model, result: Any) -> None:
         """Require that a rank returned its model."""

@@ -32,7 +32,7 @@ def audit(models: Sequence[StrictModel]) -> None:
     replay = Replay(models[0].world_size)
     for model in models:
         replay.play(model)
-    _require_all_logged(models[0].dist.watch.operations, replay.num_operations)
+    _require_all_logged(models[0].dist.num_operations, replay.num_operations)
     replay.check_collectives()
     replay.check_messages()
     for model in models:

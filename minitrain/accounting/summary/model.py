@@ -89,7 +89,7 @@ class SummaryModel(Model):
 
     def digest(self) -> None:
         """Add the rows before the first one that is still needed to the totals."""
-        for work in [work for work in self.holding if not work.is_wanted and (work.settled or work.op == RECV)]:
+        for work in [work for work in self.holding if work.is_abandoned and (work.settled or work.op == RECV)]:
             del self.holding[work]
         first = next(iter(self.holding), None)
         if first is None:
