@@ -14,7 +14,7 @@ from minitrain.events import MEMORY, NOTE, STRIDE, Note
 if TYPE_CHECKING:
     from minitrain.rank.operations import Work
 
-_RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv"})
+RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv"})
 
 
 class InFlight:
@@ -42,7 +42,7 @@ class InFlight:
         _enter(work, self.units)
         mark_overlap(work)
         alone = work.settled and work.outcome is work.value  # a lone rank gets what it gave
-        if work.op in _RESULT_IS_NEW and work.detail != work.rank and not alone:
+        if work.op in RESULT_IS_NEW and work.detail != work.rank and not alone:
             self.window = account.open_window()
             if work.settled and work.error is None:
                 self.know_result(work)

@@ -16,6 +16,7 @@ from minitrain.events import (
     ON_COMPUTE,
     RECV,
     SEND,
+    STORES,
     UNITS_PER_ELEMENT,
     EventLog,
     MemoryChange,
@@ -31,7 +32,6 @@ from minitrain.transport.groups import Group
 from minitrain.transport.protocol import Transport
 
 _IN_SHARDS = (Weight, WeightGrad)
-STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
 
 
 @lru_cache

@@ -9,11 +9,9 @@ from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.replay import Replay, tampered
 from minitrain.accounting.strict.strangers import Final
 from minitrain.errors import LawError, StrategyError
-from minitrain.events import PRICE, SAMPLES, STRIDE, TYP
+from minitrain.events import PASSES, PRICE, SAMPLES, STRIDE, TYP
 from minitrain.hardware.predictor import Price
 from minitrain.transport.collectives import describe
-
-_PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
 
 
 def audit(models: Sequence[StrictModel]) -> None:
@@ -62,7 +60,7 @@ def _check_prices(model: StrictModel) -> None:
     rows = model.log.rows
     known: dict[tuple[str, int], Price] = {}
     for typ, samples, price in zip(rows[TYP::STRIDE], rows[SAMPLES::STRIDE], rows[PRICE::STRIDE], strict=True):
-        if typ not in _PASSES or known.get((typ, len(samples))) is price:
+        if typ not in PASSES or known.get((typ, len(samples))) is price:
             continue
         known[typ, len(samples)] = expected = compute(typ, len(samples))
         if price != expected:
