@@ -1,7 +1,7 @@
 """What happened on a rank: `Event`, one operation on the logical clock, and the log that a rank writes.
 
 May import: `errors`. Open `event` first: the fields of an event and the names of its types, streams and stores.
-`event_log` is the flat list of rows behind a rank's log, the cheapest form in Python; it makes `Event` objects on demand.
+`event_log` is the flat list of rows behind a rank's log, cheap to write; it makes `Event` objects on demand.
 """
 
 from minitrain.events.event import (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import overlapping_shards
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
@@ -159,16 +160,12 @@ def _all_samples(global_batch_size: int) -> frozenset[int]:
 
 
 def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
-    """Return whether a tensor holds every part of the weight, shards being intervals [i/n, (i+1)/n)."""
+    """Return whether a tensor holds every part of the weight, however both are cut into shards."""
     if held.is_complete() or (held.num_shards == weight.num_shards and weight.shards <= held.shards):
         return True
-    pieces = held.num_shards
-    for shard in weight.shards:
-        first = shard * pieces // weight.num_shards
-        last = -(-(shard + 1) * pieces // weight.num_shards)
-        if any(piece not in held.shards for piece in range(first, last)):
-            return False
-    return True
+    return all(
+        held.shards.issuperset(overlapping_shards(shard, weight.num_shards, held.num_shards)) for shard in weight.shards
+    )
 
 
 def input_samples(model: Rank, samples: Iterable[int]) -> frozenset[int]:

@@ -274,9 +274,9 @@ def _model_maker(kind: type[Model] | None, numerics: Any, *, strict: bool) -> Ca
 def _strictness(models: Sequence[Any]) -> Iterator[None]:
     """Note which tensors are made by hand during a run, and look at its end whether it was left to itself."""
     from minitrain.accounting.strict.audit import audit  # noqa: PLC0415
-    from minitrain.accounting.strict.handmade import noting_handmade  # noqa: PLC0415
+    from minitrain.accounting.strict.unusable_tensors import detecting_handmade_tensors  # noqa: PLC0415
 
-    with noting_handmade():
+    with detecting_handmade_tensors():
         yield
     audit(models)
 

@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
     "patched_strictness": (
         "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"),
                       before="import minitrain.accounting.strict.computing as m\n"
-                      "m.require_genuine = lambda *args, **_: None\n"),
+                      "m.require_valid = lambda *args, **_: None\n"),
         "laws", "must cover all 8 samples"),
     "patched_clock": (
         "02", changed(DDP, ("        activations[k + 1] = ", "        model.forward(k, activations[k], weights[k])\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank.stores import Account
-from minitrain.source_lines import strategy_frame
+from minitrain.source_lines import ENGINE, OWNERS, strategy_frame
 
 
 class Line:
@@ -68,8 +68,21 @@ class Ledger(Account):
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last
 
+    def calling_line(self, frame: FrameType) -> Line:
+        """Return the line of the strategy that called into the engine.
+
+        No number of frames is counted, so that functions of the engine may call one another as they like.
+
+        Args:
+            frame: one of the engine's.
+        """
+        caller: FrameType | None = frame.f_back
+        while caller is not None and OWNERS[caller.f_code.co_filename] == ENGINE:
+            caller = caller.f_back
+        return self.line(caller)
+
     def line(self, frame: FrameType | None) -> Line:
-        """Return the line of the strategy that runs in a frame or further out."""
+        """Return the line of the strategy that runs in a frame or further out; quickest if it runs in the frame."""
         assert frame is not None  # somebody calls
         code, instruction = frame.f_code, frame.f_lasti
         line = self._recent.get(instruction)

@@ -1,24 +1,129 @@
-"""The further laws of a strict run: nothing is counted twice, and everything fits together step by step."""
+"""The further laws of a strict run: only valid tensors, nothing counted twice, everything of one step.
+
+A tensor is valid if it came out of an operation of its rank, was not altered, and was not overwritten since. The
+operations of a strict run check this by an expression of their own first, which holds for every valid tensor that owns
+its buffer (see `is_surely_valid`). Where that does not hold, they ask the functions here, which know the other valid
+cases and the message for every invalid one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
-from minitrain.accounting.strict.genuine import require_genuine
 from minitrain.accounting.strict.ledger import Ledger
 from minitrain.errors import LawError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import shards_overlap
 from minitrain.transport.collectives import describe
+
+SAMPLED = attrgetter("layer", "layers", "samples", "total_samples")
+STEPPED = attrgetter("layer", "layers", "step", "shards", "num_shards")
+SUMMED = attrgetter("layer", "layers", "samples", "total_samples", "shards", "num_shards")
+FIELDS = {
+    Weight: STEPPED,
+    OptState: STEPPED,
+    Activation: SAMPLED,
+    ActivationGrad: SAMPLED,
+    WeightGrad: SUMMED,
+}
+"""For each kind of tensor, what returns the values of all its fields."""
+
+Fields = tuple[Any, ...]
+
+_KINDS: tuple[type[Any], ...] = tuple(FIELDS)
+
+
+def is_surely_valid(ledger: Ledger, value: Any) -> bool:
+    """Return whether a tensor is valid on a rank and owns its buffer, which the hot paths ask first."""
+    try:
+        origin = value._origin
+        return origin.usable_by is ledger and origin.fields == FIELDS[value.__class__](value)
+    except (AttributeError, KeyError):
+        return False
+
+
+def require_valid(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_version: bool = False) -> None:
+    """Require that tensors came out of operations of this rank, unaltered, and were not overwritten since.
+
+    What is no tensor at all is left to the operation itself to refuse.
+    """
+    for value in values:
+        fields_of = FIELDS.get(value.__class__)
+        origin = getattr(value, "_origin", None)
+        if fields_of is not None and origin is not None:
+            if origin.is_valid(ledger, fields_of(value), whatever_version):
+                continue
+            fault = origin.why_invalid(ledger, value)
+        else:
+            fault = (
+                "did not come out of an operation of this run: it was made before the run, or came through the "
+                "transport behind the model's back; use the model's operations alone"
+            )
+        if isinstance(value, _KINDS):
+            raise LawError(
+                f"{op} on rank {ledger.rank}: {describe(value)} {fault}",
+                op=op,
+                rank=ledger.rank,
+                layer=value.layer,
+                value=value,
+            )
+
+
+def alteration(value: Any, fields: Fields, line: object) -> str:
+    """Return in words which fields of a tensor are not what they were when it was made."""
+    present = FIELDS[type(value)](value)
+    names = [name for name, _ in zip(type(value).__dataclass_fields__, present, strict=True)]
+    changed = [
+        f"{name} was {_brief(before)} when it was made at {line} and is {_brief(now)} now"
+        for name, before, now in zip(names, fields, present, strict=True)
+        if before != now
+    ]
+    return f"was altered: {', '.join(changed)}; tensors are made by operations alone"
+
+
+def _brief(value: Any) -> str:
+    """Return a field's value in words."""
+    return str(sorted(value)[:8]) if isinstance(value, frozenset) else repr(value)
+
+
+def require_same_step(rank: int, op: str, first: Any, second: Any) -> None:
+    """Require that two tensors were computed with weights of the same step."""
+    if first._origin.step != second._origin.step:
+        raise LawError(
+            f"{op} on rank {rank}: both must stem from weights of the same step, got {describe(first)} of step "
+            f"{first._origin.step} and {describe(second)} of step {second._origin.step}",
+            op=op,
+            rank=rank,
+            layer=first.layer,
+        )
+
+
+def require_addable(rank: int, first: Any, second: Any, total: Any) -> None:
+    """Require that no sample is counted twice in a sum of two gradients."""
+    if len(total.samples) == len(first.samples) + len(second.samples):
+        return
+    twice = first.samples & second.samples
+    shown = ", ".join(map(str, sorted(twice)[:8])) + (", ..." if len(twice) > 8 else "")
+    raise LawError(
+        f"+ on rank {rank}: {f'sample {shown} is' if len(twice) == 1 else f'samples {shown} are'} counted twice in "
+        f"the gradient of layer {first.layer}, got {describe(first)} and {describe(second)}; add each sample's "
+        "gradient once",
+        op="+",
+        rank=rank,
+        layer=first.layer,
+        samples=twice,
+    )
 
 
 def require_pass(ledger: Ledger, op: str, inp: Any, weight: Any, *grads: Any) -> None:
-    """Require genuine tensors of one step for a pass through a layer.
+    """Require valid tensors of one step for a pass through a layer.
 
     What is no tensor, or of the wrong kind, is left to the operation itself to refuse.
     """
-    require_genuine(ledger, op, (inp, *grads, weight))
+    require_valid(ledger, op, (inp, *grads, weight))
     if inp.__class__ is Activation and weight.__class__ is Weight and all(g.__class__ is ActivationGrad for g in grads):
         for grad in grads:
             require_step(ledger, op, "the gradient", grad, weight.step)
@@ -57,7 +162,9 @@ def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight,
             layer=layer,
         )
     done = ledger.updated.get((layer, step))
-    if done is not None and any(_overlap(shards, num_shards, weight) for shards, num_shards in done):
+    if done is not None and any(
+        shards_overlap(shards, num_shards, weight.shards, weight.num_shards) for shards, num_shards in done
+    ):
         raise LawError(
             f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step",
             op="update",
@@ -74,17 +181,6 @@ def note_update(ledger: Ledger, weight: Weight) -> None:
         ledger.updated[weight.layer, weight.step] = [part]
     else:
         done.append(part)
-
-
-def _overlap(shards: frozenset[int], num_shards: int, weight: Weight) -> bool:
-    """Return whether shards, as intervals, have a part in common with a weight."""
-    if num_shards == weight.num_shards:
-        return not shards.isdisjoint(weight.shards)
-    return any(
-        shard * weight.num_shards < (other + 1) * num_shards and other * num_shards < (shard + 1) * weight.num_shards
-        for shard in shards
-        for other in weight.shards
-    )
 
 
 def _parts(tensor: Weight | OptState) -> list[tuple[Fraction, Fraction]]:
