@@ -68,22 +68,21 @@ class Ledger(Account):
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last
 
-    def calling_line(self, frame: FrameType) -> Line:
+    def calling_line(self, frame: FrameType | None) -> Line:
         """Return the line of the strategy that called into the engine.
 
-        No number of frames is counted, so that functions of the engine may call one another as they like.
+        Frames of the engine are skipped and not counted, so that its functions may call one another as they like.
 
         Args:
-            frame: one of the engine's.
+            frame: that of the caller of the function which asks.
         """
-        caller: FrameType | None = frame.f_back
-        while caller is not None and OWNERS[caller.f_code.co_filename] == ENGINE:
-            caller = caller.f_back
-        return self.line(caller)
+        while frame is not None and OWNERS[frame.f_code.co_filename] == ENGINE:
+            frame = frame.f_back
+        return self.line(frame)
 
     def line(self, frame: FrameType | None) -> Line:
         """Return the line of the strategy that runs in a frame or further out; quickest if it runs in the frame."""
-        assert frame is not None  # somebody calls
+        assert frame is not None  # an event loop or a strategy calls
         code, instruction = frame.f_code, frame.f_lasti
         line = self._recent.get(instruction)
         if line is not None and line.code is code:
