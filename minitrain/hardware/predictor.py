@@ -22,7 +22,7 @@ from minitrain.hardware import (
     load_config,
     select_tier,
 )
-from minitrain.workloads.workload import MATMUL_LAYER, Workload
+from minitrain.workloads.workload import MATMUL_LAYER, Cost, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,16 @@ class Predictor(Protocol):
         """The device's memory, or None where there is no device."""
         ...
 
-    def compute(self, typ: str, num_samples: int) -> Price:
+    def compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:
         """Price a forward, loss, backward, backward_input or backward_weight of a layer."""
         ...
 
-    def update(self, num_shards_on_device: int, num_shards: int) -> Price:
-        """Price an optimizer step."""
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+        """Price an optimizer step on some shards of a layer."""
         ...
 
-    def load(self, num_shards_on_device: int, num_shards: int) -> Price:
-        """Price loading weights."""
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+        """Price loading some shards of a layer's weight."""
         ...
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
@@ -128,7 +128,10 @@ class RuntimePredictor:
         self._remember_prices()
 
     def _remember_prices(self) -> None:
-        """Let equal questions share one answer."""
+        """Let equal questions share one answer; all layers do where they are alike."""
+        self._pass_price = cache(self._price_of_pass)
+        self._update_price = cache(self._price_of_update)
+        self._load_price = cache(self._price_of_load)
         self.compute = cache(self._compute)
         self.update = cache(self._update)
         self.load = cache(self._load)
@@ -171,18 +174,15 @@ class RuntimePredictor:
 
     def get_forward_backward_time(self, batch_size: int) -> float:
         """Return the time of a forward or of a backward pass of one layer, s."""
-        cost = self.workload.compute_cost("forward", batch_size)
-        return self.get_processing_time(cost.work_flop, cost.traffic_bytes)
+        return self._seconds(self.workload.compute_cost("forward", batch_size, 0))
 
     def get_update_step_time(self, num_shards_on_device: int, num_shards: int) -> float:
         """Return the time of an optimizer step on some shards of one layer, s."""
-        cost = self.workload.update_cost(num_shards_on_device, num_shards)
-        return self.get_processing_time(cost.work_flop, cost.traffic_bytes)
+        return self._seconds(self.workload.update_cost(num_shards_on_device, num_shards, 0))
 
     def get_weight_load_time(self, num_shards_on_device: int, num_shards: int) -> float:
         """Return the time to load some shards of one layer from the host's memory, s."""
-        size_bytes = self.workload.load_bytes(num_shards_on_device, num_shards)
-        return size_bytes / self.mem_pcie.throughput(size_bytes) if size_bytes else 0.0
+        return self._load_seconds(self.workload.load_bytes(num_shards_on_device, num_shards, 0))
 
     def get_comm_bytes(self, v: Any) -> int:
         """Return the bytes that a tensor puts on the wire.
@@ -200,19 +200,37 @@ class RuntimePredictor:
         """Return the time of a message on the run's network, s."""
         return self.network.time("p2p", self.get_comm_bytes(v), 2)
 
-    def _compute(self, typ: str, num_samples: int) -> Price:
-        """Price a pass through one layer; the loss is free."""
-        if typ == "loss":
-            return FREE
-        cost = self.workload.compute_cost(typ, num_samples)
-        seconds = self.get_processing_time(cost.work_flop, cost.traffic_bytes)
-        return Price(seconds * cost.share * self._slowdown)
+    def _seconds(self, cost: Cost) -> float:
+        """Return how long work of a cost takes, s; the caller applies its share."""
+        return self.get_processing_time(cost.work_flop, cost.traffic_bytes)
 
-    def _update(self, num_shards_on_device: int, num_shards: int) -> Price:
-        return Price(self.get_update_step_time(num_shards_on_device, num_shards) * self._slowdown)
+    def _load_seconds(self, size_bytes: int) -> float:
+        """Return how long loading takes from the host's memory, s."""
+        return size_bytes / self.mem_pcie.throughput(size_bytes) if size_bytes else 0.0
 
-    def _load(self, num_shards_on_device: int, num_shards: int) -> Price:
-        return Price(self.get_weight_load_time(num_shards_on_device, num_shards))
+    def _representative(self, layer: int) -> int:
+        """Return the layer whose price a layer has."""
+        return 0 if self.workload.is_uniform else layer
+
+    def _compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:
+        return self._pass_price(typ, num_samples, self._representative(layer))
+
+    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+        return self._update_price(num_shards_on_device, num_shards, self._representative(layer))
+
+    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+        return self._load_price(num_shards_on_device, num_shards, self._representative(layer))
+
+    def _price_of_pass(self, typ: str, num_samples: int, layer: int) -> Price:
+        cost = self.workload.compute_cost(typ, num_samples, layer)
+        return Price(self._seconds(cost) * cost.share * self._slowdown)
+
+    def _price_of_update(self, num_shards_on_device: int, num_shards: int, layer: int) -> Price:
+        cost = self.workload.update_cost(num_shards_on_device, num_shards, layer)
+        return Price(self._seconds(cost) * self._slowdown)
+
+    def _price_of_load(self, num_shards_on_device: int, num_shards: int, layer: int) -> Price:
+        return Price(self._load_seconds(self.workload.load_bytes(num_shards_on_device, num_shards, layer)))
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
         if len(ranks) == 1:

@@ -103,7 +103,8 @@ class Rank:
         self._rows = self.log.rows
         self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
-        self._shard_units: dict[int, tuple[int, int]] = {}
+        self._is_uniform = self.runtime_predictor.workload.is_uniform
+        self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
         self._world = Group(self.dist.world, rank)
 
     def _store(self, name: str) -> Store[Any]:
@@ -180,18 +181,20 @@ class Rank:
             num_shards: shards of the whole, for load_weights and update.
         """
         stream = Stream(COMM if typ in COLLECTIVES else typ) if typ in COMMUNICATIONS else ON_COMPUTE
-        price = self._price(typ, samples, input, num_shards_on_device, num_shards)
+        price = self._price(typ, layer or 0, samples, input, num_shards_on_device, num_shards)
         self._record(typ, layer, price, samples, stream)
 
-    def _price(self, typ: str, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None) -> Price:
+    def _price(
+        self, typ: str, layer: int, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None
+    ) -> Price:
         """Return the price of an event of a type."""
         predictor = self.runtime_predictor
         if typ in ("forward", "backward", "backward_input", "backward_weight"):
-            return predictor.compute(typ, len(samples))
+            return predictor.compute(typ, len(samples), layer)
         if typ == "update":
-            return predictor.update(held or 1, num_shards or 1)
+            return predictor.update(held or 1, num_shards or 1, layer)
         if typ == "load_weights":
-            return predictor.load(held or 1, num_shards or 1)
+            return predictor.load(held or 1, num_shards or 1, layer)
         if value is None or typ not in COMMUNICATIONS:
             return FREE
         if typ in (SEND, RECV):

@@ -64,7 +64,7 @@ class Ledger(Account):
         self.at_most: dict[Line, int] = {}
         self.at_row = 0
         self.updated: dict[tuple[int, int], list[tuple[frozenset[int], int]]] = {}
-        self._sizes: dict[tuple[type, int, int], int] = {}
+        self._sizes: dict[tuple[type, int, int, int], int] = {}
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last
 
@@ -90,13 +90,13 @@ class Ledger(Account):
         return self._lines[key]
 
     def units_of(self, tensor: Any) -> int:
-        """Return the size of a tensor in units; shards of one kind are measured once."""
+        """Return the size of a tensor in units; shards of one kind and layer are measured once."""
         units: int | None = getattr(tensor, "_units", None)
         if units is not None:
             return units
         if not hasattr(tensor, "num_shards"):
             return self.size(tensor)
-        key = tensor.__class__, len(tensor.shards), tensor.num_shards
+        key = tensor.__class__, tensor.layer, len(tensor.shards), tensor.num_shards
         units = self._sizes.get(key)
         if units is None:
             units = self._sizes[key] = self.size(tensor)
