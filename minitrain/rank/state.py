@@ -84,6 +84,7 @@ class Rank:
         self.num_layers = require_count("num_layers", num_layers)
         self.global_batch_size = require_count("global_batch_size", global_batch_size)
         self.runtime_predictor = runtime_predictor or _default_predictor(self.world_size)
+        self._is_uniform = self.runtime_predictor.workload.is_uniform
 
         self.time = 0.0
         self.log = EventLog(rank)
@@ -103,7 +104,6 @@ class Rank:
         self._rows = self.log.rows
         self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
-        self._is_uniform = self.runtime_predictor.workload.is_uniform
         self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
         self._world = Group(self.dist.world, rank)
 
