@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from minitrain.errors import UsageError
-from minitrain.hardware.predictor import Price
+from minitrain.hardware.price import Price
 from minitrain.workloads.workload import MATMUL_LAYER, Workload
 
 EVENT_TYPES = (

@@ -21,7 +21,8 @@ from minitrain.events import (
     MemoryChange,
     Stream,
 )
-from minitrain.hardware.predictor import FREE, Predictor, Price, RuntimePredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import FREE, Predictor, Price
 from minitrain.rank.store_journal import JournalledStore
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad

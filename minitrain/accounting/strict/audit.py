@@ -10,7 +10,7 @@ from minitrain.accounting.strict.replay import Replay, tampered
 from minitrain.accounting.strict.strangers import Final
 from minitrain.errors import LawError, StrategyError
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, TYP
-from minitrain.hardware.predictor import Price
+from minitrain.hardware.price import Price
 from minitrain.transport.collectives import describe
 
 _PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
