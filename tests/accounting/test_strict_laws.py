@@ -155,7 +155,7 @@ def moved(store: Store[Any], moves: list[tuple[str, int, int]]) -> list[tuple[li
 @given(MOVES)
 def test_the_stores_of_strict_runs_hold_and_count_what_plain_ones_do(moves: list[tuple[str, int, int]]) -> None:
     plain, followed = (Account(lambda tensor: tensor.memory()) for _ in range(2))
-    assert moved(Store(plain), moves) == moved(FollowedStore(Ledger(followed, 0)), moves)
+    assert moved(Store(plain), moves) == moved(FollowedStore(Ledger(followed, 0, is_uniform=True)), moves)
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
