@@ -122,7 +122,7 @@ class FoldedModel(Model):
         self._require_one_task()
         work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         result = value if member.size == 1 else perform(self.fold, op, value, member)
-        work.settle_all([work], [result], [work.clock], work.clock, self._rank)
+        work.settle_alone(result)
         return work
 
     def _require_one_task(self) -> None:

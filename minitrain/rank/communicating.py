@@ -247,7 +247,7 @@ class Communicating(Rank):
         work = self.work_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         communicator = member.communicator
         if communicator.size == 1:
-            work.settle_all([work], [value], [work.clock], work.clock, self.rank)
+            work.settle_alone(value)
         else:
             communicator.join(member.index, work)
         return work

@@ -90,24 +90,37 @@ class Work(Call):
         """Whether the outcome is wanted no longer; a launched operation can be awaited at any time."""
         return self.flight is None and super().is_abandoned
 
-    def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
-        """Return the price of a collective and the samples of its results, None where they differ."""
+    def sent_bytes(self) -> int:
+        """Return the bytes that the value puts on the wire."""
+        return self.model.wire_bytes(self.value)
+
+    def _price(self, result: Any, largest_bytes: int) -> Price:
+        """Return the price of this collective: every member computes the same."""
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
-        price = model.runtime_predictor.collective
         if self.op == "all_to_all":
-            size_bytes = max(model.wire_bytes(work.value) for work in works)
-            return price(self.op, size_bytes, communicator.ranks), None
-        value = results[0] if self.op in ("all_gather", "broadcast") else self.value
-        size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
-        return price(self.op, size_bytes, communicator.ranks), samples_of(results[0])
+            size_bytes = largest_bytes
+        else:
+            value = result if self.op in ("all_gather", "broadcast") else self.value
+            size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
+        return model.runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
 
     @staticmethod
     def settle_all(
-        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[float], start: float, last: int
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
     ) -> None:
-        """Run a collective as soon as all are there and the group's stream is free, and complete its events."""
+        """Run a collective as soon as all are there and the group's stream is free, and complete its events.
+
+        Price and times are computed once for all calls, as they are the same for all of them; so are the samples of
+        the results but for all_to_all.
+        """
         communicator = calls[0].owner.communicator
-        price, common_samples = calls[0]._terms(calls, results)
+        price = calls[0]._price(results[0], largest_bytes)
+        common_samples = None if calls[0].op == "all_to_all" else samples_of(results[0])
         waited = start >= communicator.busy_until
         begin = start if waited else communicator.busy_until
         communicator.busy_until = end = begin + price.seconds
@@ -128,6 +141,11 @@ class Work(Call):
             work.settled = True
             if work.flight is not None:
                 work.flight.know_result(work)
+
+    def settle_alone(self, result: Any) -> None:
+        """Run a collective for which this rank need not wait for another one."""
+        largest_bytes = self.sent_bytes() if self.op == "all_to_all" else 0
+        self.settle_all([self], [result], [self.clock], self.clock, self.rank, largest_bytes)
 
     def depart(self, price: Price) -> None:
         """Take a send's stream: a send never waits for its receiver's clock."""

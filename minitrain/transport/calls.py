@@ -45,17 +45,30 @@ class Call(ABC):
     @staticmethod
     @abstractmethod
     def settle_all(
-        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[float], start: float, last: int
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
     ) -> None:
-        """Give the calls of one collective, all of this class, their results.
+        """Settle the calls of one collective whose ranks run in this process: all are of this class.
+
+        What a call needs to know of the other members is in the arguments, so that one call can be settled alone.
+        Several calls are settled at once for speed, and only because what they compute is the same for all of them.
 
         Args:
             calls: in rank order.
-            results: one a call.
+            results: one for each call.
             clocks: when each was ready, s.
-            start: when the last one was, s.
-            last: the lowest rank that was ready then.
+            start: when the last member of the group was ready, s.
+            last: the lowest rank of the group that was ready then.
+            largest_bytes: the most that a member sends in an exchange of different tensors (all_to_all), else 0.
         """
+
+    @abstractmethod
+    def sent_bytes(self) -> int:
+        """Return the bytes that the call's value puts on the wire, 0 if the caller does not price it."""
 
     @abstractmethod
     def deliver(self, value: Any, sent: float) -> None:
@@ -128,6 +141,7 @@ class RawCall(Call):
         clocks: Sequence[float],  # noqa: ARG004  (only priced calls need them)
         start: float,
         last: int,  # noqa: ARG004
+        largest_bytes: int,  # noqa: ARG004
     ) -> None:
         """Keep results and start."""
         for call, result in zip(calls, results, strict=True):
@@ -138,6 +152,10 @@ class RawCall(Call):
     def describe(self) -> str:
         """Return the operation's name."""
         return self.op
+
+    def sent_bytes(self) -> int:
+        """Return 0: the call is not priced."""
+        return 0
 
     def deliver(self, value: Any, sent: float) -> None:  # noqa: ARG002
         """Keep the message."""

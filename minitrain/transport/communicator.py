@@ -150,9 +150,10 @@ class Communicator:
         clocks = [call.clock for call in calls]
         start = max(clocks)
         last = self.ranks[clocks.index(start)]
+        largest_bytes = max([call.sent_bytes() for call in calls]) if collective.op == "all_to_all" else 0
         kinds: set[type[Call]] = set(map(type, calls))
         if len(kinds) == 1:
-            calls[0].settle_all(calls, results, clocks, start, last)
+            calls[0].settle_all(calls, results, clocks, start, last, largest_bytes)
         else:  # some came through `Dist` itself, others through their model
             for kind in kinds:
                 places = [place for place, call in enumerate(calls) if type(call) is kind]
@@ -162,6 +163,7 @@ class Communicator:
                     [clocks[place] for place in places],
                     start,
                     last,
+                    largest_bytes,
                 )
         wake_soon([call.waiters for call in calls if call.waiters is not None])
 

@@ -225,7 +225,7 @@ class Dist:
         communicator = self.world if group is None else self.communicator(group)
         call = RawCall(op, rank, inp, time)
         if communicator.size == 1:
-            call.settle_all([call], [inp], [time], time, rank)
+            call.settle_all([call], [inp], [time], time, rank, 0)
         else:
             communicator.join(communicator.index_of(rank), call)
         return call
