@@ -14,9 +14,9 @@ from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.rank_values import Each, Fold, in_engine
 from minitrain.hardware.price import Predictor
 from minitrain.rank import laws
-from minitrain.rank.communicating import _TENSORS, Groupish
+from minitrain.rank.communication import _TENSORS, Groupish
 from minitrain.rank.model import Model
-from minitrain.rank.operations import Work
+from minitrain.rank.operations import Operation
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
@@ -110,7 +110,7 @@ class FoldedModel(Model):
         assert isinstance(named, FoldedGroup)  # nobody can make another
         return named if named._lowest == self._rank else self._group_along(named.axes)
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
         if member.kept:
@@ -120,7 +120,7 @@ class FoldedModel(Model):
         value = v if v.__class__ in _TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
-        work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        work = Operation(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         result = value if member.size == 1 else perform(self.fold, op, value, member)
         work.settle_alone(result)
         return work
@@ -137,11 +137,11 @@ class FoldedModel(Model):
         if isinstance(value, Each):
             self.fold.diverge(f"{what} that differs between ranks", value.slopes)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message to another class."""
         return super()._send(self._class_of(dest), v, tag)
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive from another class."""
         return super()._receive(self._class_of(source), tag)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minitrain.rank.communicating import Communicating
-from minitrain.rank.computing import Computing
+from minitrain.rank.communication import Communication
+from minitrain.rank.computation import Computation
 from minitrain.run.final_weights import check_final_weights
 
 
-class Model(Computing, Communicating):
+class Model(Computation, Communication):
     """One rank of a training run.
 
     Args:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.accounting.strict import computing
+from minitrain.accounting.strict import computation
 from minitrain.accounting.strict.buffers import Overwrite
 from minitrain.accounting.strict.laws import require_pass, require_valid
 from minitrain.accounting.strict.ledger import Ledger
@@ -109,7 +109,7 @@ def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -
             law(model.ledger, *values)
             lawful = True
         quick = True
-        with mock.patch.object(computing, asked, side_effect=LawAskedError), suppress(MinitrainError):
+        with mock.patch.object(computation, asked, side_effect=LawAskedError), suppress(MinitrainError):
             try:
                 getattr(model, op)(1, *values)
             except LawAskedError:

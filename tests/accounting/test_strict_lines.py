@@ -12,7 +12,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.accounting.strict import provenance
-from minitrain.accounting.strict.communicating import StrictCommunicating
+from minitrain.accounting.strict.communication import StrictCommunication
 from minitrain.lib import Model, Weight
 
 _ENGINE_FILE = str(Path(inspect.getfile(mt)).parent / "rank" / "a_helper.py")
@@ -47,8 +47,8 @@ def test_helpers_between_strategy_and_engine_do_not_move_a_line(
 ) -> None:
     for owner, name in (
         (provenance, "derive"),
-        (StrictCommunicating, "_collective"),
-        (StrictCommunicating, "_receive"),
+        (StrictCommunication, "_collective"),
+        (StrictCommunication, "_receive"),
     ):
         monkeypatch.setattr(owner, name, with_helpers(getattr(owner, name), num_helpers))
 

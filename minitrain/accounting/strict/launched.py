@@ -14,7 +14,7 @@ from weakref import ReferenceType, ref
 from minitrain.accounting.strict.laws import FIELDS
 from minitrain.accounting.strict.provenance import Origin
 from minitrain.errors import StrategyError
-from minitrain.rank.operations import Launched, Work
+from minitrain.rank.operations import Launched, Operation
 
 T = TypeVar("T")
 
@@ -52,18 +52,18 @@ class StrictLaunched(Launched[T]):
 
     __slots__ = ("_is_bucket", "_results")
 
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(operation)
         self._results: list[ReferenceType[Any]] | None = None
         self._is_bucket = False
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._results is None:
-            result: Any = yield from self.work.__await__()
+            result: Any = yield from self.operation.__await__()
             if self._results is None:  # no other task was quicker
                 self._results = [ref(item) for item in tensors_in(result)]
                 self._is_bucket = isinstance(result, list)
-                self.work.model.release_launched(self.work)  # type: ignore[attr-defined]  # the model is a strict one
+                self.operation.model.release_launched(self.operation)  # type: ignore[attr-defined]  # the model is a strict one
                 return result  # type: ignore[no-any-return]
         return self._again()
 
@@ -72,10 +72,10 @@ class StrictLaunched(Launched[T]):
         results = [found() for found in self._results or ()]
         if any(result is None for result in results):
             raise StrategyError(
-                f"{self.work.op} on rank {self.work.rank} was awaited before and its result was freed since; keep the "
-                "result in a store if it is needed again",
-                rank=self.work.rank,
-                op=self.work.op,
+                f"{self.operation.op} on rank {self.operation.rank} was awaited before and its result was freed since; "
+                "keep the result in a store if it is needed again",
+                rank=self.operation.rank,
+                op=self.operation.op,
             )
         if self._is_bucket:
             return results  # type: ignore[return-value]

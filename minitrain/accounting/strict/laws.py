@@ -195,10 +195,10 @@ def _parts(tensor: Weight | OptState) -> list[tuple[Fraction, Fraction]]:
     return joined
 
 
-def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad, works: Sequence[Any]) -> None:
+def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad, operations: Sequence[Any]) -> None:
     """Require that no sample is counted twice in a sum over ranks, and that all stem from one step."""
     if sum([len(value.samples) for value in values]) != len(result.samples):
-        sample, first, second = _first_twice([value.samples for value in values], works)
+        sample, first, second = _first_twice([value.samples for value in values], operations)
         raise LawError(
             f"{op}: sample {sample} is counted twice in the gradient of layer {result.layer}, brought by {first} and "
             f"by {second}; each sample goes to one rank of the group",
@@ -206,13 +206,13 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
             layer=result.layer,
             sample=sample,
         )
-    _require_one_step(op, values, works)
+    _require_one_step(op, values, operations)
 
 
-def require_gatherable(op: str, values: Sequence[Any], result: Any, works: Sequence[Any]) -> None:
+def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: Sequence[Any]) -> None:
     """Require that no shard comes twice in a gather, and that gradients stem from one step."""
     if sum([len(value.shards) for value in values]) != len(result.shards):
-        shard, first, second = _first_twice([value.shards for value in values], works)
+        shard, first, second = _first_twice([value.shards for value in values], operations)
         raise LawError(
             f"{op}: shard {shard} of {result.num_shards} of layer {result.layer} comes twice, from {first} and from "
             f"{second}; each shard comes from one rank of the group",
@@ -220,13 +220,13 @@ def require_gatherable(op: str, values: Sequence[Any], result: Any, works: Seque
             layer=result.layer,
             shard=shard,
         )
-    _require_one_step(op, values, works)
+    _require_one_step(op, values, operations)
 
 
-def _first_twice(brought: Sequence[frozenset[int]], works: Sequence[Any]) -> tuple[int, str, str]:
+def _first_twice(brought: Sequence[frozenset[int]], operations: Sequence[Any]) -> tuple[int, str, str]:
     """Return the first number that two members bring, and who they are."""
     owner: dict[int, str] = {}
-    for numbers, place in zip(brought, _places(works), strict=True):
+    for numbers, place in zip(brought, _places(operations), strict=True):
         twice = [number for number in numbers if number in owner]
         if twice:
             return min(twice), owner[min(twice)], place
@@ -234,16 +234,16 @@ def _first_twice(brought: Sequence[frozenset[int]], works: Sequence[Any]) -> tup
     raise AssertionError("nothing comes twice")  # whoever asks has counted
 
 
-def _places(works: Sequence[Any]) -> list[str]:
+def _places(operations: Sequence[Any]) -> list[str]:
     """Return which ranks take part in a collective, and where they called it."""
-    return [f"rank {work.rank} ({work.model.line_of(work)})" for work in works]
+    return [f"rank {operation.rank} ({operation.model.line_of(operation)})" for operation in operations]
 
 
-def _require_one_step(op: str, values: Sequence[Any], works: Sequence[Any]) -> None:
+def _require_one_step(op: str, values: Sequence[Any], operations: Sequence[Any]) -> None:
     """Require that what ranks put together stems from weights of one step."""
     steps = [value._origin.step for value in values]
     if steps.count(steps[0]) != len(steps):
-        brought = "; ".join(f"{place}: step {step}" for place, step in zip(_places(works), steps, strict=True))
+        brought = "; ".join(f"{place}: step {step}" for place, step in zip(_places(operations), steps, strict=True))
         raise LawError(
             f"{op}: all gradients must stem from weights of the same step, got {brought}",
             op=op,

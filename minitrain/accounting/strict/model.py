@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minitrain.accounting.strict.communicating import StrictCommunicating
+from minitrain.accounting.strict.communication import StrictCommunication
 
 
-class StrictModel(StrictCommunicating):
+class StrictModel(StrictCommunication):
     """One rank of a strict run.
 
     Args: those of `Model`.

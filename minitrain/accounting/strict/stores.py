@@ -52,8 +52,8 @@ class FollowedStore(Store[V]):
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
-        if account.loans:
-            account.change_hands(value, stored=True)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=True)
         account.units += units
 
     def _leave(self, value: Any) -> None:
@@ -61,8 +61,8 @@ class FollowedStore(Store[V]):
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
         try:
             origin = value._origin
             if origin.usable_by is None:

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import laws
-from minitrain.rank.state import Rank
+from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import alone
 
 
-class Computing(Rank):
+class Computation(RankState):
     """The operations on a rank's compute stream.
 
     A result knows its size when it is returned. Where all layers of the workload are alike, that is the size of a

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
 from minitrain.accounting.strict.buffers import Overwrite
-from minitrain.accounting.strict.computing import StrictComputing, unbound
+from minitrain.accounting.strict.computation import StrictComputation, unbound
 from minitrain.accounting.strict.launched import LaunchHold, StrictLaunched, tensors_in
 from minitrain.accounting.strict.laws import (
     FIELDS,
@@ -25,7 +25,7 @@ from minitrain.accounting.strict.ledger import Line
 from minitrain.accounting.strict.provenance import Alias, new_origin
 from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, InTransit, Unusable
 from minitrain.rank.launched_memory import RESULT_IS_NEW
-from minitrain.rank.operations import Launched, Work
+from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import WeightGrad, clone
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 _frame = sys._getframe
 
 
-class StrictCommunicating(StrictComputing):
+class StrictCommunication(StrictComputation):
     """The operations on a rank's communication streams.
 
     Each adds to what `minitrain.rank` does: it requires valid tensors, notes what is held outside the stores while it
@@ -47,17 +47,17 @@ class StrictCommunicating(StrictComputing):
     `after_message`, when the transport has made them.
     """
 
-    attentive = True
+    follows_tensors = True
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._lines: dict[int, Line] = {}  # of operations without a result yet, by row
-        self._receives: list[Work] = []  # those that wait for their message
+        self._receives: list[Operation] = []  # those that wait for their message
         self._launch_holds: dict[int, LaunchHold] = {}  # what launched operations hold, by row
         self._submitted: Line | None = None
         self._join = unbound(super()._collective)
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Operation:
         """Submit a collective of valid tensors; a reduction overwrites them."""
         ledger = self.ledger
         if v is not None and not is_surely_valid(ledger, v):
@@ -76,70 +76,76 @@ class StrictCommunicating(StrictComputing):
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
 
-    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+    def after_collective(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective, and require that nothing is counted twice in them."""
-        super().after_collective(works, results)
-        op, first = works[0].op, results[0]
-        if op == "barrier" or first is works[0].value:  # no result, or a group of one rank, which gets what it gave
-            for work in works:
-                del work.model._lines[work.row]
+        super().after_collective(operations, results)
+        op, first = operations[0].op, results[0]
+        if (
+            op == "barrier" or first is operations[0].value
+        ):  # no result, or a group of one rank, which gets what it gave
+            for operation in operations:
+                del operation.model._lines[operation.row]
         elif op in _LAWS and first.__class__ is not list:
-            self._after_one(op, works, results)
+            self._after_one(op, operations, results)
         else:
-            self._after_bucket(op, works, results)
+            self._after_bucket(op, operations, results)
 
-    def _after_one(self, op: str, works: Sequence[Any], results: Sequence[Any]) -> None:
+    def _after_one(self, op: str, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a reduction or a gather of one tensor a member."""
-        values = [work.value for work in works]
+        values = [operation.value for operation in operations]
         origins = [value._origin for value in values]
         fields_of = FIELDS[values[0].__class__]
         if [*map(fields_of, values)] != [origin.fields for origin in origins]:
-            for work in works:  # a tensor was altered while it waited here
-                require_valid(work.model.ledger, op, (work.value,), whatever_version=True)
-        _LAWS[op](op, values, results[0], works)
+            for operation in operations:  # a tensor was altered while it waited here
+                require_valid(operation.model.ledger, op, (operation.value,), whatever_version=True)
+        _LAWS[op](op, values, results[0], operations)
         fields = fields_of(results[0])
-        units = works[0].model.ledger.units_of(results[0])
-        for work, origin, result in zip(works, origins, results, strict=True):
-            model = work.model
-            line = model._lines.pop(work.row)
+        units = operations[0].model.ledger.units_of(results[0])
+        for operation, origin, result in zip(operations, origins, results, strict=True):
+            model = operation.model
+            line = model._lines.pop(operation.row)
             result._units = units
             if op == "all_reduce":
                 origin.buffer.set_owner(result, fields, origin.step)
             elif op == "reduce_scatter":
                 origin.buffer.make_view(result, fields_of(result), origin.step, line)
-            elif work.row in model._launch_holds:
-                model._follow_received(work.row, [result], [origin.step], line)
+            elif operation.row in model._launch_holds:
+                model._follow_received(operation.row, [result], [origin.step], line)
             else:
                 result._origin = new_origin(model.ledger, units, fields, origin.step, line)
 
-    def _after_bucket(self, op: str, works: Sequence[Any], results: Sequence[Any]) -> None:
+    def _after_bucket(self, op: str, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""
-        for work in works:
-            require_valid(work.model.ledger, op, tensors_in(work.value), whatever_version=True)
+        for operation in operations:
+            require_valid(operation.model.ledger, op, tensors_in(operation.value), whatever_version=True)
         if op in _LAWS:
-            brought = zip(*(tensors_in(work.value) for work in works), strict=True)
+            brought = zip(*(tensors_in(operation.value) for operation in operations), strict=True)
             for values, result in zip(brought, results[0], strict=True):
-                _LAWS[op](op, values, result, works)
-        for index, (work, result) in enumerate(zip(works, results, strict=True)):
-            work.model._follow_result(works, index, tensors_in(result), work.model._lines.pop(work.row))
+                _LAWS[op](op, values, result, operations)
+        for index, (operation, result) in enumerate(zip(operations, results, strict=True)):
+            operation.model._follow_result(
+                operations, index, tensors_in(result), operation.model._lines.pop(operation.row)
+            )
 
-    def line_of(self, work: Work) -> Line:
+    def line_of(self, operation: Operation) -> Line:
         """Return where an operation without a result was submitted."""
-        return self._lines[work.row]
+        return self._lines[operation.row]
 
-    def _follow_result(self, works: Sequence[Work], index: int, results: Sequence[Any], line: Line) -> None:
+    def _follow_result(self, operations: Sequence[Operation], index: int, results: Sequence[Any], line: Line) -> None:
         """Follow what this rank got from a collective of buckets, a broadcast or an exchange."""
-        work = works[index]
-        if work.op in _REDUCTIONS or (work.op == "broadcast" and work.detail == self.rank):
-            for value, result in zip(tensors_in(work.value), results, strict=True):
-                _follow_in_place(work.op, value, result, line)
+        operation = operations[index]
+        if operation.op in _REDUCTIONS or (operation.op == "broadcast" and operation.detail == self.rank):
+            for value, result in zip(tensors_in(operation.value), results, strict=True):
+                _follow_in_place(operation.op, value, result, line)
             return
-        if work.op == "all_to_all":
-            sources = [other.value[index] for other in works]
+        if operation.op == "all_to_all":
+            sources = [other.value[index] for other in operations]
         else:
-            source = next(other for other in works if work.op != "broadcast" or other.rank == work.detail)
+            source = next(
+                other for other in operations if operation.op != "broadcast" or other.rank == operation.detail
+            )
             sources = tensors_in(source.value)
-        self._follow_received(work.row, results, [source._origin.step for source in sources], line)
+        self._follow_received(operation.row, results, [source._origin.step for source in sources], line)
 
     def _follow_received(self, row: int, results: Sequence[Any], steps: Sequence[int | None], line: Line) -> None:
         """Count what came from other ranks: from now on, or from the launch of the operation that brought it."""
@@ -154,7 +160,7 @@ class StrictCommunicating(StrictComputing):
             if hold is not None:
                 hold.add(result)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message; on its way it is a copy, so that the sender may free the tensor."""
         ledger = self.ledger
         if not is_surely_valid(ledger, v):
@@ -163,14 +169,14 @@ class StrictCommunicating(StrictComputing):
             ledger.sample(len(self._rows))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
-            work = super()._send(dest, v, tag)
+            operation = super()._send(dest, v, tag)
             if not self.launching:
-                work.value = _copy_on_its_way(v)
+                operation.value = _copy_on_its_way(v)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        return work
+        return operation
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive."""
         ledger = self.ledger
         if ledger.units - ledger.stored > ledger.most_outside:
@@ -178,23 +184,23 @@ class StrictCommunicating(StrictComputing):
         self._submitted = self._lines[len(self._rows)] = ledger.calling_line(_frame(1))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
-            work = super()._receive(source, tag)
+            operation = super()._receive(source, tag)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        if work.carried is not None:
-            del self._lines[work.row]
+        if operation.carried is not None:
+            del self._lines[operation.row]
         else:
-            self._receives.append(work)
-        return work
+            self._receives.append(operation)
+        return operation
 
     def after_message(self, value: Any, result: Any) -> None:
         """Follow a received tensor."""
         super().after_message(value, result)
         line, row = self._submitted, -1
-        for work in self._receives:
-            if getattr(work, "outcome", None) is result:
-                self._receives.remove(work)
-                line, row = self._lines.pop(work.row), work.row
+        for operation in self._receives:
+            if getattr(operation, "outcome", None) is result:
+                self._receives.remove(operation)
+                line, row = self._lines.pop(operation.row), operation.row
                 break
         assert line is not None  # a message is delivered to a receive
         try:
@@ -206,28 +212,28 @@ class StrictCommunicating(StrictComputing):
 
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit a communication to run beside what follows; see `Model.launch`."""
-        work = super().launch(operation).work
-        hold = self._launch_holds[work.row] = LaunchHold()
-        for value in tensors_in(work.value):
+        submitted = super().launch(operation).operation
+        hold = self._launch_holds[submitted.row] = LaunchHold()
+        for value in tensors_in(submitted.value):
             hold.add(value)
-        if work.op == "send":
-            work.value = _copy_on_its_way(work.value)
-        outcome = work.outcome if work.settled else None
+        if submitted.op == "send":
+            submitted.value = _copy_on_its_way(submitted.value)
+        outcome = submitted.outcome if submitted.settled else None
         if outcome is not None:
             for result in tensors_in(outcome):
                 hold.add(result)
-        elif work.op in RESULT_IS_NEW and work.detail != self.rank:
+        elif submitted.op in RESULT_IS_NEW and submitted.detail != self.rank:
             hold.window = self.ledger.open_window()
-        return StrictLaunched(work)
+        return StrictLaunched(submitted)
 
-    def release_launched(self, work: Work) -> None:
+    def release_launched(self, operation: Operation) -> None:
         """Release what a launched operation held: whoever awaited it has the result now."""
-        self._launch_holds.pop(work.row).release()
-        work.outcome = None
-        if work.op != "send":  # the copy may not have been received yet
-            work.value = None
-        if work.flight is not None:
-            work.flight.lent.clear()
+        self._launch_holds.pop(operation.row).release()
+        operation.outcome = None
+        if operation.op != "send":  # the copy may not have been received yet
+            operation.value = None
+        if operation.launched_memory is not None:
+            operation.launched_memory.stored_tensors.clear()
 
 
 def _follow_in_place(op: str, value: Any, result: Any, line: Line) -> None:

@@ -43,7 +43,7 @@ def unbound(method: Callable[..., R]) -> Callable[..., R]:
     return method.__func__  # type: ignore[attr-defined,no-any-return]
 
 
-class StrictComputing(Model):
+class StrictComputation(Model):
     """The operations on a rank's compute stream.
 
     Each adds to what `minitrain.rank` does: it requires valid tensors, notes what is held outside the stores while it
