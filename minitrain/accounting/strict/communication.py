@@ -80,9 +80,7 @@ class StrictCommunication(StrictComputation):
         """Follow the results of a collective, and require that nothing is counted twice in them."""
         super().after_collective(operations, results)
         op, first = operations[0].op, results[0]
-        if (
-            op == "barrier" or first is operations[0].value
-        ):  # no result, or a group of one rank, which gets what it gave
+        if op == "barrier" or first is operations[0].value:  # nothing new: a group of one rank gets what it gave
             for operation in operations:
                 del operation.model._lines[operation.row]
         elif op in _LAWS and first.__class__ is not list:
