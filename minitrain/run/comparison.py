@@ -1,8 +1,7 @@
-"""Several strategies on the same machine and model: `compare` -> `Comparison`."""
+"""Several strategies simulated with the same parameters: `compare` -> `Comparison`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -10,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, require_count
-from minitrain.run.result import Run, plain
-from minitrain.run.simulation import simulate, simulate_async
+from minitrain.run.parameters import DEFAULTS, SIZES
+from minitrain.run.result import Run
+from minitrain.run.saved_runs import plain
+from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy, load_strategy
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SIZES = ("world_size", "num_layers", "global_batch_size")
 DEFAULT_STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "gpipe", "1f1b")
 
 _FIGURES = (
@@ -52,13 +52,13 @@ class FailedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the keys of `Run.summary`, None where there is no figure, and the error."""
-        known = inspect.signature(simulate_async).parameters
-        hardware = self.parameters.get("hardware", known["hardware"].default)
+        given = {**DEFAULTS, **self.parameters}
+        hardware = given["hardware"]
         return {
             "strategy": self.strategy,
-            **{name: plain(self.parameters.get(name, known[name].default)) for name in SIZES},
+            **{name: plain(given[name]) for name in SIZES},
             "hardware": str(getattr(hardware, "name", None) or hardware),
-            "options": {name: plain(value) for name, value in self.parameters.items() if name not in known},
+            "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **dict.fromkeys(_FIGURES),
             "error": f"{type(self.error).__name__}: {self.error}",
         }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from minitrain.errors import OutOfMemoryError
 from minitrain.events import LAUNCHED, MEMORY, STRIDE, UNITS_PER_ELEMENT
 from minitrain.rank.model import Model
-from minitrain.run.result import OutOfMemory
+from minitrain.run.memory_reports import OutOfMemory
 from minitrain.transport.deadlocks import RUN
 
 

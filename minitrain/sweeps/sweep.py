@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.strategy_loading import Strategy, load_strategy
-from minitrain.sweeps.batches import Configuration, Row, hand_out, key_of, label_of
+from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches
 from minitrain.sweeps.grid import Grid, checked, num_points, points
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
 
@@ -52,10 +53,7 @@ def sweep(
     >>> for row in sweep("ddp", {"world_size": [1, 2]}, num_layers=2, global_batch_size=2).rows():  # doctest: +SKIP
     ...     print(row["world_size"], row["status"], row["step_time_s"])
     """
-    if parameters.get("fold"):
-        from minitrain.folding.driver import require_alike  # noqa: PLC0415  (only where it is asked for)
-
-        require_alike(parameters)
+    EXCLUSIONS["fold"].require(parameters)
     return Sweep(
         _found(strategies),
         checked(grid),
@@ -154,7 +152,7 @@ class Sweep:
         """Yield rows that are known and rows that are made, as they come."""
         aside: deque[Row] = deque()
         with writing(self._results) as write:
-            for key, row in hand_out(self._missing(aside), self._executor):
+            for key, row in run_batches(self._missing(aside), self._executor):
                 self._known[key] = row
                 write(key, row)
                 yield row
