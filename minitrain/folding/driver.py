@@ -21,7 +21,9 @@ from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware import FlatTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.hardware.predictor import Predictor, RuntimePredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.rank_predictors import RankPredictors
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory
@@ -57,8 +59,10 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
             raise refusal from None
 
 
-def _require_prices_alike(predictor: Predictor) -> None:
+def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
+    if isinstance(predictor, RankPredictors):
+        raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
     is_flat = type(predictor) is RuntimePredictor and isinstance(predictor.topology, FlatTopology)
     if not is_flat and type(predictor) is not FixedPredictor:
         raise UsageError(

@@ -13,7 +13,7 @@ from minitrain.folding.collectives import perform
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.per_rank_values import PerRankInt, per_rank
-from minitrain.hardware.predictor import Predictor
+from minitrain.hardware.price import Predictor
 from minitrain.rank import laws
 from minitrain.rank.communicating import TENSORS, Groupish
 from minitrain.rank.model import Model
@@ -246,5 +246,5 @@ def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist:
         rank: the class's lowest rank.
         dist: the transport that all classes share.
     """
-    parameters = prepared.parameters
-    return FoldedModel(attempt, rank, dist, parameters.num_layers, parameters.global_batch_size, prepared.predictor)
+    sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
+    return FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))

@@ -15,7 +15,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.predictor import Predictor, RuntimePredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.rank_predictors import RankPredictors
 from minitrain.rank.model import Model
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
@@ -32,7 +34,7 @@ class RunParameters:
         world_size: number of ranks.
         num_layers: layers of the trained model.
         global_batch_size: samples of the step, over all ranks.
-        hardware: a shipped config's name, a path, a loaded config, or a predictor.
+        hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank).
         network: "flat" (one tier for the run) or "hierarchical" (the tier that each group needs).
         placement: node of each rank, for the hierarchical network.
         slowdown: factor by which computing takes longer, by rank.
@@ -86,13 +88,19 @@ class RunParameters:
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
 
-    def predictor(self) -> Predictor:
-        """Return what prices the operations of the run.
+    def predictor(self) -> Predictor | RankPredictors:
+        """Return what prices the operations of the run: one predictor for all ranks, or one for each.
 
         Raises:
-            UsageError: the network does not connect so many ranks.
+            UsageError: the network does not connect so many ranks, or there is another number of predictors.
             HardwareConfigError: the hardware config cannot be found, read or believed.
         """
+        if isinstance(self.hardware, RankPredictors):
+            if len(self.hardware.predictors) != self.world_size:
+                raise UsageError(
+                    f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
+                )
+            return self.hardware
         return make_predictor(self.hardware, self.world_size, self.network, self.placement)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from minitrain.hardware.predictor import Predictor
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.rank_predictors import RankPredictors, predictor_of
 from minitrain.rank.model import Model
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import RunParameters, split_keywords
@@ -29,14 +30,14 @@ class PreparedRun:
         function: the strategy.
         options: the strategy's own options.
         parameters: those of the run.
-        predictor: what prices the operations.
+        predictor: what prices the operations: one for all ranks, or one for each.
     """
 
     name: str
     function: Strategy
     options: Mapping[str, Any]
     parameters: RunParameters
-    predictor: Predictor
+    predictor: Predictor | RankPredictors
 
     @property
     def hardware_name(self) -> str:
@@ -46,8 +47,8 @@ class PreparedRun:
 
     def predictor_of(self, rank: int) -> Predictor:
         """Return what prices the operations of one rank, which may be a straggler."""
-        factor = (self.parameters.slowdown or {}).get(rank)
-        return self.predictor if factor is None else self.predictor.slowed(factor)
+        predictor, factor = predictor_of(self.predictor, rank), (self.parameters.slowdown or {}).get(rank)
+        return predictor if factor is None else predictor.slowed(factor)
 
     def transport(self) -> Dist:
         """Return a fresh transport for the ranks."""

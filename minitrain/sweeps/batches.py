@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
-from minitrain.hardware.predictor import Predictor
+from minitrain.hardware.price import Predictor
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.parameters import DEFAULTS, make_predictor
