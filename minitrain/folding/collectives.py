@@ -27,7 +27,7 @@ def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> An
         DivergesError: the operation cannot be completed by symmetry.
     """
     if op == "barrier":
-        return value  # there is none
+        return value  # None
     if isinstance(value, list) and op != "all_to_all":
         return [perform(attempt, op, item, group) for item in value]
     if op == "all_gather" and type(value) in (Weight, OptState, WeightGrad):

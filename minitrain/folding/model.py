@@ -55,7 +55,7 @@ class FoldedModel(Model):
         """Find out where the class lies on the axes, which the strategy's mesh may replace."""
         self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
-        self._all_ranks: FoldedGroup | None = None  # made when asked for: with a mesh, hardly ever
+        self._all_ranks: FoldedGroup | None = None  # made when asked for: a strategy with a mesh hardly needs it
 
     @property
     def rank(self) -> Any:
@@ -71,7 +71,7 @@ class FoldedModel(Model):
 
     @property
     def log(self) -> EventLog:
-        """The events of the class's lowest rank; a strategy that reads them while they are made is refused."""
+        """The events of the class's lowest rank; during the run, the strategy may not read them."""
         if not in_engine() and not self._finished:
             self.attempt.diverge("a look into the log")
         return self._log
@@ -93,7 +93,7 @@ class FoldedModel(Model):
         return FoldedMesh(self.attempt, self._rank, self._group_along)
 
     def group(self, ranks: Iterable[int]) -> Group:
-        """Return the group of some ranks, where they are those along some axes: each rank's own, and itself in it."""
+        """Return the group of some ranks, if they are all ranks along some axes and each rank is in its own group."""
         self.attempt.is_observed = True
         listed: list[Any] = list(ranks)
         found = axes_along(self.attempt, self._rank, listed)
@@ -134,7 +134,7 @@ class FoldedModel(Model):
         return work
 
     def _require_one_task(self) -> None:
-        """Refuse tasks within a rank: the order in which they go on depends on who comes last to a collective."""
+        """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
         task = asyncio.current_task()
         self._task = self._task or task
         if self._task is not task and self.attempt.folded_sizes:
@@ -156,8 +156,8 @@ class FoldedModel(Model):
     def _class_of(self, peer: Any) -> Any:
         """Return the lowest rank of the class that each rank's peer belongs to.
 
-        Peers must be as many ranks away for every rank, along axes that are kept: then each rank's messages meet those
-        of its own peer, as the classes' do.
+        Peers must be equally far away for every rank, along kept axes alone. Then messages between two classes stand
+        for messages between each rank and its own peer.
         """
         self.attempt.is_observed = True
         self._require_one_task()
@@ -166,7 +166,7 @@ class FoldedModel(Model):
         if slopes != mine:
             self.attempt.diverge("a message to or from ranks that are not all as far away")
         if type(const) is not int or not 0 <= const < self.world_size:
-            return const  # the transport says what is wrong with it
+            return const  # the transport refuses it with its own message
         for axis, stride in self.attempt.strides.items():
             size = self.attempt.axes[axis]
             if const // stride % size != self._rank // stride % size:
@@ -207,7 +207,7 @@ class FoldedModel(Model):
         return bool(whole)
 
     def finish(self) -> None:
-        """Become the model of the lowest rank alone."""
+        """Become the model of the lowest rank alone, whose log and tensors hold plain ints and sets."""
         self._finished = True
         self._rank_of_each = self._rank
         self._finish_log()
@@ -218,7 +218,7 @@ class FoldedModel(Model):
                     setattr(tensor, name, _of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
-        """Make the log that of the lowest rank."""
+        """Put the values of the lowest rank into the log."""
         rows = self._rows
         for place in (LAYER, SAMPLES):
             values = rows[place::STRIDE]

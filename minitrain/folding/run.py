@@ -1,4 +1,4 @@
-"""A folded run: one log a class, and the figures of all ranks."""
+"""The result of a folded run: one log for each class, and the figures of all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FoldedRun(Run):
     Its figures are those of all ranks: `world_size`, `peak_memory_per_rank`, `breakdown` and `num_events` count all.
 
     Args:
-        fold: how ranks were folded.
+        fold: how ranks were folded (the last attempt).
         representatives: the lowest rank of each class.
     """
 

@@ -38,11 +38,11 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A strategy that could not be simulated.
+    """A strategy whose simulation failed.
 
     Args:
         strategy: its name.
-        parameters: what it was simulated with.
+        parameters: the keywords that it was simulated with.
         error: why it failed.
     """
 
@@ -66,7 +66,7 @@ class FailedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of several strategies, in the order they were given.
+    """The runs of several strategies, in the order in which these were given.
 
     Args:
         runs: run by strategy name; a strategy that failed stays, with its error.
@@ -76,13 +76,13 @@ class Comparison:
 
     @property
     def succeeded(self) -> list[Run]:
-        """The runs that came to an end, fastest first."""
+        """The successful runs, fastest first."""
         runs = [run for run in self.runs.values() if isinstance(run, Run)]
         return sorted(runs, key=lambda run: run.step_time)
 
     @property
     def failed(self) -> list[FailedRun]:
-        """The strategies that could not be simulated."""
+        """The strategies whose simulation failed."""
         return [run for run in self.runs.values() if isinstance(run, FailedRun)]
 
     @property
@@ -101,7 +101,7 @@ class Comparison:
         return comparison_table(self)
 
     def figure(self) -> Any:
-        """Return a Plotly figure: the runs that came to an end, above one another on one time axis."""
+        """Return a Plotly figure: the successful runs, above one another on one time axis."""
         from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415  (plotly only when somebody looks)
 
         return draw_comparison(self)
@@ -148,7 +148,7 @@ def compare(
 
 
 def _unused(name: str, taken: Mapping[str, Any]) -> str:
-    """Return a name that is not taken yet."""
+    """Return a name that no other run has: "ddp", "ddp (2)" ..."""
     unique, count = name, 1
     while unique in taken:
         count += 1
@@ -157,10 +157,10 @@ def _unused(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _simulate(name: str, function: Strategy, parameters: Mapping[str, Any]) -> Run | FailedRun:
-    """Return a run under a name, or why there is none."""
+    """Return a run under a name, or its failure."""
     try:
         return replace(simulate(function, **parameters), strategy=name)
     except HardwareConfigError:
-        raise  # no strategy could run on it
+        raise  # of no use to any of the strategies
     except Exception as error:  # a user's strategy may raise anything, and the others go on
         return FailedRun(name, parameters, error)

@@ -73,7 +73,7 @@ class Run:
 
     @property
     def _trace(self) -> Trace:
-        """What sums are read from: the engine's own logs as they are, others as columns, which are made once."""
+        """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
         from minitrain.analysis.busy_time import are_flat  # noqa: PLC0415
 
         return self.logs if are_flat(self.logs) else self.timeline
@@ -88,7 +88,7 @@ class Run:
     @cached_property
     def step_time(self) -> float:
         """The latest final clock of all ranks, s."""
-        if self.models and self.models[0].log is self.logs[0]:  # nobody has timed the run again
+        if self.models and self.models[0].log is self.logs[0]:  # the run was not timed again for contention
             return max(model.time for model in self.models)
         return self.timeline.step_time
 

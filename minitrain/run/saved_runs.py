@@ -5,7 +5,7 @@ of an event's places. Every further line is one event as an array in that order,
 of a rank stand in program order, rank after rank. `samples` and `group` are lists of [first, past-the-last] ranges;
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
-The first line of a strict run says in `held_outside` what was held outside the stores.
+The first line of a strict run has `held_outside`: what was held outside the stores.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -137,7 +137,7 @@ def _pack(event: Event, ranges: _Ranges) -> list[Any]:
 
 
 def _shared_ranges(numbers: Iterable[int], known: _Ranges) -> list[list[int]]:
-    """Return a set as ranges, which are made once: events share their sets, and each may be as large as the batch."""
+    """Return a set as ranges. They are made once a set: events share sets, and a set may be as large as the batch."""
     found = known.get(id(numbers))
     if found is None:
         found = known[id(numbers)] = numbers, to_ranges(numbers)
@@ -167,7 +167,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
             header = _header(json.loads(next(lines, "")))
             logs, journals = _logs(lines, header)
         oom = None if header["oom"] is None else OutOfMemory(**header["oom"])
-        outside = header.get("held_outside")  # of strict runs, and unknown to older writers
+        outside = header.get("held_outside")  # of strict runs only; older writers did not know it
         held_outside = None if outside is None else MemoryOutsideStores(**outside)
     except OSError as error:
         raise UsageError(f"the run file {file} cannot be read: {error.strerror or error}") from error

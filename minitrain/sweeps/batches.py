@@ -54,7 +54,7 @@ def key_of(configuration: Configuration) -> str:
 
 
 def label_of(strategy: str | Strategy) -> str:
-    """Return what a strategy is called in a results file: its name as it was given, or where a function is from."""
+    """Return what a strategy is called in a results file: its name as it was given, or the place of its function."""
     if isinstance(strategy, str):
         return strategy
     function: Any = strategy
@@ -124,7 +124,7 @@ def _workers(executor: Executor | None) -> Iterator[tuple[Executor, int]]:
 
 
 def _leave_interrupts_to_the_caller() -> None:
-    """Let Ctrl-C end the sweep, and not each worker with a traceback of its own."""
+    """Ignore Ctrl-C in a worker: the caller ends the sweep, and no worker prints a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -217,7 +217,7 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
 
 
 def _status(run: Run | FailedRun) -> str:
-    """Return in a word how a run ended."""
+    """Return how a run ended, in one word."""
     if isinstance(run, FailedRun):
         return "oom" if isinstance(run.error, OutOfMemoryError) else "failed"
     return "ok" if run.oom is None else "oom"

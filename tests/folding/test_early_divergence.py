@@ -232,7 +232,7 @@ def test_no_order_of_configurations_matters(configurations: list[Configuration])
     _require_nothing_depends_on_what_came_before(configurations)
 
 
-def test_a_rehearsal_leaves_no_task_behind() -> None:
+def test_a_dry_run_leaves_no_task_behind() -> None:
     async def main() -> set[asyncio.Task[Any]]:
         history = DivergenceHistory()
         strategy, sizes = _of_batch("_beginning_tasks", BATCHES[1])
@@ -244,7 +244,7 @@ def test_a_rehearsal_leaves_no_task_behind() -> None:
 
 
 @pytest.mark.parametrize("name", ["_swallowing", "_waiting_by_batch", "_beginning_tasks", "_failing_by_batch"])
-def test_a_rehearsal_tells_only_what_an_attempt_would_to_its_end(name: str) -> None:
+def test_a_dry_run_finds_only_what_the_whole_attempt_would(name: str) -> None:
     strategy, sizes = _of_batch(name, BATCHES[2])
     del sizes["check"]
     predictor = mt.FixedPredictor(forward=1)
@@ -253,7 +253,7 @@ def test_a_rehearsal_tells_only_what_an_attempt_would_to_its_end(name: str) -> N
     assert asyncio.run(find_early_divergence(prepared, attempt)) is None
 
 
-def test_memory_that_runs_out_while_rehearsing_is_told_as_alone() -> None:
+def test_memory_that_runs_out_in_a_dry_run_is_reported_as_alone() -> None:
     large = {"world_size": 8, "num_layers": 32, "global_batch_size": 8, "pp": 2, "strict_memory": True}
     _require_nothing_depends_on_what_came_before(
         [("pp_dp", large | {"global_batch_size": batch}) for batch in (8, 8, 2**16, 8)]
