@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 Groupish = Group | Iterable[int] | None
 
-_TENSORS = frozenset({Weight, WeightGrad, OptState, Activation, ActivationGrad})
+TENSORS = frozenset({Weight, WeightGrad, OptState, Activation, ActivationGrad})
 
 
 class Communication(RankState):
@@ -248,7 +248,7 @@ class Communication(RankState):
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
-        value = v if v.__class__ in _TENSORS else self._communicable(op, v)
+        value = v if v.__class__ in TENSORS else self._communicable(op, v)
         operation = self.operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         communicator = member.communicator
         if communicator.size == 1:

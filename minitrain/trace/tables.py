@@ -15,7 +15,8 @@ from minitrain.trace.run_folder import title_of
 if TYPE_CHECKING:
     from minitrain.hardware import SystemConfig
     from minitrain.run.comparison import Comparison
-    from minitrain.run.result import HeldOutside, Run
+    from minitrain.run.memory_reports import MemoryOutsideStores
+    from minitrain.run.result import Run
 
 GIB = 2**30
 
@@ -87,7 +88,7 @@ def run_table(run: Run) -> Table:
     return facts_table(rows)
 
 
-def _outside(run: Run, held: HeldOutside) -> str:
+def _outside(run: Run, held: MemoryOutsideStores) -> str:
     """Return what a strict run held outside its stores, and which lines had made it."""
     if not held.elements:
         return "nothing"

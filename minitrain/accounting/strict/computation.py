@@ -1,6 +1,6 @@
 """What a rank of a strict run does alone: it follows tensors through loads, passes and updates.
 
-As in `minitrain.rank.computing`, the laws are checked twice. First comes one expression that every usual legal call
+As in `minitrain.rank.computation`, the laws are checked twice. First comes one expression that every usual legal call
 passes; it is written out in each operation, as this is the hot path. Where it is false, the functions of
 `minitrain.accounting.strict.laws` are asked. They know the rarer legal cases and the message for every illegal one. The
 expression must never be true where they would raise, which tests/accounting/test_strict_laws.py checks.
