@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from minitrain.run.strategy_loading import strategies
     from minitrain.schedules.as_strategy import from_schedule
     from minitrain.sweeps.sweep import Sweep, sweep
+    from minitrain.workloads.latent_attention import LatentAttention
+    from minitrain.workloads.models import models
+    from minitrain.workloads.precision import Precision
+    from minitrain.workloads.transformer import Transformer
 
 _HOMES = {
     "errors": (
@@ -62,6 +66,10 @@ _HOMES = {
     "run.strategy_loading": ("strategies",),
     "schedules.as_strategy": ("from_schedule",),
     "sweeps.sweep": ("Sweep", "sweep"),
+    "workloads.latent_attention": ("LatentAttention",),
+    "workloads.models": ("models",),
+    "workloads.precision": ("Precision",),
+    "workloads.transformer": ("Transformer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -73,20 +81,24 @@ __all__ = [
     "FixedPredictor",
     "Grade",
     "HardwareConfigError",
+    "LatentAttention",
     "LawError",
     "MinitrainError",
     "Model",
     "OutOfMemoryError",
+    "Precision",
     "Proof",
     "ProofError",
     "Run",
     "StrategyError",
     "Sweep",
+    "Transformer",
     "UsageError",
     "compare",
     "from_schedule",
     "grade",
     "load_run",
+    "models",
     "prove",
     "schedules",
     "simulate",
