@@ -18,9 +18,13 @@ USUAL_DROPOUT = 0.1
 """What `dropout=True` means: the probability that GPT-2 and Megatron-LM use."""
 
 _REQUIRED = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len")
-_COUNTS = (*_REQUIRED, "ffn_hidden_size", "num_kv_heads", "head_dim", "num_positions", "moe_ffn_hidden_size", "window")
+_FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positions", "moe_ffn_hidden_size")
+_COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window")
 _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts")
-_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings", "router_bias")
+_FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
+_FLAGS = (*_FOLLOWING_FLAGS, "router_bias")
+_FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, "positions", "attention_dropout", "moe_layers"}
+_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent"})
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mlp": ("gelu", "relu", "swiglu"),
@@ -49,9 +53,7 @@ def completed(given: Mapping[str, Any]) -> tuple[Fields, list[str]]:
 def _faults_of_fields(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Judge every field by itself: its name and what is wrong with it."""
     for name, value in given.items():
-        if value is None and name not in _REQUIRED:
-            continue
-        fault = _field_fault(name, value)
+        fault = None if value is None and name in _MAY_BE_NONE else _field_fault(name, value)
         if fault:
             yield name, fault
 

@@ -37,7 +37,7 @@ class Degrees:
                 f"sequence_parallel must be True or False, got {shown(self.sequence_parallel)}; use one of them"
             )
         if faults:
-            raise refuse("the parallel degrees", faults)
+            raise refuse("Degrees", faults)
 
     @property
     def sequence(self) -> int:
