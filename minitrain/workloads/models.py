@@ -48,9 +48,9 @@ def find_model(model: str | os.PathLike[str] | Transformer) -> Transformer:
         return _shipped()[model]
     if isinstance(model, os.PathLike) or (isinstance(model, str) and _is_path(model)):
         return Transformer.from_hf(model)
-    hint = closest(model, _shipped()) or "use one of them"
+    hint = f"{closest(model, _shipped())} ".lstrip()
     raise UsageError(
-        f"there is no model {shown(model)}; {hint} Shipped are {', '.join(_shipped())}; a path to a Hugging Face "
+        f"there is no model {shown(model)}; {hint}shipped are {', '.join(_shipped())}; a path to a Hugging Face "
         "config.json or an mt.Transformer will do as well",
         model=model,
     )

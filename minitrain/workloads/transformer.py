@@ -42,14 +42,14 @@ class Transformer(Architecture):
 
     @classmethod
     def from_hf(
-        cls, source: str | os.PathLike[str] | Mapping[str, Any], *, ignore: Sequence[str] = (), **changes: Any
+        cls, config: str | os.PathLike[str] | Mapping[str, Any], /, *, ignore: Sequence[str] = (), **changes: Any
     ) -> Transformer:
         """Read a config of Hugging Face's transformers.
 
         The families are llama, mistral, qwen2, mixtral, gpt2, gpt_neox, opt and deepseek_v3.
 
         Args:
-            source: the path of a config.json or of the folder that holds it, or the config itself as a mapping.
+            config: the path of a config.json or of the folder that holds it, or the config itself as a mapping.
             ignore: keys that the caller knows to have no bearing on shapes, beside those that minitrain knows.
             changes: fields to set instead of what the config says, such as `seq_len`, `precision` or `attention`.
 
@@ -58,7 +58,7 @@ class Transformer(Architecture):
         """
         from minitrain.workloads.hugging_face import fields_of  # noqa: PLC0415 - only where a config is read
 
-        return cls(**{**fields_of(source, ignore), **changes})
+        return cls(**{**fields_of(config, ignore), **changes})
 
     def units(self) -> tuple[Unit, ...]:
         """Return what the engine calls layers: embedding, attention 0, mlp 0 (or moe 0), ..., head."""
