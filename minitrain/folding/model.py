@@ -34,6 +34,15 @@ class FoldedModel(Model):
         num_layers: layers of the trained model.
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
+
+    Adds:
+        rank: a number to the engine, and to the strategy one that stands for every rank of the class.
+        log: refuses to be read by the strategy.
+        mesh, group, _member: give groups that stand for those of every rank of the class.
+        _collective: completes at once, as all ranks of the class do the same at the same time.
+        _send, _receive: go to and come from another class.
+        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
     def __init__(

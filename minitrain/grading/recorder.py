@@ -164,6 +164,14 @@ class RecordedOperation(Operation):
 class RecordingModel(StrictModel):
     """A rank that writes down what it is asked to do, under strict accounting.
 
+    Adds:
+        load_weights, get_input_activation, set_final_weight: write a step, and name the results.
+        forward, loss, backward, backward_input, backward_weight, update: the same.
+        _collective, _send, _receive, launch: write a step when the communication is submitted.
+        after_collective: names the results.
+        operation_kind: operations that write down that they were awaited and freed.
+        _store: makes stores that write down what enters and leaves.
+
     Attributes:
         program: its steps.
         submitted: the step that submitted an operation, by its row in the log.

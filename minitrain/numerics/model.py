@@ -32,6 +32,13 @@ class NumericModel(Model):
         problem: what is trained.
         named: those of `Model`.
 
+    Adds:
+        load_weights, get_input_activation: let what they return carry the problem's arrays.
+        forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
+        set_final_weight: requires a weight that carries an array.
+        after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
+            on.
+
     Attributes:
         final_states: optimizer state by layer as this rank's last update left it, where it updated.
     """

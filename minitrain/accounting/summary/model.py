@@ -65,7 +65,10 @@ class SummaryOperation(Operation):
 class SummaryModel(Model):
     """One rank of a run that keeps totals.
 
-    What stays in flight for long keeps the rows after it, as they do not come before it in the sums.
+    An operation that stays in flight for long keeps the rows after it from being added, as sums take rows in order.
+
+    Adds:
+        operation_kind: operations that tell the model as long as it must keep their row.
 
     Args:
         args: those of `Model`.
