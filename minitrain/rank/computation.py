@@ -1,10 +1,10 @@
 """What a rank does alone: load, forward, loss, backward, update.
 
-This is the hot path of a simulation, so three things are written out here that stand elsewhere too. The laws are checked
-first by one expression that every usual legal call passes; only where it is false, the functions of `minitrain.rank.laws`
-are asked, which know the rarer legal cases and the message for every illegal one. The rows of the log are added without
-`RankState._record`. The sizes of results are taken from their arguments instead of `Account.size`. Laws, rows and sizes
-must agree with those places, which tests/rank/test_quick_laws.py checks.
+This is the hot path of a simulation, so three things are written out here that stand elsewhere too. The laws are
+checked first by one expression that every usual legal call passes; only where it is false, the functions of
+`minitrain.rank.laws` are asked, which know the rarer legal cases and the message for every illegal one. The rows of the
+log are added without `RankState._record`. The sizes of results are taken from their arguments instead of
+`Account.size`. Laws, rows and sizes must agree with those places, which tests/rank/test_quick_laws.py checks.
 """
 
 from __future__ import annotations

@@ -129,14 +129,27 @@ def test_rows_that_are_written_out_are_those_that_log_event_records() -> None:
         model.weights[0] = Weight(0, NUM_LAYERS, 0)
         model.activations[0] = Activation(0, NUM_LAYERS, frozenset(range(BATCH)), BATCH)
         model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, frozenset(range(BATCH)), BATCH)
-    weight, state = quick.load_weights(1, 0, 2)
+    quick.load_weights(1, 0, 2)
     quick.forward(0, quick.activations[0], quick.weights[0])
     grad, _ = quick.backward(0, quick.activations[0], quick.grad_activations[0], quick.weights[0])
     quick.update(0, grad, quick.weights[0], OptState(0, NUM_LAYERS, 0))
-    everything = frozenset(range(BATCH))
     slow.log_event("load_weights", 1, num_shards_on_device=1, num_shards=2)
-    slow.log_event("forward", 0, everything)
-    slow.log_event("backward", 0, everything)
-    slow.log_event("update", 0, everything)
+    slow.log_event("forward", 0, EVERYTHING)
+    slow.log_event("backward", 0, EVERYTHING)
+    slow.log_event("update", 0, EVERYTHING)
     assert (quick.log.rows, quick.time) == (slow.log.rows, slow.time)
-    assert (weight.num_shards, state.num_shards) == (2, 2)
+
+
+def test_results_have_the_size_that_measuring_them_gives() -> None:
+    model = Model(num_layers=NUM_LAYERS, global_batch_size=BATCH)
+    made: list[Any] = [*model.load_weights(1, 1, 2), *model.load_weights(0)]
+    model.weights[0], model.activations[0] = made[2], model.get_input_activation(EVERYTHING)
+    model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, EVERYTHING, BATCH)
+    given = model.activations[0], model.grad_activations[0], model.weights[0]
+    made.append(model.forward(0, given[0], given[2]))
+    made += model.backward(0, *given)
+    made.append(model.backward_input(0, *given))
+    made.append(model.backward_weight(0, *given[:2]))
+    made += model.update(0, made[5], *made[2:4])
+    for tensor in made:
+        assert tensor._units == tensor.memory() * 2**40, tensor
