@@ -10,7 +10,8 @@ What a `Model` asks of it stands in `minitrain.transport.protocol`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from asyncio import Future
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError, UsageError, require_count
@@ -19,7 +20,7 @@ from minitrain.transport.calls import Call, RawCall
 from minitrain.transport.channels import Channel
 from minitrain.transport.communicator import Communicator
 from minitrain.transport.deadlocks import DeadlockDetector
-from minitrain.transport.waiting import Waiter, Waiters, wake_soon
+from minitrain.transport.waiting import Waiter, wake_soon
 
 
 class Dist:
@@ -156,11 +157,14 @@ class Dist:
 
     def suspend(self, call: Call) -> Waiter:
         """Return what the running task must yield at once, to go on when the call is settled."""
-        return call.add_waiter(self.detector.loop)
+        if call.waiters is not None:
+            return call.add_waiter(self.detector.loop)
+        waiter: Waiter = Future(loop=self.detector.loop)  # as `add_waiter` does, without a call: every wait comes here
+        waiter._asyncio_future_blocking = True
+        call.waiters = waiter
+        return waiter
 
-    def wake(self, waiters: Sequence[Waiters]) -> None:
-        """Let the tasks go on that wait for calls which a model has settled."""
-        wake_soon(waiters)
+    wake = staticmethod(wake_soon)  # for calls which a model has settled
 
     @property
     def num_operations(self) -> int:

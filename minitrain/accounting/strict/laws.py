@@ -89,25 +89,22 @@ def _brief(value: Any) -> str:
     return str(sorted(value)[:8]) if isinstance(value, frozenset) else repr(value)
 
 
-def require_same_step(rank: int, op: str, first: Any, second: Any) -> None:
-    """Require that two tensors were computed with weights of the same step."""
-    if first._origin.step != second._origin.step:
-        raise LawError(
-            f"{op} on rank {rank}: both must stem from weights of the same step, got {describe(first)} of step "
-            f"{first._origin.step} and {describe(second)} of step {second._origin.step}",
-            op=op,
-            rank=rank,
-            layer=first.layer,
-        )
+def different_steps(rank: int, op: str, first: Any, second: Any) -> LawError:
+    """Return the error for two tensors that were computed with weights of different steps."""
+    return LawError(
+        f"{op} on rank {rank}: both must stem from weights of the same step, got {describe(first)} of step "
+        f"{first._origin.step} and {describe(second)} of step {second._origin.step}",
+        op=op,
+        rank=rank,
+        layer=first.layer,
+    )
 
 
-def require_addable(rank: int, first: Any, second: Any, total: Any) -> None:
-    """Require that no sample is counted twice in a sum of two gradients."""
-    if len(total.samples) == len(first.samples) + len(second.samples):
-        return
+def counted_twice(rank: int, first: Any, second: Any) -> LawError:
+    """Return the error for a sum of two gradients that counts samples twice."""
     twice = first.samples & second.samples
     shown = ", ".join(map(str, sorted(twice)[:8])) + (", ..." if len(twice) > 8 else "")
-    raise LawError(
+    return LawError(
         f"+ on rank {rank}: {f'sample {shown} is' if len(twice) == 1 else f'samples {shown} are'} counted twice in "
         f"the gradient of layer {first.layer}, got {describe(first)} and {describe(second)}; add each sample's "
         "gradient once",

@@ -89,9 +89,13 @@ class Ledger(Account):
         Args:
             frame: that of the caller of the function which asks.
         """
-        while frame is not None and OWNERS[frame.f_code.co_filename] == ENGINE:
+        while frame is not None:
+            code = frame.f_code
+            if OWNERS[code.co_filename] != ENGINE:
+                line = self._recent.get(frame.f_lasti)
+                return line if line is not None and line.code is code else self.line(frame)
             frame = frame.f_back
-        return self.line(frame)
+        return _NOWHERE
 
     def line(self, frame: FrameType | None) -> Line:
         """Return the line of the strategy that runs in a frame or further out; quickest if it runs in the frame."""

@@ -23,9 +23,9 @@ from minitrain.accounting.strict.laws import (
     FIELDS,
     Fields,
     alteration,
+    counted_twice,
+    different_steps,
     is_surely_valid,
-    require_addable,
-    require_same_step,
     require_valid,
 )
 from minitrain.accounting.strict.ledger import Ledger, Line
@@ -302,13 +302,15 @@ def derive(origin: Origin | Alias, result: Any, how: str, parent: Any, other: An
         return
     if not (is_surely_valid(ledger, parent) and is_surely_valid(ledger, other)):
         require_valid(ledger, how, (parent, other))
-    require_same_step(ledger.rank, how, parent, other)
+    if other._origin.step != origin.step:
+        raise different_steps(ledger.rank, how, parent, other)
     if how == "combine":  # a copy, with a buffer of its own
         result._origin = new_origin(
             ledger, ledger.units_of(result), fields, origin.step, ledger.calling_line(_frame(1))
         )
         return
-    require_addable(ledger.rank, parent, other, result)
+    if len(result.samples) != len(parent.samples) + len(other.samples):
+        raise counted_twice(ledger.rank, parent, other)
     origin.add_in_place(parent, result, fields)
 
 
