@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from minitrain.analysis.busy_time import Busy, Passes, are_flat, busy_of, passes_of
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.intervals import sweep, sweep_timeline
-from minitrain.analysis.timeline import Floats, Timeline, Trace, as_timeline
+from minitrain.analysis.timeline import Floats, Timeline, Trace
 from minitrain.errors import UsageError
 
 
@@ -158,8 +159,7 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
     if are_flat(trace):
         return pass_times_of(passes_of(log, typs) for log in trace)
     timeline = as_timeline(trace)
-    wanted = np.array([typ in typs for typ in timeline.typs], dtype=bool)
-    chosen = wanted[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+    chosen = timeline.of_types(typs)
     ranks = timeline.rank[chosen]
     first = np.full(timeline.num_ranks, np.inf)
     last, busy = np.zeros(timeline.num_ranks), np.zeros(timeline.num_ranks)

@@ -16,7 +16,7 @@ import numpy as np
 from minitrain.analysis.breakdown import Breakdown, breakdown
 from minitrain.analysis.critical_path import CriticalPath, critical_path
 from minitrain.analysis.dependencies import Graph, make_graph
-from minitrain.analysis.memory_by_kind import HighWater, Journals, high_water
+from minitrain.analysis.memory_over_time import HighWater, Journals, high_water
 from minitrain.analysis.textbook_bubble import ClosedForm, closed_form
 from minitrain.analysis.timeline import Timeline
 from minitrain.analysis.waits import GAP_KINDS, Gaps, find_gaps

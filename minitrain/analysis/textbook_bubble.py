@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from minitrain.analysis.dependencies import Graph, make_graph
-from minitrain.analysis.timeline import NONE, Bools, Floats, Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import NONE, Bools, Floats, Trace
 from minitrain.analysis.what_if import retime
 from minitrain.events import COMMUNICATIONS
 
@@ -134,11 +135,12 @@ def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] 
     """
     form = _FORMS.get(re.sub(r" \(\d+\)$", "", strategy))
     graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
-    passes = _passes(graph, "forward", "loss", "backward")
+    line = graph.timeline
+    passes = line.beginning_with("forward", "loss", "backward")
     if form is None or not passes.any():
         return None
-    line, sizes = graph.timeline, _sizes(graph, strategy, options or {})
-    free = np.where(_passes(graph, *COMMUNICATIONS), 0.0, line.duration)
+    sizes = _sizes(graph, strategy, options or {})
+    free = np.where(line.beginning_with(*COMMUNICATIONS), 0.0, line.duration)
     work = np.bincount(line.rank[passes], weights=line.duration[passes])
     formula, bubble, condition, holds = form
     return ClosedForm(
@@ -158,21 +160,15 @@ def _makespan(time: Floats, duration: Floats, passes: Bools) -> float:
     return float((time + duration)[passes].max() - time[passes].min())
 
 
-def _passes(graph: Graph, *names: str) -> Bools:
-    """Tell which events are of a type that begins with one of these names, (num_events,)."""
-    typs = np.array([typ.startswith(names) for typ in graph.timeline.typs], dtype=bool)
-    return typs[graph.timeline.typ] if graph.timeline.num_events else np.zeros(0, dtype=bool)
-
-
 def _sizes(graph: Graph, strategy: str, options: Mapping[str, Any]) -> Sizes:
     """Read p, m, v and the times off the run: those of the busiest rank."""
     line = graph.timeline
-    forwards = _passes(graph, "forward")
+    forwards = line.beginning_with("forward")
     busiest = int(np.argmax(np.bincount(line.rank, weights=np.where(line.computes, line.duration, 0.0))))
     own = line.rank == busiest
     m = len(np.unique(line.samples[forwards & own])) or 1
     tf, tb, tw = (
-        float(line.duration[_passes(graph, name) & own].sum()) / m
+        float(line.duration[line.beginning_with(name) & own].sum()) / m
         for name in ("forward", "backward", "backward_weight")
     )
     chunks = 2 if re.match("interleaved|looped|zbv|dualpipe", strategy) else NONE

@@ -21,7 +21,7 @@ from minitrain.analysis.critical_path import Binding, binding
 from minitrain.analysis.dependencies import Graph, make_graph
 from minitrain.analysis.intervals import sweep_timeline
 from minitrain.analysis.matching import collectives, messages
-from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline
 from minitrain.events import COMM, RECV
 
 WARMUP, STEADY, COOLDOWN, STRAGGLER, COMMUNICATION, STEP_END = range(6)
@@ -144,16 +144,10 @@ def _kinds(timeline: Timeline, rank: Ints, start: Floats, event: Ints) -> Ints:
 def _phases(timeline: Timeline) -> tuple[Floats, Floats]:
     """Return when each rank begins its first backward and ends its last forward, s, (num_ranks,) each."""
     first, last = np.full(timeline.num_ranks, np.inf), np.full(timeline.num_ranks, -np.inf)
-    backwards, forwards = _of(timeline, "backward"), _of(timeline, "forward")
+    backwards, forwards = timeline.beginning_with("backward"), timeline.beginning_with("forward")
     np.minimum.at(first, timeline.rank[backwards], timeline.time[backwards])
     np.maximum.at(last, timeline.rank[forwards], timeline.end[forwards])
     return first, last
-
-
-def _of(timeline: Timeline, name: str) -> Bools:
-    """Tell which events are of a type that begins with a name, (num_events,)."""
-    typs = np.array([typ.startswith(name) for typ in timeline.typs], dtype=bool)
-    return typs[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
 
 
 def _held_by_communication(graph: Graph, bound: Binding, start: Floats, event: Ints) -> Floats:

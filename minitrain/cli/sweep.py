@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
+from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
 from minitrain.errors import UsageError
 from minitrain.sweeps.batches import Row, succeeded
-from minitrain.trace.tables import GIB
 
 SHOWN = 10
 _LONG_NAMES = {"layers": "num_layers", "batch": "global_batch_size", "hw": "hardware", "microbatch": "microbatch_size"}

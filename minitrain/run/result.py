@@ -113,9 +113,9 @@ class Run:
     @cached_property
     def timeline(self) -> Timeline:
         """The event logs as columns."""
-        from minitrain.analysis.timeline import Timeline  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return Timeline.from_logs(self.logs)
+        return as_timeline(self.logs)
 
     @property
     def _trace(self) -> Trace:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.matching import messages
-from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace
 from minitrain.events import COMM, COMPUTE, RECV, SEND
 from minitrain.files import write_bytes, write_text
 from minitrain.trace import protobuf

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from minitrain.analysis.breakdown import breakdown
-from minitrain.analysis.labels import duration
-from minitrain.analysis.timeline import Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.labels import GIB, duration
+from minitrain.analysis.timeline import Trace
 from minitrain.trace.compare import compare_figure
 from minitrain.trace.page import write_page
-from minitrain.trace.texts import GIB
 from minitrain.trace.view import View
 
 Row = Mapping[str, str]

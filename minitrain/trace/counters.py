@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minitrain.analysis.memory_by_kind import Journals, curves_by_kind
+from minitrain.analysis.memory_over_time import Journals, curves_by_kind
 from minitrain.analysis.timeline import Timeline
 from minitrain.trace.micros import as_micros, nanoseconds
 

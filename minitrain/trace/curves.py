@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
-from minitrain.analysis.memory_by_kind import Journals, high_water
-from minitrain.analysis.memory_curves import curve, highest_in_spans
+from minitrain.analysis.labels import GIB
+from minitrain.analysis.memory_over_time import Journals, curve, high_water, highest_in_spans
 from minitrain.analysis.timeline import Floats
 from minitrain.trace.bars import Bars
-from minitrain.trace.texts import GIB
 from minitrain.trace.view import View
 
 MAX_CURVES = 16

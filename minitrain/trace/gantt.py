@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import time_unit
-from minitrain.analysis.memory_by_kind import Journals
-from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
+from minitrain.analysis.memory_over_time import Journals
+from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace
 from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
 from minitrain.trace.curves import memory_traces, peak_gib
 from minitrain.trace.heat import heat

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
 

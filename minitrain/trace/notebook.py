@@ -10,7 +10,7 @@ from typing import Any
 
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plotly ships no types
 
-from minitrain.analysis.memory_by_kind import Journals
+from minitrain.analysis.memory_over_time import Journals
 from minitrain.analysis.timeline import Timeline
 from minitrain.trace.bars import make_bars
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars

@@ -11,8 +11,9 @@ from typing import Any
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plotly ships no types
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly ships no types
 
-from minitrain.analysis.memory_by_kind import Journals
-from minitrain.analysis.timeline import Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.memory_over_time import Journals
+from minitrain.analysis.timeline import Trace
 from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.trace.bars import make_bars

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from minitrain.analysis.labels import duration, ranges
+from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline
 from minitrain.analysis.waits import GAP_KINDS
+from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bars import Bars
-
-GIB = 2**30
 
 
 def bar_numbers(timeline: Timeline) -> Ints:
@@ -25,8 +24,7 @@ def microbatches(timeline: Timeline) -> Ints:
 
     Microbatches are counted on each rank from 0, in the order of their samples.
     """
-    typs = [typ.startswith(("forward", "backward")) for typ in timeline.typs]
-    works = np.array(typs, dtype=bool)[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+    works = timeline.beginning_with("forward", "backward")
     lowest = np.array([min(samples, default=NONE) for samples in timeline.sample_sets], np.int64)
     if not timeline.num_events:
         return np.zeros(0, np.int64)

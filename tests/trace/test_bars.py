@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitrain.analysis.breakdown import breakdown
-from minitrain.analysis.memory_curves import curve, highest_in_spans
-from minitrain.analysis.sample_logs import data_parallel, one_f_one_b
-from minitrain.analysis.timeline import as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.memory_over_time import curve, highest_in_spans
 from minitrain.events import COMM, RECV, SEND, Event
 from minitrain.trace.bars import Bars, make_bars
 from minitrain.trace.heat import heat
 from minitrain.trace.kinds import kind_of, legend_place
 from minitrain.trace.lanes import MAX_LANES, lanes
 from minitrain.trace.texts import bar_numbers, hover_texts
+from tests.sample_logs import data_parallel, one_f_one_b
 
 _LOGS = [one_f_one_b(4, 6), data_parallel(3, 4), data_parallel(3, 4, overlap=True), [[], []]]
 

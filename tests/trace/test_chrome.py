@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.analysis.sample_logs import data_parallel, one_f_one_b
 from minitrain.events import COMM, RECV, SEND, Event
 from minitrain.files import write_text
 from minitrain.trace.chrome import chrome_trace, write_chrome_trace
+from tests.sample_logs import data_parallel, one_f_one_b
 
 Json = dict[str, Any]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from minitrain.analysis.labels import duration, ranges, stream_name, time_unit
+from minitrain.analysis.labels import duration, stream_name, time_unit
 from minitrain.analysis.timeline import Stream
 from minitrain.events import COMM, RECV, SEND
+from minitrain.tensors.index_sets import ranges
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.drawing import tensor_html
 from minitrain.trace.notebook import PLOTLY_MIME
-from minitrain.trace.tensor_drawing import tensor_html
 
 
 def _filled(drawn: str) -> list[tuple[float, float]]:

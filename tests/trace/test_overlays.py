@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.memory_by_kind import STORE_NAMES
+from minitrain.analysis.memory_over_time import STORE_NAMES
 from minitrain.trace.bars import make_bars
 from minitrain.trace.chrome import chrome_trace
 from minitrain.trace.overlay import CRITICAL_PATH, path_points
