@@ -39,7 +39,7 @@ class Curve(NamedTuple):
     memory: Floats
 
 
-def curve(timeline: Timeline, rank: int, step_time: float) -> Curve:
+def memory_curve(timeline: Timeline, rank: int, step_time: float) -> Curve:
     """Return the memory of one rank at every sample of its log, to the step's end."""
     own = slice(int(timeline.starts[rank]), int(timeline.starts[rank + 1]))
     time, memory = timeline.sampled[own], timeline.memory[own]

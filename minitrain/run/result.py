@@ -273,7 +273,7 @@ class Run:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
         """Show the figure in a notebook."""
-        from minitrain.trace.notebook import mime_bundle  # noqa: PLC0415
+        from minitrain.trace.page import mime_bundle  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
         return {"text/plain": repr(self), **mime_bundle(self.timeline, view_of(self), self.memory_journals)}

@@ -11,21 +11,22 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.critical_path import critical_path
+from minitrain.analysis.dependencies import make_graph
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import time_unit
 from minitrain.analysis.memory_over_time import Journals
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace
+from minitrain.trace.bar_texts import bar_labels, hover_texts
 from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
-from minitrain.trace.curves import memory_traces, peak_gib
-from minitrain.trace.heat import heat
-from minitrain.trace.kind_curves import kind_traces, rank_menu
-from minitrain.trace.layout import layout
-from minitrain.trace.overlay import path_trace
-from minitrain.trace.texts import bar_labels, hover_texts
-from minitrain.trace.view import View
+from minitrain.trace.heat_map import heat_trace
+from minitrain.trace.layout import View, layout
+from minitrain.trace.memory_panel import kind_traces, memory_traces, peak_gib, rank_menu
 
 MAX_BARS = 5000
 _MAIN_LANE, _LANE_GAP = 0.8, 0.04
+CRITICAL_PATH = "critical path (click)"
+_PATH_COLOR = "#D6006C"
 BELOW_NUMBERS = 0.36  # of a bar's height below its middle: where the critical path runs
 
 
@@ -158,38 +159,6 @@ def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:
     return top + width / 2 - _MAIN_LANE / 2, width
 
 
-def heat_trace(bars: Bars, unit: float) -> Any:
-    """Return the heat map of the time spent computing, in percent."""
-    shares = heat(bars)
-    num_bins = shares.computing.shape[1]
-    step = bars.step_time / unit / num_bins
-    return go.Heatmap(
-        z=np.rint(shares.computing * 100).astype(np.uint8),
-        customdata=np.rint(shares.communicating * 100).astype(np.uint8),
-        x0=step / 2,
-        dx=step,
-        y0=(shares.ranks_per_row - 1) / 2,
-        dy=shares.ranks_per_row,
-        zmin=0,
-        zmax=100,
-        colorscale=HEAT_SCALE,
-        colorbar={
-            "title": {"text": "computing"},
-            "ticksuffix": " %",
-            "thickness": 12,
-            "len": 0.4,
-            "y": 0.94,
-            "yanchor": "top",
-        },
-        hovertemplate="rank %{y:.0f}<br>at %{x:.6g}<br>computing %{z} %<br>communicating %{customdata} %"
-        "<extra></extra>",
-        name="computing",
-    )
-
-
-HEAT_SCALE = [[0, "#F2F2F2"], [0.25, "#B9DDF1"], [0.6, "#56B4E9"], [1, "#08519C"]]
-
-
 def _marker(color: str, pattern: str) -> dict[str, Any]:
     """Return how bars of a kind are filled."""
     marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
@@ -201,3 +170,48 @@ def _marker(color: str, pattern: str) -> dict[str, Any]:
 def _texts(numbers: Ints) -> list[str]:
     """Return the number to write on each bar, or nothing."""
     return ["" if number == NONE else str(number) for number in numbers.tolist()]
+
+
+def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
+    """Return the critical path as a line through its bars, hidden until it is asked for.
+
+    Args:
+        bars: the bars of the run, not merged.
+        center: where the line runs on each lane, rows from the row's middle.
+        unit: unit of the time axis, s.
+        axis: the y axis with a row a rank.
+    """
+    time, row = path_points(bars, center)
+    return path_entry().update(x=time / unit, y=row, yaxis=axis)
+
+
+def path_entry() -> Any:
+    """Return the line without its corners, as the legend shows it."""
+    return go.Scatter(
+        x=[None],
+        y=[None],
+        name=CRITICAL_PATH,
+        legendgroup=CRITICAL_PATH,
+        mode="lines",
+        line={"color": _PATH_COLOR, "width": 3},
+        visible="legendonly",
+        showlegend=True,
+        hoverinfo="skip",
+        legendrank=1100,
+    )
+
+
+def path_points(bars: Bars, center: Floats) -> tuple[Floats, Floats]:
+    """Return the corners of the line: times in s, and rows."""
+    line = bars.timeline
+    path = critical_path(make_graph(line))
+    lane = np.zeros(line.num_events, np.int64)
+    works = ~bars.waits
+    lane[bars.event[works]] = bars.lane[works]
+    start = line.time[path.event]
+    end = np.where(path.counts, line.end[path.event], start)
+    time = np.stack([start, end], axis=1).reshape(-1)
+    row = np.repeat(line.rank[path.event] + center[lane[path.event]], 2)
+    corner = np.ones(len(row), dtype=bool)
+    corner[1:-1] = (row[1:-1] != row[:-2]) | (row[1:-1] != row[2:])
+    return time[corner], row[corner]

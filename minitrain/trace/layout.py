@@ -1,17 +1,43 @@
-"""Where things are in a figure: the Gantt panel over the memory panel, axes, legends, title."""
+"""How a figure is laid out: the Gantt chart above memory, axes, legends, and the words around them (`View`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from minitrain.tensors import BYTES_PER_ELEMENT
 from minitrain.trace.bars import Bars
-from minitrain.trace.view import View
 
 MEMORY_HEIGHT = 190
 _TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34
 GRID = "rgba(128,128,128,0.22)"
 INK = "#5A5F66"
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif", "size": 12}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The words and units of one picture.
+
+    Args:
+        title: what is shown, such as the strategy and the hardware.
+        facts: short texts for the line below it, such as "step 12.3 ms" and "MFU 41 %".
+        step_time: the step time, s; the latest end of the log if None.
+        capacity_bytes: memory of the device, bytes, drawn as a line; None where there is none.
+        bytes_per_element: bytes of one element of memory.
+    """
+
+    title: str = ""
+    facts: Sequence[str] = ()
+    step_time: float | None = None
+    capacity_bytes: float | None = None
+    bytes_per_element: float = BYTES_PER_ELEMENT
+
+    @property
+    def subtitle(self) -> str:
+        """The facts in one line."""
+        return " · ".join(self.facts)
 
 
 def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float) -> dict[str, Any]:

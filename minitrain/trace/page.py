@@ -1,26 +1,30 @@
-"""A figure as one HTML file that opens without internet and asks nobody for anything."""
+"""Figures as HTML pages that open without internet, of one run or of several, and as what a notebook shows."""
 
 from __future__ import annotations
 
 import html
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plotly ships no types
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.breakdown import breakdown
 from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.memory_over_time import Journals
-from minitrain.analysis.timeline import Trace
+from minitrain.analysis.timeline import Timeline, Trace
 from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.trace.bars import make_bars
+from minitrain.trace.comparison_figure import compare_figure
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
-from minitrain.trace.payload import payload
-from minitrain.trace.script import PAGE_SCRIPT, STYLE
-from minitrain.trace.view import View
+from minitrain.trace.layout import View
+from minitrain.trace.page_script import PAGE_SCRIPT, STYLE, payload
+from minitrain.trace.svg import svg
 
 PLOTLY_FILE = "plotly.min.js"
 _SHARED = {"directory": PLOTLY_FILE, "parent": f"../{PLOTLY_FILE}"}
@@ -32,6 +36,9 @@ CONFIG = {
     "showTips": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
+PLOTLY_MIME = "application/vnd.plotly.v1+json"
+
+Row = Mapping[str, str]
 
 
 def write_html(
@@ -60,6 +67,35 @@ def write_html(
     figure, num_fixed = figure_of_bars(bars, view, journals)
     details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
     return write_page(path, figure, view.title, include_plotlyjs, details)
+
+
+def write_compare_html(
+    path: str | Path,
+    traces: Mapping[str, Trace],
+    views: Mapping[str, View] | None = None,
+    *,
+    title: str = "",
+    table: Sequence[Row] | None = None,
+    links: Mapping[str, str] | None = None,
+    include_plotlyjs: bool | str = True,
+) -> Path:
+    """Write a comparison as a page.
+
+    Args:
+        path: where to.
+        traces: one trace a name, drawn in this order.
+        views: facts and units by name.
+        title: what is compared.
+        table: rows of column title -> text, the first column the name; made from the traces if None.
+        links: address of a run's own page by name.
+        include_plotlyjs: as for `minitrain.trace.page.write_html`.
+
+    Returns:
+        The path.
+    """
+    rows = comparison_rows(traces, views) if table is None else table
+    figure = compare_figure(traces, views, title)
+    return write_page(path, figure, title, include_plotlyjs, body=html_table(rows, links or {}))
 
 
 def write_page(
@@ -128,3 +164,50 @@ def _share_plotlyjs(shared: Path) -> None:
     code = _code()
     if not shared.exists() or shared.read_text(encoding="utf-8") != code:
         write_text(shared, [code])
+
+
+def comparison_rows(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None) -> list[Row]:
+    """Return a row a run: step time, where it goes, and peak memory; shares are of all ranks' time."""
+    rows: list[Row] = []
+    for name, trace in traces.items():
+        timeline, view = as_timeline(trace), (views or {}).get(name, View())
+        split = breakdown(timeline, view.step_time)
+        peak = timeline.memory.max(initial=0.0) * view.bytes_per_element / GIB
+        rows.append(
+            {
+                "strategy": name,
+                "step time": duration(split.step_time_s),
+                "computing": f"{split.computing_fraction:.1%}",
+                "exposed communication": f"{split.exposed_comm_fraction:.1%}",
+                "waiting": f"{split.bubble_fraction:.1%}",
+                "peak memory": f"{peak:.4g} GiB",
+            }
+        )
+    return rows
+
+
+def html_table(rows: Sequence[Row], links: Mapping[str, str]) -> str:
+    """Return rows as an HTML table; names with a link lead to their run's own page."""
+    if not rows:
+        return ""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in rows[0])
+    body = "".join(f"<tr>{_cells(list(row.values()), links)}</tr>\n" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
+
+
+def _cells(values: list[str], links: Mapping[str, str]) -> str:
+    """Return the cells of one row."""
+    texts = [html.escape(value) for value in values]
+    if values[0] in links:
+        texts[0] = f'<a href="{html.escape(links[values[0]])}">{texts[0]}</a>'
+    return "".join(f"<td>{text}</td>" for text in texts)
+
+
+def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict[str, Any]:
+    """Return the forms in which a notebook can show a run, by MIME type."""
+    bars = make_bars(timeline, view.step_time)
+    figure = json.loads(to_json_plotly(figure_of_bars(bars, view, journals)[0]))
+    bundle: dict[str, Any] = {PLOTLY_MIME: {**figure, "config": CONFIG}}
+    if len(bars) <= MAX_BARS:
+        bundle["text/html"] = svg(timeline, view)
+    return bundle

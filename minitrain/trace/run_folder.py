@@ -17,7 +17,7 @@ from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
-    from minitrain.trace.view import View
+    from minitrain.trace.layout import View
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
@@ -26,7 +26,7 @@ COMPARISON_PAGE = "compare.html"
 def view_of(run: Run) -> View:
     """Return the words and units for a picture of a run."""
     from minitrain.analysis.labels import duration  # noqa: PLC0415  (numpy only when somebody draws)
-    from minitrain.trace.view import View  # noqa: PLC0415
+    from minitrain.trace.layout import View  # noqa: PLC0415
 
     facts = [
         f"step {duration(run.step_time)}",
@@ -76,7 +76,7 @@ def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
 
 def draw_comparison(comparison: Comparison) -> Any:
     """Return a Plotly figure of the runs that came to an end, fastest first."""
-    from minitrain.trace.compare import compare_figure  # noqa: PLC0415
+    from minitrain.trace.comparison_figure import compare_figure  # noqa: PLC0415
 
     runs = comparison.succeeded
     return compare_figure(
@@ -94,7 +94,7 @@ def write_comparison_page(
     comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
 ) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
-    from minitrain.trace.compare_page import write_compare_html  # noqa: PLC0415
+    from minitrain.trace.page import write_compare_html  # noqa: PLC0415
 
     runs = comparison.succeeded
     return write_compare_html(

@@ -10,7 +10,7 @@ import numpy as np
 
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace
-from minitrain.trace.texts import microbatches
+from minitrain.trace.bar_texts import microbatches
 
 _LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 

@@ -17,11 +17,11 @@ from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import duration, time_unit
 from minitrain.analysis.timeline import NONE, Trace
 from minitrain.files import write_text
+from minitrain.trace.bar_texts import bar_labels
 from minitrain.trace.bars import Bars, make_bars, merged
+from minitrain.trace.colors import Kind
 from minitrain.trace.gantt import lane_geometry
-from minitrain.trace.kinds import Kind
-from minitrain.trace.texts import bar_labels
-from minitrain.trace.view import View
+from minitrain.trace.layout import View
 
 _LEFT, _RIGHT, _ROW, _TITLE, _AXIS, _LEGEND_ROW = 58, 12, 26, 26, 30, 20
 _CHARACTER, _SWATCH = 6.6, 18  # px

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from time import perf_counter
 from typing import Any
@@ -65,8 +66,14 @@ def test_logs_without_events_have_columns_without_rows() -> None:
 
 def test_rows_are_read_faster_than_events_are_made() -> None:
     logs: Any = mt.simulate("1f1b", world_size=16, num_layers=64, global_batch_size=64).logs
-    began = perf_counter()
-    timeline_of_rows(logs)
-    by_rows, began = perf_counter() - began, perf_counter()
-    timeline_of_events(logs)
-    assert by_rows < perf_counter() - began
+    assert _shortest_s(timeline_of_rows, logs) < _shortest_s(timeline_of_events, logs)
+
+
+def _shortest_s(read: Callable[[Any], Timeline], logs: Any) -> float:
+    """Return the shortest of three measurements, which other work of the machine disturbs least."""
+    found = []
+    for _ in range(3):
+        began = perf_counter()
+        read(logs)
+        found.append(perf_counter() - began)
+    return min(found)

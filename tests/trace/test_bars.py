@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from minitrain.analysis.breakdown import breakdown
 from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.memory_over_time import curve, highest_in_spans
+from minitrain.analysis.memory_over_time import highest_in_spans, memory_curve
 from minitrain.events import COMM, RECV, SEND, Event
-from minitrain.trace.bars import Bars, make_bars
-from minitrain.trace.heat import heat
-from minitrain.trace.kinds import kind_of, legend_place
-from minitrain.trace.lanes import MAX_LANES, lanes
-from minitrain.trace.texts import bar_numbers, hover_texts
+from minitrain.trace.bar_texts import bar_numbers, hover_texts
+from minitrain.trace.bars import MAX_LANES, Bars, lanes, make_bars
+from minitrain.trace.colors import kind_of, legend_place
+from minitrain.trace.heat_map import heat
 from tests.sample_logs import data_parallel, one_f_one_b
 
 _LOGS = [one_f_one_b(4, 6), data_parallel(3, 4), data_parallel(3, 4, overlap=True), [[], []]]
@@ -137,10 +136,10 @@ def test_the_heat_map_averages_neighbouring_ranks_where_they_are_many() -> None:
 
 def test_a_memory_curve_steps_at_every_sample_and_lasts_to_the_end() -> None:
     line = as_timeline([[], [Event("forward", 0, 1, t, 1, m) for t, m in ((0, 3), (1, 5), (3, 1))]])
-    own = curve(line, 1, 5.0)
+    own = memory_curve(line, 1, 5.0)
     assert own.time.tolist() == [0, 1, 3, 5]
     assert own.memory.tolist() == [3, 5, 1, 1]
-    assert curve(line, 0, 5.0).memory.tolist() == [0]
+    assert memory_curve(line, 0, 5.0).memory.tolist() == [0]
 
 
 def test_no_peak_is_lost_in_the_highest_memory_of_spans() -> None:

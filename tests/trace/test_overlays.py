@@ -11,7 +11,7 @@ import minitrain as mt
 from minitrain.analysis.memory_over_time import STORE_NAMES
 from minitrain.trace.bars import make_bars
 from minitrain.trace.chrome import chrome_trace
-from minitrain.trace.overlay import CRITICAL_PATH, path_points
+from minitrain.trace.gantt import CRITICAL_PATH, path_points
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 
