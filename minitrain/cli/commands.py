@@ -22,7 +22,7 @@ from minitrain.cli.trace import trace as saved_runs
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import conditions, title_of, write_comparison, write_run
-from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table, strategies_table
+from minitrain.trace.tables import comparison_notes, comparison_table, facts_table, ranks_table, run_table
 
 app = typer.Typer(
     name="minitrain",
@@ -184,7 +184,9 @@ def strategies(as_json: given.AsJson = False, debug: given.Debug = False) -> Non
     if as_json:
         print_json([{"strategy": name, "description": doc} for name, doc in docs.items()])
     else:
-        print_table(strategies_table(docs))
+        table = facts_table(docs)
+        table.columns[0].style = "bold"
+        print_table(table)
 
 
 def _first_line(documented: object) -> str:
