@@ -15,8 +15,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, Commands, complain, message_of, running
 from minitrain.cli.hw import hw
 from minitrain.cli.learn import learn
-from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.progress import Progress
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison

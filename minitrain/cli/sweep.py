@@ -13,8 +13,7 @@ import minitrain as mt
 from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
-from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.progress import Progress
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.sweeps.batches import Row, succeeded
 

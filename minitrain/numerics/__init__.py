@@ -10,8 +10,8 @@ is always the order of the ranks).
 shares nothing with it but the data.
 """
 
+from minitrain.numerics.arithmetic import Adam, Momentum
 from minitrain.numerics.model import NumericModel
-from minitrain.numerics.optimizers import Adam, Momentum
 from minitrain.numerics.problem import Problem, problem_of
 
 __all__ = ["Adam", "Momentum", "NumericModel", "Problem", "problem_of"]

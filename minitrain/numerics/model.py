@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from minitrain.errors import LawError
-from minitrain.numerics import layers
-from minitrain.numerics.contents import Flat, Rows, held
-from minitrain.numerics.problem import Array, Problem
+from minitrain.numerics import arithmetic
+from minitrain.numerics.arithmetic import Array
+from minitrain.numerics.arrays import Flat, Rows, held
+from minitrain.numerics.problem import Problem
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
 from minitrain.transport.collectives import describe
@@ -127,7 +128,7 @@ class NumericModel(Model):
         """Take an activation through a layer."""
         x, w = self._contents("forward", inp, weight)
         out = super().forward(layer, inp, weight)
-        _carry(out, Rows(layers.forward(x.values, self._matrix(w))))
+        _carry(out, Rows(arithmetic.forward(x.values, self._matrix(w))))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -135,7 +136,7 @@ class NumericModel(Model):
         (y,) = self._contents("loss", inp)
         grad = super().loss(inp)
         targets = self._rows_of(self.problem.targets(self.global_batch_size), inp.samples)
-        _carry(grad, Rows(layers.loss_gradient(y.values, targets, self.global_batch_size)))
+        _carry(grad, Rows(arithmetic.loss_gradient(y.values, targets, self.global_batch_size)))
         return grad
 
     def backward(
@@ -144,22 +145,22 @@ class NumericModel(Model):
         """Take a gradient back through a layer."""
         x, g, w = self._contents("backward", inp, grad, weight)
         weight_grad, grad_inp = super().backward(layer, inp, grad, weight)
-        _carry(weight_grad, Flat(layers.backward_weight(x.values, g.values).ravel()))
-        _carry(grad_inp, Rows(layers.backward_input(x.values, g.values, self._matrix(w))))
+        _carry(weight_grad, Flat(arithmetic.backward_weight(x.values, g.values).ravel()))
+        _carry(grad_inp, Rows(arithmetic.backward_input(x.values, g.values, self._matrix(w))))
         return weight_grad, grad_inp
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input."""
         x, g, w = self._contents("backward_input", inp, grad, weight)
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        _carry(grad_inp, Rows(layers.backward_input(x.values, g.values, self._matrix(w))))
+        _carry(grad_inp, Rows(arithmetic.backward_input(x.values, g.values, self._matrix(w))))
         return grad_inp
 
     def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
         """Return the gradient of a layer's weight."""
         x, g = self._contents("backward_weight", inp, grad)
         weight_grad = super().backward_weight(layer, inp, grad)
-        _carry(weight_grad, Flat(layers.backward_weight(x.values, g.values).ravel()))
+        _carry(weight_grad, Flat(arithmetic.backward_weight(x.values, g.values).ravel()))
         return weight_grad
 
     def update(

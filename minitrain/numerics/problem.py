@@ -7,12 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
-from minitrain.numerics.optimizers import Adam, Momentum
-
-Array = NDArray[np.float64]
+from minitrain.numerics.arithmetic import Adam, Array, Momentum
 
 _INPUTS, _TARGETS, _WEIGHTS = range(3)
 

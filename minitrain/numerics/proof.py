@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import ProofError, StrategyError
-from minitrain.numerics.contents import Flat, held
+from minitrain.numerics.arithmetic import Array
+from minitrain.numerics.arrays import Flat, held
 from minitrain.numerics.model import NumericModel
-from minitrain.numerics.problem import Array, Problem, problem_of
+from minitrain.numerics.problem import Problem, problem_of
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 

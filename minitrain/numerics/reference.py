@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from minitrain.numerics.optimizers import Adam
-from minitrain.numerics.problem import Array, Problem
+from minitrain.numerics.arithmetic import Adam, Array
+from minitrain.numerics.problem import Problem
 
 _LAYERS, _SAMPLES = 16, 64  # sizes are padded to multiples of these, so that most proofs share one compilation
 

@@ -5,9 +5,8 @@ loop, which cuts the bubble by their number.
 """
 
 from minitrain.schedules.action import Action
-from minitrain.schedules.rounds import passes, rounds_of
+from minitrain.schedules.building_blocks import check_chunks, check_sizes, passes, rounds_of
 from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.sizes import check_chunks, check_sizes
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:

@@ -8,9 +8,8 @@ actions that overlap.
 
 from minitrain.errors import UsageError
 from minitrain.schedules.action import Cell
-from minitrain.schedules.phases import Phase, follow
+from minitrain.schedules.building_blocks import Phase, check_chunks, check_sizes, follow
 from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.sizes import check_chunks, check_sizes
 
 
 def zbv(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:

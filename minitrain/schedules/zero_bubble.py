@@ -6,9 +6,8 @@ after its I: later on later ranks, so that early I's come sooner and the last W'
 """
 
 from minitrain.schedules.action import Action
-from minitrain.schedules.rounds import passes, rounds_of
+from minitrain.schedules.building_blocks import check_chunks, check_sizes, passes, rounds_of
 from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.sizes import check_chunks, check_sizes
 
 
 def zb_h1(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from minitrain.numerics.arithmetic import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
