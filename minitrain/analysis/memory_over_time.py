@@ -60,7 +60,7 @@ def highest_in_spans(timeline: Timeline, step_time: float, num_spans: int) -> Fl
 
 
 def _carried(timeline: Timeline, span: Ints, num_spans: int) -> Floats:
-    """Return the memory each rank held when each span began."""
+    """Return the memory that each rank held when each span began."""
     latest = np.full((timeline.num_ranks, num_spans), -1)
     # events come in the order of time on each rank, so the highest index is the latest sample
     np.maximum.at(latest, (timeline.rank, span), np.arange(timeline.num_events))
@@ -102,8 +102,8 @@ class HighWater:
         time: when, s.
         elements: how much, elements.
         held: elements by kind then; one "all" where no journal was kept.
-        event: the operation that the rank had submitted last, or `NONE`.
-        grew: the kind that grew to it, "" where no journal was kept.
+        event: the last operation that the rank had submitted by then, or `NONE`.
+        grew: the kind whose growth reached it, "" where no journal was kept.
     """
 
     rank: int
@@ -130,16 +130,16 @@ def _named(timeline: Timeline, event: int) -> str:
 
 
 def high_water(timeline: Timeline, journals: Journals = ()) -> list[HighWater]:
-    """Return the moment at which each rank held most, and what made it.
+    """Return the moment at which each rank held most, and what it held then.
 
-    With journals it is found between events too; without them, among the values that the log states.
+    Journals also show moments between events; without them, only the values that the log states are compared.
     """
     ranks = range(timeline.num_ranks)
     return [_of_journal(timeline, journals[rank], rank) if journals else _of_log(timeline, rank) for rank in ranks]
 
 
 def _of_journal(timeline: Timeline, journal: Sequence[MemoryChange], rank: int) -> HighWater:
-    """Return the high-water mark by a journal."""
+    """Return the high-water mark of a journal."""
     if not journal:
         return HighWater(rank, 0.0, 0.0, {}, NONE, "")
     total: Floats = np.cumsum([change.elements for change in journal])
@@ -154,7 +154,7 @@ def _of_journal(timeline: Timeline, journal: Sequence[MemoryChange], rank: int) 
 
 
 def _of_log(timeline: Timeline, rank: int) -> HighWater:
-    """Return the high-water mark by the values in the log."""
+    """Return the highest of the values in the log."""
     first, end = int(timeline.starts[rank]), int(timeline.starts[rank + 1])
     if first == end:
         return HighWater(rank, 0.0, 0.0, {}, NONE, "")

@@ -1,7 +1,7 @@
-"""What-if: the times of a run whose operations lasted differently, by the same dependencies.
+"""What if operations lasted differently: the times of a run with other durations and the same dependencies.
 
-Only durations change. What a strategy would do otherwise (another order, more overlap) is not foreseen, and where
-computing was slowed down by communication beside it, it stays so.
+Only durations change. A strategy that would then choose another order or more overlap is not modelled. An operation
+that was slowed down by communication beside it stays slow.
 """
 
 from __future__ import annotations
