@@ -1,4 +1,4 @@
-"""What is written on a bar, and what appears when the mouse is over it."""
+"""The number that is written on a bar, and the text that appears when the mouse is over it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def microbatches(timeline: Timeline) -> Ints:
 
 
 def bar_labels(bars: Bars) -> Ints:
-    """Return the number to write on each bar, or `NONE` on waits and on what stands for several layers."""
+    """Return the number to write on each bar, or `NONE` on waits and where the operations of a bar differ in it."""
     numbers = np.append(bar_numbers(bars.timeline), NONE)
     same = numbers[bars.event] == numbers[bars.last]
     return np.where(bars.waits | ~same, NONE, numbers[bars.event])
 
 
 def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
-    """Return what each bar says when the mouse is over it."""
+    """Return the text of each bar that appears when the mouse is over it."""
     line = bars.timeline
     names = [kind.name for kind in bars.kinds]
     samples = [f"samples {ranges(numbers)}" if numbers else "" for numbers in line.sample_sets]

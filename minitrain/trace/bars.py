@@ -16,7 +16,7 @@ from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 from minitrain.analysis.waits import Gaps, find_gaps
 from minitrain.trace.colors import RECOMPUTED, WAITING, Kind, kind_of, legend_place
 
-_ROUNDING = 1e-12  # of the step time: a shorter gap is the rounding of a sum
+_ROUNDING = 1e-12  # of the step time; a shorter gap is a rounding error
 MAX_LANES = 4
 
 
@@ -25,7 +25,7 @@ class Bars:
     """Bars by rank and start.
 
     Args:
-        timeline: what they were made from.
+        timeline: the run.
         step_time: the step time, s.
         rank: row of each bar, (num_bars,), like all that follow.
         start: its left end, s.
@@ -33,9 +33,9 @@ class Bars:
         kind: index into `kinds`.
         lane: 0 for the rank's main lane, 1 and up for what overlaps it.
         event: the operation, or the one that ended a wait; `NONE` for a wait until the step's end.
-        last: the last operation of a bar that stands for several in a row; otherwise `event`.
+        last: the last operation of a bar that stands for several consecutive ones; otherwise `event`.
         gap: index into `gaps` of a wait, `NONE` for an operation.
-        kinds: how each kind looks, in the legend's order.
+        kinds: the look of each kind, in the order of the legend; "waiting" is the last.
         gaps: every idle time, with its reason.
     """
 
@@ -57,7 +57,7 @@ class Bars:
 
     @property
     def num_lanes(self) -> int:
-        """Number of lanes of the rank that has most."""
+        """Number of lanes of the rank that has the most."""
         return int(self.lane.max(initial=0)) + 1
 
     @property
@@ -127,8 +127,8 @@ def _kinds(timeline: Timeline) -> tuple[Ints, tuple[Kind, ...]]:
 def lanes(timeline: Timeline) -> Ints:
     """Return the lane of every event: 0, or 1 to `MAX_LANES` - 1 for an operation that overlaps others.
 
-    What was launched to overlap is moved off the main lane. Where the rest of a rank still overlaps (a program of
-    several tasks), all its communication is.
+    Communication that was launched to overlap is moved off the main lane. On a rank where other operations still
+    overlap (its program has several tasks), all communication is.
     """
     beside = timeline.overlaps & ~timeline.computes
     crowded = _crowded_ranks(timeline, ~beside)
@@ -149,7 +149,7 @@ def _crowded_ranks(timeline: Timeline, chosen: Bools) -> Bools:
 
 
 def _packed(timeline: Timeline, chosen: Ints) -> Ints:
-    """Return the first free lane for each event, in the order of time; the last lane takes what finds none."""
+    """Return the first free lane for each event, in the order of time, or the last lane where none is free."""
     order = np.lexsort((timeline.time[chosen], timeline.rank[chosen]))
     rows = zip(
         timeline.rank[chosen][order].tolist(),
@@ -175,7 +175,7 @@ def _packed(timeline: Timeline, chosen: Ints) -> Ints:
 
 
 def merged(bars: Bars) -> Bars:
-    """Return bars of which those in a row that differ only in their layer have become one."""
+    """Return bars with consecutive ones that differ only in their layer joined to one."""
     first, last = rows_of_layers(bars)
     whole = bars.take(first)
     end = bars.start[last] + bars.duration[last]
@@ -184,7 +184,7 @@ def merged(bars: Bars) -> Bars:
 
 
 def rows_of_layers(bars: Bars) -> tuple[Ints, Ints]:
-    """Return the first and the last bar of each row of bars on a lane that differ only in their layer."""
+    """Return the first and the last of each sequence of bars on a lane that differ only in their layer."""
     if not len(bars):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     order = np.lexsort((bars.start, bars.lane, bars.rank))

@@ -2,9 +2,9 @@
 
 One process a rank, one thread a stream. Operations are complete events ("X"), the memory of each rank is a counter
 ("C"; by kind too, where a journal was kept), and arrows ("s", "t", "f") lead from a send to its receive and through
-the members of a collective in rank order. Times are in µs, in whole nanoseconds (what Perfetto keeps), and events on
-a thread never overlap, not even by a rounding error, because Perfetto drops those that do. An operation that lasts 0
-ns has no arrows: viewers find nothing there to tie them to.
+the members of a collective in rank order. Times are in µs and are whole nanoseconds, as in Perfetto. Events on a thread
+never overlap, not even by a rounding error, because Perfetto drops those that do. An operation of 0 ns has no arrows,
+since viewers do not draw it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _slices(timeline: Timeline, clock: Micros, bytes_per_element: float) -> Iter
 
 
 def _details(timeline: Timeline) -> list[str]:
-    """Return what only some operations have: bytes moved, and how long they waited and for whom."""
+    """Return the details that only some operations have: bytes moved, and how long they waited for which rank."""
     details = [""] * timeline.num_events
     for place in np.flatnonzero(timeline.size_bytes > 0).tolist():
         details[place] = f',"bytes":{timeline.size_bytes[place]:.0f}'
@@ -148,9 +148,9 @@ def _arrows(timeline: Timeline, clock: Micros) -> Iterator[str]:
 
 
 def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: Micros, first_id: int) -> Iterator[str]:
-    """Write one arrow through each run of two or more members, from one place to the next.
+    """Write one arrow through the members of each message or collective that has at least two.
 
-    Ids are whole numbers: of text, Perfetto takes only what reads as a hexadecimal number.
+    Ids are whole numbers, since Perfetto accepts text only where it is a hexadecimal number.
     """
     first = _first_thread(timeline)
     lines = [
@@ -206,10 +206,10 @@ class Micros(NamedTuple):
 
 
 def micros(timeline: Timeline) -> Micros:
-    """Return every event's start and duration; none reaches into the next one of its rank and stream.
+    """Return every event's start and duration; none overlaps with the next one of its rank and stream.
 
-    The ends are clamped twice: in whole nanoseconds, which Perfetto computes with, and as the floats that are
-    written, so that start + duration <= the next start holds for any reader.
+    Ends are limited twice: in whole nanoseconds, with which Perfetto computes, and as the floats that are written, so
+    that start + duration <= the next start holds for any reader.
     """
     order = np.lexsort((timeline.time, timeline.stream, timeline.rank))
     rank, stream = timeline.rank[order], timeline.stream[order]
@@ -229,7 +229,7 @@ def nanoseconds(seconds: Floats) -> Ints:
 
 
 def as_micros(ns: Ints) -> Floats:
-    """Return nanoseconds as µs that give the same nanoseconds again when multiplied by 1000 and cut off."""
+    """Return nanoseconds as µs; multiplied by 1000 and truncated, they give the same nanoseconds."""
     us: Floats = ns / 1000
     return np.where((us * 1000).astype(np.int64) < ns, np.nextafter(us, np.inf), us)
 

@@ -1,7 +1,8 @@
-"""Event logs -> a Plotly figure: what every rank does, over the memory it holds, on one time axis.
+"""Event logs -> a Plotly figure: what every rank does, above the memory that it holds, on one time axis.
 
-Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one; beyond, the figure is a heat map of the time spent
-computing, and a page (`minitrain.trace.page`) draws the bars of the part that is zoomed into.
+Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of the time spent
+computing; a page (`minitrain.trace.page`) then draws the bars of the part that is zoomed into. The critical path is a
+line over the bars, which is switched on in the legend.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> A
 
 
 def figure_of_bars(bars: Bars, view: View, journals: Journals = ()) -> tuple[Any, int]:
-    """Draw bars that were made already.
+    """Draw one run, given its bars.
 
     Returns:
-        The figure, and how many of its traces are the same however far one zooms: memory, and what lies over the bars.
-        They come first, so that menus find them.
+        The figure, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
+        They come first, so that menus can refer to them by their place.
     """
     unit, unit_name = time_unit(bars.step_time)
     totals = memory_traces(bars, view, unit)
@@ -101,7 +102,7 @@ def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any
 
 
 def microbatch_labels(bars: Bars, unit: float) -> list[Any]:
-    """Return one number over the bars of a microbatch's layers in a row, each too short to carry it."""
+    """Return one number for all consecutive layers of a microbatch, whose bars are too short for one each."""
     whole = merged(bars)
     whole = whole.take(np.flatnonzero((whole.last != whole.event) & (bar_labels(whole) != NONE)))
     center, width = lane_geometry(bars.num_lanes)
@@ -130,7 +131,7 @@ def microbatch_labels(bars: Bars, unit: float) -> list[Any]:
 
 
 def _has_common_label(bars: Bars) -> Bools:
-    """Tell which bars are in a row that `microbatch_labels` writes one number over, (num_bars,)."""
+    """Tell which bars get their number from `microbatch_labels`, (num_bars,)."""
     labels = bar_labels(bars)
     first, last = rows_of_layers(bars)
     order = np.lexsort((bars.start, bars.lane, bars.rank))
@@ -143,7 +144,7 @@ def _has_common_label(bars: Bars) -> Bools:
 
 
 def _text_style(ink: str) -> dict[str, Any]:
-    """Return how the number on a bar is written: in the middle, or not at all where it does not fit."""
+    """Return the style of the number on a bar: in the middle, and hidden where it does not fit."""
     font = {"color": ink, "size": 11}
     return {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont": font}
 
@@ -160,7 +161,7 @@ def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:
 
 
 def _marker(color: str, pattern: str) -> dict[str, Any]:
-    """Return how bars of a kind are filled."""
+    """Return the fill of a kind of bar."""
     marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
     if pattern:
         marker["pattern"] = {"shape": pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
@@ -173,11 +174,11 @@ def _texts(numbers: Ints) -> list[str]:
 
 
 def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
-    """Return the critical path as a line through its bars, hidden until it is asked for.
+    """Return the critical path as a line through its bars, hidden until it is switched on in the legend.
 
     Args:
         bars: the bars of the run, not merged.
-        center: where the line runs on each lane, rows from the row's middle.
+        center: distance of the line from the row's middle on each lane, in rows.
         unit: unit of the time axis, s.
         axis: the y axis with a row a rank.
     """
@@ -186,7 +187,7 @@ def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
 
 
 def path_entry() -> Any:
-    """Return the line without its corners, as the legend shows it."""
+    """Return the line without points, for the legend."""
     return go.Scatter(
         x=[None],
         y=[None],

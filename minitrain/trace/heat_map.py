@@ -30,7 +30,7 @@ class Heat(NamedTuple):
 
 
 def heat(bars: Bars, num_bins: int = NUM_BINS) -> Heat:
-    """Return the shares of the whole step."""
+    """Return the shares of time over the whole step."""
     num_ranks = bars.timeline.num_ranks
     per_row = -(-num_ranks // MAX_ROWS)
     num_rows = -(-num_ranks // per_row) if per_row else 0

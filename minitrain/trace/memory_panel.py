@@ -1,7 +1,7 @@
-"""The memory below a Gantt chart: of every rank (or a band, of many ranks), or of one rank by kind.
+"""The memory below a Gantt chart: a curve a rank, or a band for many ranks; or areas by kind for one rank.
 
-A run with journals begins with the memory by kind of the rank that holds most. A menu chooses another rank, or the
-totals of all.
+Of a run with journals, the memory by kind of the rank that holds most is shown first. A menu switches to another rank,
+or to the totals of all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minitrain.trace.layout import View
 MAX_CURVES = 16
 _MOST_EVENTS = 20_000  # whose memory is drawn step by step; of more, the highest of equal spans of time
 _NUM_SPANS = 1000
-# viridis without its ends, which vanish on white or on black
+# viridis without its ends, which are invisible on white or on black
 _RANK_SCALE = ("#46327E", "#365C8D", "#277F8E", "#1FA187", "#4AC16D", "#A0DA39")
 _MAX_RANKS = 16  # in the menu
 _MAX_POINTS = 2000  # of one kind
@@ -58,7 +58,7 @@ def memory_traces(bars: Bars, view: View, unit: float) -> list[Any]:
 
 
 def peak_gib(bars: Bars, view: View, journals: Journals = ()) -> float:
-    """Return the most memory any rank held, GiB: in a journal also between events."""
+    """Return the most memory that any rank held, GiB; journals show it between events too."""
     marks = [mark.elements for mark in high_water(bars.timeline, journals)]
     return max(marks, default=0.0) * view.bytes_per_element / GIB
 
@@ -112,9 +112,9 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
 
 
 def kind_traces(bars: Bars, view: View, unit: float, journals: Journals) -> tuple[list[Any], list[int]]:
-    """Return areas by kind and the mark of each rank that can be chosen, and which rank each trace belongs to.
+    """Return areas by kind and the high-water mark of each rank in the menu, and the rank of each of these traces.
 
-    Those of the rank that holds most are visible.
+    Only those of the rank that holds most are visible.
     """
     marks = high_water(bars.timeline, journals)
     highest = max(marks, key=lambda mark: (mark.elements, -mark.rank), default=None)
@@ -153,7 +153,7 @@ def _button(label: str, num_totals: int, owners: list[int], rank: int | None, tr
 
 
 def _offered(num_ranks: int, highest: HighWater | None) -> list[int]:
-    """Return the ranks to choose from, the one that holds most first: all, or the ends too where they are many."""
+    """Return the ranks of the menu: the one that holds most, then all others or, of many, the first and the last."""
     if highest is None:
         return []
     others = range(num_ranks) if num_ranks <= _MAX_RANKS else (0, num_ranks - 1)
@@ -196,7 +196,7 @@ def _thinned(curve: Curve, step_time: float) -> Curve:
 
 
 def _mark(bars: Bars, view: View, unit: float, mark: HighWater) -> Any:
-    """Return the point where a rank held most, which says what made it."""
+    """Return the point where a rank held most, with its time and what it held then as text."""
     text = mark.text(bars.timeline, view.bytes_per_element).replace(" (", "<br>(")
     return go.Scatter(
         x=[mark.time / unit],

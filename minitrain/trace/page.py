@@ -48,7 +48,7 @@ def write_html(
     include_plotlyjs: bool | str = True,
     journals: Journals = (),
 ) -> Path:
-    """Write the figure of one run as a page.
+    """Write the figure of one run as an HTML page.
 
     Args:
         path: where to.
@@ -79,7 +79,7 @@ def write_compare_html(
     links: Mapping[str, str] | None = None,
     include_plotlyjs: bool | str = True,
 ) -> Path:
-    """Write a comparison as a page.
+    """Write a comparison as an HTML page: a table of all runs above their figure.
 
     Args:
         path: where to.
@@ -106,14 +106,14 @@ def write_page(
     details: dict[str, Any] | None = None,
     body: str = "",
 ) -> Path:
-    """Write a figure as a page.
+    """Write a figure as an HTML page.
 
     Args:
         path: where to.
         figure: a Plotly figure.
         title: the page's title.
         include_plotlyjs: as for `write_html`.
-        details: columns of bars that the page draws when it is zoomed into, or None.
+        details: the bars as columns, for a page that draws them when it is zoomed into; None for one that need not.
         body: HTML above the figure.
     """
     target = Path(path)
@@ -130,7 +130,7 @@ def write_page(
 
 
 def _page(figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, Any] | None, body: str) -> Iterator[str]:
-    """Write the page, piece by piece."""
+    """Yield the page in pieces."""
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title or "trace")}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{STYLE}</style></head><body>\n{body}<div id='figure'></div>\n"
@@ -141,14 +141,14 @@ def _page(figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, A
 
 
 def _plotlyjs() -> Iterator[str]:
-    """Write Plotly's own JavaScript into the page."""
+    """Yield Plotly's JavaScript as a part of the page."""
     yield "<script>"
     yield _code()
     yield "</script>\n"
 
 
 def _code() -> str:
-    """Return Plotly's JavaScript without the address that its share button would send a figure to."""
+    """Return Plotly's JavaScript without the address to which its share button would send a figure."""
     code: str = get_plotlyjs()
     return re.sub(r'(plotlyServerURL:\{valType:"string",dflt:)"[^"]*"', r'\1""', code, count=1)
 
@@ -160,14 +160,14 @@ def _json(data: Any) -> str:
 
 
 def _share_plotlyjs(shared: Path) -> None:
-    """Write Plotly's JavaScript where several pages find it, unless the very same is there."""
+    """Write Plotly's JavaScript to a file that several pages share, unless it is there already."""
     code = _code()
     if not shared.exists() or shared.read_text(encoding="utf-8") != code:
         write_text(shared, [code])
 
 
 def comparison_rows(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None) -> list[Row]:
-    """Return a row a run: step time, where it goes, and peak memory; shares are of all ranks' time."""
+    """Return a row a run: step time, the shares of all ranks' time, and peak memory."""
     rows: list[Row] = []
     for name, trace in traces.items():
         timeline, view = as_timeline(trace), (views or {}).get(name, View())
@@ -204,7 +204,11 @@ def _cells(values: list[str], links: Mapping[str, str]) -> str:
 
 
 def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict[str, Any]:
-    """Return the forms in which a notebook can show a run, by MIME type."""
+    """Return the forms in which a notebook can show a run, by MIME type.
+
+    They are the interactive figure, and an SVG for notebooks that cannot draw Plotly's. Both need no internet. Of a run
+    with more than `MAX_BARS` bars there is no SVG.
+    """
     bars = make_bars(timeline, view.step_time)
     figure = json.loads(to_json_plotly(figure_of_bars(bars, view, journals)[0]))
     bundle: dict[str, Any] = {PLOTLY_MIME: {**figure, "config": CONFIG}}

@@ -1,7 +1,8 @@
-"""The page's own style and JavaScript: draws the figure, and of a large trace the bars one zooms into.
+"""The style and the JavaScript of a page, and the bars of a large trace as columns for it (`payload`).
 
-The script mirrors `gantt.bar_traces`, `heat.heat` and `texts.hover_texts` for the visible part of the columns that
-`payload` packs: exact bars where at most `maxBars` show, shares of time where more do.
+The script draws the figure. Of a large trace it draws the part that is zoomed into: every bar where at most `maxBars`
+are visible, shares of time where more are. For this it does in JavaScript what `gantt.bar_traces`, `heat_map.heat` and
+`bar_texts.hover_texts` do in Python, so a change of one of them must be made here too.
 """
 
 from __future__ import annotations
@@ -196,13 +197,13 @@ Plotly.newPlot(gd, figure.data, figure.layout, CONFIG).then(() => {
 
 
 def payload(bars: Bars, view: View) -> dict[str, Any]:
-    """Return the columns of all bars, by rank and start, as small as their values allow.
+    """Return the columns of all bars, by rank and start, each in a small type that holds its values.
 
     Times are in the unit of the figure's axis. Starts are 64-bit, since one may zoom in a millionfold.
     """
     line = bars.timeline
     unit, unit_name = time_unit(bars.step_time)
-    event = bars.event  # of a wait until the end, NONE: it reads the last event, and nothing of it is shown
+    event = bars.event  # NONE for a wait until the end, which reads the last event; the page does not show it
     center, width = lane_geometry(bars.num_lanes)
     layer = np.where(line.layer == NO_LAYER, np.iinfo(np.int16).min, line.layer)
     wait_typ = np.where(bars.waits & (event != NONE), line.typ[event], 255)
@@ -238,13 +239,13 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
 
 
 def packed(values: NDArray[Any]) -> dict[str, str]:
-    """Return an array as Plotly packs its own: the type and the bytes in base 64."""
+    """Return an array in the form that Plotly uses for its own: the type, and the bytes in base 64."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     return {"dtype": values.dtype.kind + str(values.dtype.itemsize), "bdata": b64encode(little.tobytes()).decode()}
 
 
 def smallest(values: Ints) -> NDArray[Any]:
-    """Return whole numbers in the smallest type that holds them (32 bits at most)."""
+    """Return whole numbers in the smallest type of 8, 16 or 32 bits that holds them."""
     for kind in (np.int8, np.int16):
         limits = np.iinfo(kind)
         if values.min(initial=0) >= limits.min and values.max(initial=0) <= limits.max:

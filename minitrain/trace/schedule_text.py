@@ -1,7 +1,7 @@
 """A run's schedule as text, a rank a line: `F0 F1 B0 F2 B1 ...`, as papers and schedule files write it.
 
 F is a forward, B a backward, I and W the two halves of a split one; the number is the microbatch, counted on each rank.
-Layers that follow one another are one token. Where ranks hold several stages, the stage stands in front: `1F0`.
+Consecutive layers are one token. Where ranks hold several stages, the stage comes first: `1F0`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return one row a strategy, fastest first; the winner is marked, and who ran out of memory or failed.
+    """Return one row a strategy, fastest first; the winner is marked, and runs that failed or ran out of memory.
 
     Args:
         comparison: the runs.
@@ -49,7 +49,7 @@ def _end(error: Exception) -> str:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return who failed and who ran out of memory, and why, a line each."""
+    """Return a line for each strategy that failed or ran out of memory, with the reason."""
     notes = [f"{failure.strategy}: {type(failure.error).__name__}: {failure.error}" for failure in comparison.failed]
     return notes + [f"{run.strategy}: {run.oom}" for run in comparison.succeeded if run.oom is not None]
 
@@ -89,7 +89,7 @@ def run_table(run: Run) -> Table:
 
 
 def _outside(run: Run, held: HeldOutside) -> str:
-    """Return what a strict run held outside its stores, and which lines had made it."""
+    """Return what a strict run held outside its stores, and the lines of code that made it."""
     if not held.elements:
         return "nothing"
     lines = [
@@ -114,7 +114,7 @@ def ranks_table(run: Run, most: int = 16) -> Table:
 
     Args:
         run: the run.
-        most: ranks shown; of more, the first and the last ones are.
+        most: number of ranks shown; of more, the first and the last ones are.
     """
     table = empty_table()
     scale, unit = _unit(run.step_time)
@@ -152,12 +152,12 @@ def empty_table(title: str = "") -> Table:
 
 
 def _unit(longest_s: float) -> tuple[float, str]:
-    """Return how many there are in a second of the unit that times up to `longest_s` are shown in, and its name."""
+    """Return the unit in which times up to `longest_s` are shown: how many make a second, and its name."""
     return (1, "s") if longest_s >= 10 else (1e3, "ms")
 
 
 def _number(value: float) -> str:
-    """Return a time as digits that line up: three after the point, more where that would say nothing.
+    """Return a time with three digits after the point, so that columns line up, or more where these would be zeros.
 
     >>> _number(30.67315), _number(0.00002)
     ('30.673', '2e-05')
