@@ -1,4 +1,4 @@
-"""The commands: `minitrain compare`, `run`, `hw` and `strategies`."""
+"""The commands `minitrain compare`, `run` and `strategies`; the others are added from their modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 import minitrain as mt
 from minitrain.cli import options as given
-from minitrain.cli.failures import FAILED, Commands, complain, message_of, running
+from minitrain.cli.failures import FAILED, Commands, message_of, print_error, running
 from minitrain.cli.hw import hw
 from minitrain.cli.learn import learn
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
@@ -118,7 +118,7 @@ def compare(
     else:
         _print_comparison(comparison, written)
     for failure in comparison.failed:
-        complain(f"{failure.strategy} failed: {message_of(failure.error)}")
+        print_error(f"{failure.strategy} failed: {message_of(failure.error)}")
     if comparison.failed or written is None:
         raise typer.Exit(FAILED)
 
@@ -194,18 +194,18 @@ def _first_line(documented: object) -> str:
 
 
 def _written(write: Callable[[], Sequence[Path]]) -> Sequence[Path] | None:
-    """Return what was written, or None if that failed, which is said on stderr."""
+    """Return what was written, or None if that failed, with a message on stderr."""
     try:
         return write()
     except OSError as error:
-        complain(f"the traces cannot be written: {message_of(error)}")
+        print_error(f"the traces cannot be written: {message_of(error)}")
         return None
 
 
 def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) -> None:
-    """Print the table, who ran out of memory, and where the pictures are."""
+    """Print the table, which strategies ran out of memory, and where the pictures are."""
     table = comparison_table(comparison)
-    table.title = table.caption = None  # a title wraps at the table's width; who failed is said on stderr
+    table.title = table.caption = None  # a title would be wrapped at the table's width; failures go to stderr
     print_lines([title_of(comparison)])
     print_table(table)
     failed = len(comparison.failed)

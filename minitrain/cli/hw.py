@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from minitrain.cli.failures import USAGE, complain
+from minitrain.cli.failures import USAGE, print_error
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
@@ -43,7 +43,7 @@ def show(config: Name, as_json: AsJson = False, debug: Debug = False) -> None:  
 
 
 def _raw(config: str) -> Any:
-    """Return the data of a valid config as its file has it."""
+    """Return the data in the file of a valid config."""
     name = config.removesuffix(".json")
     text = shipped_text(name) if is_bare(config) and name in shipped_names() else read_file(config)
     return parse(text, config)
@@ -63,7 +63,7 @@ def check(
         try:
             load_config(config)
         except HardwareConfigError as error:
-            complain(str(error))
+            print_error(str(error))
             faulty = True
         else:
             print_lines([f"{config}: ok"])

@@ -35,7 +35,7 @@ def print_json(data: Any) -> None:
 
 
 def user_prints_to_stderr(wanted: bool) -> contextlib.AbstractContextManager[Any]:
-    """Let what a strategy prints go to stderr, so that stdout stays pure."""
+    """Redirect what a strategy prints to stderr if wanted, so that stdout holds nothing but the result."""
     return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""The command `minitrain sweep`: many configurations over processes."""
+"""The command `minitrain sweep`: many configurations, in several processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def sweep(
         "num_layers": layers,
         "global_batch_size": batch,
         "hardware": hw or given.DEFAULT_HARDWARE,
-        **({"strict": True} if strict else {}),  # not a part of the rows of those that do not ask for it
+        **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
         "fold": fold,
         **({} if network is None else {"network": network}),

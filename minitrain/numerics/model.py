@@ -1,4 +1,4 @@
-"""A rank whose tensors carry numbers: every operation does its arithmetic beside its bookkeeping."""
+"""A rank whose tensors carry arrays: every operation computes, in addition to what `Model` does."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from minitrain.transport.collectives import describe
 
 
 def _carry(tensor: Tensor, content: Any) -> None:
-    """Let a tensor carry its numbers."""
+    """Attach an array to a tensor."""
     tensor._content = content
 
 
 class NumericModel(Model):
     """A `Model` that also computes.
 
-    It extends the operations by `super()` and works beside other extensions of `Model` (strict accounting).
+    Its operations call those of `super()`, so that it combines with other extensions of `Model` (strict accounting).
 
     Args:
         args: those of `Model`.
-        problem: what is trained.
+        problem: the data, initial weights and optimizer.
         named: those of `Model`.
 
     Attributes:
-        final_states: optimizer state by layer as this rank's last update left it, where it updated.
+        final_states: optimizer state after this rank's last update, by layer that it updated.
     """
 
     attentive = True
@@ -59,7 +59,7 @@ class NumericModel(Model):
             self._meet(works[0].op, values, results)
 
     def _meet(self, op: str, values: Sequence[Any], results: Sequence[Any]) -> None:
-        """Give the results of a collective their numbers, place by place where they are buckets."""
+        """Give the results of a collective their numbers; of buckets, tensor by tensor."""
         if isinstance(results[0], list):
             for places in zip(*values, *results, strict=True):
                 self._meet(op, places[: len(values)], places[len(values) :])
@@ -74,12 +74,12 @@ class NumericModel(Model):
             result._content = total.shard(index, len(results)) if scattered else total
 
     def after_message(self, value: Any, result: Any) -> None:
-        """Hand over the numbers of a message."""
+        """Copy the numbers of a message to what is received."""
         super().after_message(value, result)
         self._move(value, result)
 
     def _move(self, value: Any, result: Any) -> None:
-        """Give a result the numbers of what it is a copy of, or a bucket's tensors theirs."""
+        """Give a copy the numbers of its original; of a bucket, tensor by tensor."""
         if isinstance(value, list):
             for item, copy in zip(value, result, strict=True):
                 self._move(item, copy)
@@ -87,7 +87,7 @@ class NumericModel(Model):
             result._content = self._contents("a message", value)[0]
 
     def _contents(self, op: str, *tensors: Any) -> list[Any]:
-        """Return what tensors carry, None for what is no tensor (which breaks another law).
+        """Return what tensors carry; None for a value that is no tensor, which another law refuses.
 
         Raises:
             LawError: a tensor carries nothing.

@@ -33,7 +33,7 @@ def check_sizes(name: str, num_ranks: int, num_microbatches: int, num_chunks: in
 
 
 def check_chunks(name: str, num_chunks: int, legal: int, remedy: str) -> None:
-    """Refuse another number of chunks than the schedule is made for.
+    """Refuse any number of chunks but the one that the schedule is made for.
 
     Raises:
         UsageError: naming the legal number and a schedule for others.
@@ -83,7 +83,7 @@ def follow(phases: Iterable[Phase], stages: tuple[int, ...]) -> list[Cell]:
 
 @final
 class _Reader:
-    """Count, token by token, which microbatch comes next."""
+    """Read tokens one by one, and count which microbatch comes next."""
 
     def __init__(self, stages: tuple[int, ...]) -> None:
         self.stages = stages
