@@ -1,4 +1,4 @@
-"""Real arrays behind the symbols: they change no log, and follow every operation."""
+"""Real arrays that tensors carry: they change no log, and follow every operation."""
 
 from __future__ import annotations
 
