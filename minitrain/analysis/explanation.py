@@ -21,7 +21,6 @@ from minitrain.analysis.textbook_bubble import ClosedForm, closed_form
 from minitrain.analysis.timeline import Timeline
 from minitrain.analysis.waits import GAP_KINDS, Gaps, find_gaps
 from minitrain.analysis.what_if import what_ifs
-from minitrain.tensors import BYTES_PER_ELEMENT
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,19 +29,19 @@ class Explanation:
 
     Args:
         timeline: the run.
+        bytes_per_element: bytes of one element of memory.
         step_time: the step time, s; the latest end of all ranks if None.
         strategy: name of the strategy, for the textbook's bubble.
         options: its options.
         journals: every change of every store, one journal a rank; empty if none were kept.
-        bytes_per_element: bytes of one element of memory.
     """
 
     timeline: Timeline
+    bytes_per_element: float
     step_time: float | None = None
     strategy: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     journals: Journals = ()
-    bytes_per_element: float = BYTES_PER_ELEMENT
 
     @cached_property
     def graph(self) -> Graph:

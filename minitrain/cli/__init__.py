@@ -1,7 +1,8 @@
 """The command line: it parses options and prints results; the other rooms do the work.
 
-May import: every other room. Open `commands` first: `minitrain run`, `compare` and `strategies`. `options` are the
-options that commands share, and `failures` the exit codes and messages of what goes wrong.
+May import: the rooms up to `grading`, and `__init__`, whose public names it calls. Open `commands` first: `minitrain
+run`, `compare` and `strategies`. `options` are the options that commands share, and `failures` the exit codes and
+messages of what goes wrong.
 """
 
 from minitrain.cli.commands import app, main

@@ -1,4 +1,5 @@
-"""The shipped exercises: one folder each, with the files that `minitrain.grading.exercise` describes.
+"""The shipped exercises: one folder each, with a statement, a starter, a reference solution and the cases to grade by.
 
-Holds no code of its own: `minitrain.grading` loads and grades exercises, and `minitrain learn` hands them out.
+May import: nothing, since there is no code here. Open the statement.md of a folder first. `grading` loads and grades
+exercises; hidden.json holds the cases that a learner does not see.
 """

@@ -6,8 +6,8 @@ The optimizer is Adam or SGD with momentum. Widths are tiny and independent of t
 costs little and does not change a log. Left out: biases, mixed precision, and rounding that depends on the order of a
 reduction, which is always the order of the ranks.
 
-`minitrain.prove` compares what a strategy has trained with `minitrain.numerics.reference`, a single-device step that
-shares nothing with it but the data.
+`minitrain.prove` compares what a strategy has trained with `reference`, a single-device step that shares nothing with
+it but the data.
 
 May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank; `arithmetic` is what they
 compute, and `proof` the comparison.

@@ -270,7 +270,7 @@ class Run:
         from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
 
         step, journals = self.step_time, self.memory_journals
-        return Explanation(self.timeline, step, self.strategy, self.options, journals, self.bytes_per_element)
+        return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
         """Show the figure in a notebook."""

@@ -3,7 +3,7 @@
 A `Schedule` holds, for each rank, an ordered list of `Action`s: forward, backward, or the two halves of a
 backward. It contains no seconds, bytes or messages: those follow from the order once it runs.
 Generators make the schedules of the literature for any legal size, `validate` says why an order cannot run,
-and `Schedule.to_csv` and `Schedule.from_csv` write and read the file form of `torch.distributed.pipelining`.
+and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
 
 May import: the rooms up to `run`. Open `schedule` and `action` first; `depth_first`, `breadth_first`, `zero_bubble` and
 `v_shaped` are the generators, and `as_strategy` runs a schedule on ranks.

@@ -25,19 +25,21 @@ from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, 
 from minitrain.analysis.waits import GAP_KINDS, find_gaps
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
-from minitrain.tensors import BYTES_PER_ELEMENT
 from minitrain.tensors.index_sets import ranges
+from minitrain.workloads.workload import MATMUL_LAYER
 
 BY_KIND = "memory of"  # Perfetto appends the kind: "memory of weights"
 _CHUNK = 4096
 
 
-def chrome_trace(trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, journals: Journals = ()) -> dict[str, Any]:
+def chrome_trace(
+    trace: Trace, bytes_per_element: float = MATMUL_LAYER.bytes_per_element, journals: Journals = ()
+) -> dict[str, Any]:
     """Return a trace in Chrome's format, as JSON-ready data.
 
     Args:
         trace: one log a rank, or columns.
-        bytes_per_element: bytes of one element of memory.
+        bytes_per_element: bytes of one element of memory; by default those of the specified workload.
         journals: every change of every store, for counters by kind, if they were kept.
     """
     data: dict[str, Any] = json.loads("".join(_text(as_timeline(trace), bytes_per_element, journals)))
@@ -45,7 +47,7 @@ def chrome_trace(trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, jou
 
 
 def write_chrome_trace(
-    path: str | Path, trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, journals: Journals = ()
+    path: str | Path, trace: Trace, bytes_per_element: float = MATMUL_LAYER.bytes_per_element, journals: Journals = ()
 ) -> Path:
     """Write a trace in Chrome's format to `path`, compressed if it ends in ".gz", and return the path."""
     return write_text(path, _text(as_timeline(trace), bytes_per_element, journals))

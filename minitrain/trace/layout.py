@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minitrain.analysis.labels import GIB
-from minitrain.tensors import BYTES_PER_ELEMENT
 from minitrain.trace.bars import Bars
+from minitrain.workloads.workload import MATMUL_LAYER
 
 MEMORY_HEIGHT = 190
 _TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34
@@ -35,14 +35,14 @@ class View:
         facts: short texts for the line below it, such as "step 12.3 ms" and "MFU 41 %".
         step_time: the step time, s; the latest end of the log if None.
         capacity_bytes: memory of the device, bytes, drawn as a line; None where there is none.
-        bytes_per_element: bytes of one element of memory.
+        bytes_per_element: bytes of one element of memory; by default those of the specified workload.
     """
 
     title: str = ""
     facts: Sequence[str] = ()
     step_time: float | None = None
     capacity_bytes: float | None = None
-    bytes_per_element: float = BYTES_PER_ELEMENT
+    bytes_per_element: float = MATMUL_LAYER.bytes_per_element
 
     @property
     def subtitle(self) -> str:
