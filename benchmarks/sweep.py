@@ -11,7 +11,7 @@ from statistics import median
 
 from benchmarks.floor import floor
 from benchmarks.measure import timed
-from minitrain.sweeps.batches import Portion, work_off
+from minitrain.sweeps.batches import Batch, run_batch
 
 STRATEGIES: dict[str, dict[str, int]] = {
     "ddp": {},
@@ -27,7 +27,7 @@ SIZES = {"world_size": 64, "num_layers": 8, "fold": True}
 FLOOR_RANKS, FLOOR_LAYERS = 64, 100
 
 
-def portion_of(strategy: str, size: int) -> Portion:
+def batch_of(strategy: str, size: int) -> Batch:
     """Return configurations of a strategy, of nine different batches."""
     sizes = {**SIZES, **STRATEGIES[strategy]}
     return [("", (strategy, {**sizes, "global_batch_size": 64 * (1 + place % 9)})) for place in range(size)]
@@ -44,8 +44,8 @@ def rates(strategy: str, size: int, num_turns: int) -> tuple[float, float]:
     Raises:
         RuntimeError: a configuration failed.
     """
-    portion = portion_of(strategy, size)
-    _, rows = work_off(portion[:9])
+    batch = batch_of(strategy, size)
+    _, rows = run_batch(batch[:9])
     failed = [row["error"] for _, row in rows if row["status"] == "failed"]
     if failed:
         raise RuntimeError(failed[0])
@@ -53,9 +53,9 @@ def rates(strategy: str, size: int, num_turns: int) -> tuple[float, float]:
     events: list[float] = []
     for _ in range(num_turns):
         floor_s, num_events = timed(lambda: floor(FLOOR_RANKS, FLOOR_LAYERS))
-        portion_s, _ = timed(lambda: work_off(portion))
-        ours.append(size / portion_s)
-        events.append(num_events / floor_s * portion_s / size)
+        batch_s, _ = timed(lambda: run_batch(batch))
+        ours.append(size / batch_s)
+        events.append(num_events / floor_s * batch_s / size)
     return median(ours), median(events)
 
 

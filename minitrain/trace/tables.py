@@ -18,7 +18,8 @@ from minitrain.trace.run_folder import title_of
 
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
-    from minitrain.run.result import HeldOutside, Run
+    from minitrain.run.memory_reports import MemoryOutsideStores
+    from minitrain.run.result import Run
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -88,7 +89,7 @@ def run_table(run: Run) -> Table:
     return facts_table(rows)
 
 
-def _outside(run: Run, held: HeldOutside) -> str:
+def _outside(run: Run, held: MemoryOutsideStores) -> str:
     """Return what a strict run held outside its stores, and the lines of code that made it."""
     if not held.elements:
         return "nothing"
