@@ -15,6 +15,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, Commands, message_of, print_error, running
 from minitrain.cli.hw import hw
 from minitrain.cli.learn import learn
+from minitrain.cli.models import app as models
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(hw, name="hw")
 app.add_typer(learn, name="learn")
+app.add_typer(models, name="models")
 app.command()(sweep)
 app.add_typer(saved_runs, name="trace")
 

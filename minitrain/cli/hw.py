@@ -15,7 +15,7 @@ from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.source import is_bare, parse, read_file, shipped_names, shipped_text
-from minitrain.trace.tables import empty_table, facts_table
+from minitrain.trace.tables import facts_table, plain_table
 
 hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")
 
@@ -73,7 +73,7 @@ def check(
 
 def _configs_table(systems: Sequence[SystemConfig]) -> Table:
     """Return one row a hardware config."""
-    table = empty_table()
+    table = plain_table()
     table.add_column("\nname", overflow="fold", min_width=15)
     for column in ("float16\nTFLOP/s", "HBM\nGiB", "HBM\nGB/s"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -16,7 +16,7 @@ from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import conditions, view_of
-from minitrain.trace.tables import empty_table, facts_table
+from minitrain.trace.tables import facts_table, plain_table
 
 trace = typer.Typer(no_args_is_help=True, help="Show, explain and export saved runs.")
 
@@ -135,7 +135,7 @@ def _waits(run: Run) -> Table:
 
     seconds = run.explain().gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
-    table = empty_table()
+    table = plain_table()
     for name in ("rank", *(GAP_KINDS[kind] for kind in shown), "all"):
         table.add_column(name, justify="right")
     ranks = range(run.world_size)

@@ -28,7 +28,7 @@ def comparison_table(comparison: Comparison) -> Table:
     Args:
         comparison: the runs.
     """
-    table = empty_table(title_of(comparison))
+    table = plain_table(title_of(comparison))
     table.add_column("", width=1)
     table.add_column("\nstrategy", overflow="fold", min_width=8)
     scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
@@ -117,7 +117,7 @@ def ranks_table(run: Run, most: int = 16) -> Table:
         run: the run.
         most: number of ranks shown; of more, the first and the last ones are.
     """
-    table = empty_table()
+    table = plain_table()
     scale, unit = _unit(run.step_time)
     for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -139,7 +139,7 @@ def _ends(count: int, most: int) -> Iterable[int | None]:
     return [*range(most // 2), None, *range(count - most // 2, count)]
 
 
-def empty_table(title: str = "") -> Table:
+def plain_table(title: str = "") -> Table:
     """Return an empty table in the style that all have."""
     return Table(
         title=Text(title) if title else None,
