@@ -1,7 +1,7 @@
-"""How each kind of bar looks: colours that colour-blind readers tell apart, after Okabe and Ito (2008).
+"""The colours of bars by kind of operation, after Okabe and Ito (2008): colour-blind readers can tell them apart.
 
-Compute takes the warm and bright colours, communication the deep ones; a pattern marks what is done again and what is
-not work at all.
+Compute has the warm and bright colours, communication the deep ones. A pattern marks forwards that are done again, and
+waiting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RECOMPUTED = "forward again"
 
 
 class Kind(NamedTuple):
-    """One kind of bar.
+    """The look of one kind of bar.
 
     Args:
         name: as in the legend: an event's type, "forward again" or "waiting".
@@ -56,12 +56,12 @@ _UNKNOWN_COMPUTE, _UNKNOWN_COMM = "#B8C4CE", "#5B6770"
 
 
 def kind_of(name: str, stream: str = COMPUTE) -> Kind:
-    """Return how an event type looks; one that is not known is drawn in a neutral colour of its stream."""
+    """Return the look of an event type; unknown types have one neutral colour for compute and one for communication."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     return Kind(name, _UNKNOWN_COMPUTE) if stream == COMPUTE else Kind(name, _UNKNOWN_COMM, _WHITE)
 
 
 def legend_place(name: str) -> tuple[int, str]:
-    """Return a key that sorts kinds as they come in a step, unknown ones before "waiting"."""
+    """Return a key that sorts kinds in the order of a step, unknown ones just before "waiting"."""
     return _PLACE.get(name, _PLACE[WAITING] - 1), name

@@ -1,4 +1,4 @@
-"""The whole zoo is proven: real arrays, against an independent step on one device."""
+"""Every shipped strategy is proven: real arrays, compared with an independent step on one device."""
 
 from __future__ import annotations
 

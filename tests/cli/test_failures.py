@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
 from minitrain.cli.failures import message_of
-from minitrain.cli.progress import Progress
+from minitrain.cli.output import Progress
 from minitrain.run.result import Run
 
 MINE = """
@@ -127,7 +127,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of bad files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("minitrain.cli.progress.PATIENCE_S", 3600.0)  # a busy machine changes nothing
+    monkeypatch.setattr("minitrain.cli.output.PATIENCE_S", 3600.0)  # a busy machine changes nothing
     Path("folder.py").mkdir()
     Path("mine.py").write_text(MINE)
     Path("broken.py").write_text("def f(:\n")

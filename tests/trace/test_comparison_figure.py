@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from minitrain.analysis.sample_logs import data_parallel, one_f_one_b
-from minitrain.analysis.timeline import as_timeline
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.events import Event
+from minitrain.trace.bar_texts import bar_labels, hover_texts
 from minitrain.trace.bars import make_bars, merged
-from minitrain.trace.compare import compare_figure
-from minitrain.trace.compare_page import comparison_rows, html_table, write_compare_html
-from minitrain.trace.texts import bar_labels, hover_texts
-from minitrain.trace.view import View
+from minitrain.trace.comparison_figure import compare_figure
+from minitrain.trace.layout import View
+from minitrain.trace.page import comparison_rows, html_table, write_compare_html
+from tests.sample_logs import data_parallel, one_f_one_b
 
 _RUNS = {"1f1b": one_f_one_b(4, 6), "ddp": data_parallel(2, 4), "ddp_overlap": data_parallel(2, 4, overlap=True)}
 

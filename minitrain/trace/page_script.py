@@ -1,8 +1,27 @@
-"""The page's own style and JavaScript: draws the figure, and of a large trace the bars one zooms into.
+"""The style and the JavaScript of a page, and the bars of a large trace as columns for it (`payload`).
 
-The script mirrors `gantt.bar_traces`, `heat.heat` and `texts.hover_texts` for the visible part of the columns that
-`payload` packs: exact bars where at most `maxBars` show, shares of time where more do.
+The script draws the figure. Of a large trace it draws the part that is zoomed into: every bar where at most `maxBars`
+are visible, shares of time where more are. For this it does in JavaScript what `gantt.bar_traces`, `heat_map.heat` and
+`bar_texts.hover_texts` do in Python, so a change of one of them must be made here too.
 """
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.analysis.labels import GIB, time_unit
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints
+from minitrain.analysis.waits import GAP_KINDS
+from minitrain.tensors.index_sets import ranges
+from minitrain.trace.bar_texts import bar_numbers
+from minitrain.trace.bars import Bars
+from minitrain.trace.gantt import MAX_BARS, lane_geometry
+from minitrain.trace.heat_map import HEAT_SCALE, MAX_ROWS, NUM_BINS
+from minitrain.trace.layout import View
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -175,3 +194,68 @@ Plotly.newPlot(gd, figure.data, figure.layout, CONFIG).then(() => {
   document.body.dataset.ready = 'yes';
 });
 """
+
+
+def payload(bars: Bars, view: View) -> dict[str, Any]:
+    """Return the columns of all bars, by rank and start, each in a small type that holds its values.
+
+    Times are in the unit of the figure's axis. Starts are 64-bit, since one may zoom in a millionfold.
+    """
+    line = bars.timeline
+    unit, unit_name = time_unit(bars.step_time)
+    event = bars.event  # NONE for a wait until the end, which reads the last event; the page does not show it
+    center, width = lane_geometry(bars.num_lanes)
+    layer = np.where(line.layer == NO_LAYER, np.iinfo(np.int16).min, line.layer)
+    wait_typ = np.where(bars.waits & (event != NONE), line.typ[event], 255)
+    source, gap_kind = np.append(bars.gaps.source, NONE)[bars.gap], np.append(bars.gaps.kind, 0)[bars.gap]
+    return {
+        "maxBars": MAX_BARS,
+        "maxRows": MAX_ROWS,
+        "numBins": NUM_BINS,
+        "heatScale": HEAT_SCALE,
+        "unit": unit,
+        "unitName": unit_name,
+        "noLayer": int(np.iinfo(np.int16).min),
+        "kinds": [kind._asdict() for kind in bars.kinds],
+        "computes": _compute_kinds(bars),
+        "typs": line.typs,
+        "samples": [ranges(numbers) for numbers in line.sample_sets],
+        "center": center.tolist(),
+        "width": width.tolist(),
+        "gapKinds": GAP_KINDS,
+        "first": np.searchsorted(bars.rank, np.arange(line.num_ranks + 1)).tolist(),
+        "start": packed(bars.start / unit),
+        "length": packed((bars.duration / unit).astype(np.float32)),
+        "kind": packed(bars.kind.astype(np.uint8)),
+        "lane": packed(bars.lane.astype(np.uint8)),
+        "layer": packed(layer[event].astype(np.int16)),
+        "sample": packed(smallest(line.samples[event])),
+        "number": packed(smallest(bar_numbers(line)[event])),
+        "waitsFor": packed(smallest(np.where(source == NONE, NONE, line.rank[source]))),
+        "gapKind": packed(gap_kind.astype(np.uint8)),
+        "waitTyp": packed(wait_typ.astype(np.uint8)),
+        "memory": packed((line.memory[event] * view.bytes_per_element / GIB).astype(np.float32)),
+    }
+
+
+def packed(values: NDArray[Any]) -> dict[str, str]:
+    """Return an array in the form that Plotly uses for its own: the type, and the bytes in base 64."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": values.dtype.kind + str(values.dtype.itemsize), "bdata": b64encode(little.tobytes()).decode()}
+
+
+def smallest(values: Ints) -> NDArray[Any]:
+    """Return whole numbers in the smallest type of 8, 16 or 32 bits that holds them."""
+    for kind in (np.int8, np.int16):
+        limits = np.iinfo(kind)
+        if values.min(initial=0) >= limits.min and values.max(initial=0) <= limits.max:
+            return values.astype(kind)
+    return values.astype(np.int32)
+
+
+def _compute_kinds(bars: Bars) -> list[bool]:
+    """Tell which kinds run on the compute stream."""
+    computes = np.zeros(len(bars.kinds), dtype=bool)
+    chosen = ~bars.waits
+    np.logical_or.at(computes, bars.kind[chosen], bars.timeline.computes[bars.event[chosen]])
+    return [bool(value) for value in computes]

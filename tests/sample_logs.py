@@ -1,7 +1,6 @@
-"""Made-up event logs of textbook schedules, to try the trace room without an engine.
+"""Made-up event logs of textbook schedules, to test analyses and pictures without the simulator.
 
-Nothing is modelled here: durations are given, memory is a plausible curve. Real logs come from
-`minitrain.simulate`.
+Durations are constants, and memory is a plausible curve: nothing is modelled here.
 """
 
 from __future__ import annotations

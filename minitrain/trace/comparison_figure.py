@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
-from minitrain.analysis.labels import duration, time_unit
-from minitrain.analysis.memory_curves import highest_in_spans
-from minitrain.analysis.timeline import Floats, Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.labels import GIB, duration, time_unit
+from minitrain.analysis.memory_over_time import highest_in_spans
+from minitrain.analysis.timeline import Floats, Trace
 from minitrain.events import COMMUNICATIONS
 from minitrain.trace.bars import Bars, make_bars, merged
-from minitrain.trace.gantt import BELOW_NUMBERS, MAX_BARS, bar_traces, heat_trace, lane_geometry
-from minitrain.trace.kinds import Kind, legend_place
-from minitrain.trace.layout import FONT, GRID, INK, rank_axis, time_axis, title
-from minitrain.trace.overlay import CRITICAL_PATH, path_entry, path_trace
-from minitrain.trace.panels import Panels
-from minitrain.trace.texts import GIB
-from minitrain.trace.view import View
+from minitrain.trace.colors import Kind, legend_place
+from minitrain.trace.gantt import (
+    BELOW_NUMBERS,
+    CRITICAL_PATH,
+    MAX_BARS,
+    bar_traces,
+    lane_geometry,
+    path_entry,
+    path_trace,
+)
+from minitrain.trace.heat_map import heat_trace
+from minitrain.trace.layout import FIGURE_STYLE, GRID, MEMORY_HEIGHT, View, gantt_height, rank_axis, time_axis, title
 
+_CAPTION, _MEMORY_GAP, _TOP, _BOTTOM = 34, 30, 122, 52
+_HIDDEN = (0, 0.001)  # Plotly replaces a domain of height 0 by the whole height
+_MIN_ROW, _MAX_ROW = 3, 20  # px; below 20, Plotly writes no numbers
 _NUM_SPANS = 600
-# Paul Tol's bright scheme, told apart by colour-blind readers, with dashes from the second round on
+# Paul Tol's bright scheme, which colour-blind readers can tell apart; runs beyond the seventh get dashes
 _LINES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#888888")
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of a comparison: its name, bars (neighbouring layers merged, and each alone), words and y axis."""
+    """One run of a comparison: its name, bars (joined over layers, and one a layer), words and y axis."""
 
     name: str
     bars: Bars
@@ -82,13 +91,13 @@ def _path(run: _Run, unit: float) -> Any:
 
 
 def _run(place: int, name: str, trace: Trace, view: View) -> _Run:
-    """Make the bars of one run; those of layers in a row become one, as in the papers' figures."""
+    """Make the bars of one run; those of consecutive layers are joined, as in the figures of papers."""
     single = make_bars(as_timeline(trace), view.step_time)
     return _Run(name, merged(single), single, view, f"y{place + 1}" if place else "y")
 
 
 def _drawn_exactly(runs: list[_Run]) -> set[str]:
-    """Return the runs whose bars are drawn one by one: the smallest ones, as long as all is not too much."""
+    """Return the runs whose bars are drawn one by one: the smallest ones, up to `MAX_BARS` bars in all."""
     names, drawn = set(), 0
     for run in sorted(runs, key=lambda run: len(run.bars)):
         drawn += len(run.bars)
@@ -110,7 +119,7 @@ def _gantt(run: _Run, unit: float, exact: bool) -> list[Any]:
 
 
 def _legend(runs: list[_Run]) -> list[Any]:
-    """Return an empty bar for every kind, and an empty path: the legend stays whole whichever run is shown."""
+    """Return an empty bar for every kind and an empty path, so that the legend is complete whichever run is shown."""
     kinds = {kind.name: kind for run in runs for kind in run.bars.kinds}
     entries = [_legend_entry(kinds[name]) for name in sorted(kinds, key=legend_place)]
     return [*entries, path_entry()] if any(len(run.bars) for run in runs) else entries
@@ -124,7 +133,7 @@ def _legend_entry(kind: Kind) -> Any:
 
 
 def _memory(place: int, run: _Run, unit: float, axis: str) -> Any:
-    """Return the memory of a run's highest rank at every moment."""
+    """Return the memory of a run over time: at every moment, that of the rank that holds most."""
     line, step = run.bars.timeline, run.bars.step_time
     gib = run.view.bytes_per_element / GIB
     spans: Floats = highest_in_spans(line, step, _NUM_SPANS) if line.num_ranks else np.zeros((1, _NUM_SPANS))
@@ -142,18 +151,12 @@ def _memory(place: int, run: _Run, unit: float, axis: str) -> Any:
 
 
 def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_name: str, memory_axis: str) -> Any:
-    """Return the layout with all runs in sight."""
+    """Return the layout that shows all runs."""
     names = {run.axis.replace("y", "yaxis"): run for run in runs}
     layout: dict[str, Any] = {
         "margin": panels.margin,
         "title": title(View(text)),
-        "font": {**FONT, "color": INK},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "barmode": "overlay",
-        "hovermode": "closest",
-        "modebar": {"remove": ["sendChartToCloud"]},
-        "uniformtext": {"mode": "hide", "minsize": 8},
+        **FIGURE_STYLE,
         "xaxis": time_axis(longest, unit_name, memory_axis),
         "annotations": [_caption(run) for run in runs],
         "updatemenus": panels.menu() if len(runs) > 1 else [],
@@ -185,3 +188,73 @@ def _caption(run: _Run) -> dict[str, Any]:
         "showarrow": False,
         "font": {"size": 13},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The panels of a comparison, one a run and one of memory below them, and the buttons that show one run alone.
+
+    Args:
+        runs: name, number of ranks and number of lanes of each run, from the top.
+        owners: for each trace of the figure the name of its run, or None if it is always shown.
+        overlays: places of the traces that are hidden until they are switched on in the legend.
+    """
+
+    runs: Sequence[tuple[str, int, int]]
+    owners: Sequence[str | None]
+    overlays: Sequence[int] = ()
+
+    @property
+    def margin(self) -> dict[str, int]:
+        """Space around the panels, px."""
+        return {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM}
+
+    def everything(self) -> dict[str, Any]:
+        """Return the changes of layout that show every run."""
+        return self._arranged([_small_height(ranks, lanes) for _, ranks, lanes in self.runs])
+
+    def alone(self, name: str) -> dict[str, Any]:
+        """Return the changes of layout that show one run."""
+        return self._arranged([gantt_height(ranks, lanes) if run == name else 0 for run, ranks, lanes in self.runs])
+
+    def menu(self) -> list[dict[str, Any]]:
+        """Return the row of buttons: all runs, then one each."""
+        names = [name for name, _, _ in self.runs]
+        buttons = [_button("all", self._visible(set(names)), self.everything())]
+        buttons += [_button(name, self._visible({name}), self.alone(name)) for name in names]
+        place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": _CAPTION - 2}}
+        return [{"type": "buttons", "direction": "right", "showactive": True, "buttons": buttons, **place}]
+
+    def _visible(self, names: set[str]) -> list[bool | str]:
+        """Return which traces are visible when some runs are shown; every button switches overlays off."""
+        shown: list[bool | str] = [owner is None or owner in names for owner in self.owners]
+        for place in self.overlays:
+            shown[place] = "legendonly" if shown[place] else False
+        return shown
+
+    def _arranged(self, heights: list[int]) -> dict[str, Any]:
+        """Return domains and captions for panels of these heights, px; a height of 0 hides its panel."""
+        shown = [height + _CAPTION for height in heights if height]
+        inner = max(sum(shown) - _CAPTION, 0) + (_MEMORY_GAP if shown else 0) + MEMORY_HEIGHT
+        changes: dict[str, Any] = {"height": inner + _TOP + _BOTTOM, "legend2.y": MEMORY_HEIGHT / inner}
+        top = inner
+        for place, height in enumerate(heights):
+            axis = f"yaxis{place + 1}" if place else "yaxis"
+            changes[f"{axis}.visible"] = bool(height)
+            changes[f"annotations[{place}].visible"] = bool(height)
+            changes[f"annotations[{place}].y"] = top / inner
+            changes[f"{axis}.domain"] = (max(top - height, 0) / inner, top / inner) if height else _HIDDEN
+            top -= height + _CAPTION if height else 0
+        memory = f"yaxis{len(heights) + 1}" if heights else "yaxis"
+        changes[f"{memory}.domain"] = (0, MEMORY_HEIGHT / inner)
+        return changes
+
+
+def _small_height(num_ranks: int, num_lanes: int) -> int:
+    """Return the height of one panel among many, px."""
+    row = min(_MAX_ROW, max(_MIN_ROW, 160 // max(num_ranks, 1))) * (1.4 if num_lanes > 1 else 1)
+    return int(min(max(row * num_ranks, 40), 320))
+
+
+def _button(label: str, visible: list[bool | str], layout: dict[str, Any]) -> dict[str, Any]:
+    return {"label": label, "method": "update", "args": [{"visible": visible}, layout]}

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from minitrain.analysis.labels import ranges
+from minitrain.tensors.index_sets import ranges, runs
 
 _COLORS = {
     "Weight": "#77AADD",
@@ -34,7 +34,7 @@ def tensor_html(tensor: Any) -> str:
 
 
 def _facts(tensor: Any) -> Iterator[str]:
-    """Yield in words what a tensor is."""
+    """Yield what a tensor is, in words."""
     yield f"layer {tensor.layer} of {tensor.layers}"
     if hasattr(tensor, "step"):
         yield f"step {tensor.step}"
@@ -45,7 +45,10 @@ def _facts(tensor: Any) -> Iterator[str]:
 
 
 def _rows(tensor: Any) -> Iterator[tuple[str, frozenset[int], int]]:
-    """Yield the bars: name, what is held, of how many. An input or a gradient may lie at an end of the model."""
+    """Yield the bars: name, what is held, of how many.
+
+    An input activation may lie one layer beyond the model, and a gradient one before it; the nearest layer is shown.
+    """
     layer = min(max(tensor.layer, 0), tensor.layers - 1)
     yield "layers", frozenset([layer]), tensor.layers
     if hasattr(tensor, "samples"):
@@ -55,25 +58,15 @@ def _rows(tensor: Any) -> Iterator[tuple[str, frozenset[int], int]]:
 
 
 def _bar(place: int, label: str, held: frozenset[int], total: int, color: str) -> str:
-    """Return one bar: filled where something is held, with cells where they are few."""
+    """Return one bar, filled where something is held; up to `_MOST_CELLS` it has a border around each cell."""
     top, cell = _ROW * place, _WIDTH / max(total, 1)
     text = f'<text x="{_LABEL - 6}" y="{top + _BAR - 2}" text-anchor="end" font-size="11">{label}</text>'
+    held_cells = [(first, last - first + 1) for first, last in runs(held)]
     filled = "".join(
         f'<rect x="{_LABEL + cell * first:.2f}" y="{top}" width="{cell * count:.2f}" height="{_BAR}" fill="{color}"/>'
-        for first, count in _runs(held)
+        for first, count in held_cells
     )
     edges = range(total + 1) if total <= _MOST_CELLS else (0, total)
     lines = "".join(f"M{_LABEL + cell * edge:.2f} {top}v{_BAR}" for edge in edges)
     frame = f"{lines}M{_LABEL} {top + 0.5}h{_WIDTH}M{_LABEL} {top + _BAR - 0.5}h{_WIDTH}"
     return f'{text}{filled}<path d="{frame}" stroke="#8b949e" stroke-opacity=".6" fill="none"/>'
-
-
-def _runs(numbers: frozenset[int]) -> list[tuple[int, int]]:
-    """Return numbers that follow one another as (first, how many)."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if runs and sum(runs[-1]) == number:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((number, 1))
-    return runs

@@ -1,4 +1,4 @@
-"""Real arrays behind the symbols: they change no log, and follow every operation."""
+"""Real arrays that tensors carry: they change no log, and follow every operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.numerics import Adam, Momentum, NumericModel, Problem
-from minitrain.numerics.contents import Flat, held
+from minitrain.numerics.arrays import Flat, held
 from minitrain.tensors import Tensor, Weight, WeightGrad
 
 SMALL: dict[str, Any] = {"num_layers": 2, "global_batch_size": 4}

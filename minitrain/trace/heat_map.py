@@ -1,16 +1,18 @@
-"""Shares of time a screen pixel at a time: what a Gantt chart shows when its bars are too many to draw."""
+"""A Gantt chart whose bars are too many to draw: a heat map of how much each rank computes over time."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
 from minitrain.analysis.timeline import Bools, Floats, Ints
 from minitrain.trace.bars import Bars
 
 MAX_ROWS = 512
 NUM_BINS = 1000
+HEAT_SCALE = [[0, "#F2F2F2"], [0.25, "#B9DDF1"], [0.6, "#56B4E9"], [1, "#08519C"]]
 
 
 class Heat(NamedTuple):
@@ -28,7 +30,7 @@ class Heat(NamedTuple):
 
 
 def heat(bars: Bars, num_bins: int = NUM_BINS) -> Heat:
-    """Return the shares of the whole step."""
+    """Return the shares of time over the whole step."""
     num_ranks = bars.timeline.num_ranks
     per_row = -(-num_ranks // MAX_ROWS)
     num_rows = -(-num_ranks // per_row) if per_row else 0
@@ -61,3 +63,32 @@ def _ramp(row: Ints, corner: Floats, num_rows: int, num_bins: int) -> Floats:
     slope = np.zeros((num_rows, width))
     slope[:, 1:] = np.cumsum(began[:, :-1], axis=1)
     return (slope + np.cumsum(offset, axis=1))[:, : num_bins + 1]
+
+
+def heat_trace(bars: Bars, unit: float) -> Any:
+    """Return the heat map of the time spent computing, in percent."""
+    shares = heat(bars)
+    num_bins = shares.computing.shape[1]
+    step = bars.step_time / unit / num_bins
+    return go.Heatmap(
+        z=np.rint(shares.computing * 100).astype(np.uint8),
+        customdata=np.rint(shares.communicating * 100).astype(np.uint8),
+        x0=step / 2,
+        dx=step,
+        y0=(shares.ranks_per_row - 1) / 2,
+        dy=shares.ranks_per_row,
+        zmin=0,
+        zmax=100,
+        colorscale=HEAT_SCALE,
+        colorbar={
+            "title": {"text": "computing"},
+            "ticksuffix": " %",
+            "thickness": 12,
+            "len": 0.4,
+            "y": 0.94,
+            "yanchor": "top",
+        },
+        hovertemplate="rank %{y:.0f}<br>at %{x:.6g}<br>computing %{z} %<br>communicating %{customdata} %"
+        "<extra></extra>",
+        name="computing",
+    )

@@ -1,28 +1,12 @@
-"""Short texts: compact and exact."""
+"""Durations and streams in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from minitrain.analysis.labels import duration, ranges, stream_name, time_unit
+from minitrain.analysis.labels import duration, stream_name, time_unit
 from minitrain.analysis.timeline import Stream
 from minitrain.events import COMM, RECV, SEND
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([], ""),
-        ([4], "4"),
-        ([1, 0], "0-1"),
-        ([0, 1, 2, 8], "0-2,8"),
-        (range(0, 16, 4), "0-12 step 4"),
-        ([0, 2], "0,2"),
-        ([i * i for i in range(12)], "0-1,4,9,16,25,36,49,64,... (12 in all)"),
-    ],
-)
-def test_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
-    assert ranges(numbers) == text
 
 
 @pytest.mark.parametrize(

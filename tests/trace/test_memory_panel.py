@@ -1,4 +1,4 @@
-"""Memory by kind and the critical path in figures, and counters by kind in Chrome traces."""
+"""The memory below a Gantt chart: areas by kind, the high-water mark, and the menu of ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.memory_by_kind import STORE_NAMES
-from minitrain.trace.bars import make_bars
-from minitrain.trace.chrome import chrome_trace
-from minitrain.trace.overlay import CRITICAL_PATH, path_points
+from minitrain.analysis.memory_over_time import STORE_NAMES
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 
@@ -68,36 +65,3 @@ def test_long_curves_by_kind_keep_their_highest_values() -> None:
 
 def test_without_a_journal_there_is_no_menu() -> None:
     assert not mt.simulate("ddp", **_SIZES).figure().layout.updatemenus
-
-
-def test_the_critical_path_can_be_switched_on() -> None:
-    trace = _named(_run().figure(), CRITICAL_PATH)
-    assert trace.visible == "legendonly"
-    assert trace.x[0] == 0
-
-
-def test_the_line_of_the_critical_path_goes_from_0_to_the_steps_end_without_a_jump_back() -> None:
-    run = _run("zero3_prefetch")
-    bars = make_bars(run.timeline)
-    time, row = path_points(bars, np.zeros(4))
-    assert (time[0], time[-1]) == (0, run.step_time)
-    assert np.all(np.diff(time) >= 0)
-    assert set(row.tolist()) <= set(range(4))
-    assert not np.any((row[1:-1] == row[:-2]) & (row[1:-1] == row[2:]))
-
-
-def test_counters_by_kind_add_up_to_the_memory_counter() -> None:
-    run = _run()
-    events = chrome_trace(run.timeline, 2, run.memory_journals)["traceEvents"]
-    kinds = [event for event in events if event["ph"] == "C" and event["name"] == "memory of"]
-    totals = {(event["pid"], event["ts"]): sum(event["args"].values()) for event in kinds}
-    memory = [event for event in events if event["ph"] == "C" and event["name"] == "memory"]
-    last = {(event["pid"], event["ts"]): event["args"]["bytes"] for event in memory}
-    assert last
-    assert all(totals.get(moment, size) == size for moment, size in last.items())
-    assert {event["pid"] for event in kinds} == set(range(4))
-    assert set(kinds[0]["args"]) <= set(STORE_NAMES.values())
-
-
-def test_a_rank_without_changes_has_no_counter_by_kind() -> None:
-    assert not [e for e in chrome_trace([[]], 2, [[]])["traceEvents"] if e["ph"] == "C"]

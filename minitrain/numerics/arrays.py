@@ -1,4 +1,4 @@
-"""What tensors carry in a numeric run: arrays that know how to be cut, put together and summed.
+"""The arrays that tensors carry in a numeric run, and how they are sharded, combined and added.
 
 Arrays are never changed in place, so that tensors may share them.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from minitrain.numerics.arithmetic import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +30,8 @@ class Flat:
     """The numbers of a weight, its gradient or its optimizer state, or of some shards of them.
 
     Args:
-        values: all elements of the layer along the last axis; those that are not held are NaN, so that whoever uses
-            one can see it.
+        values: all elements of the layer along the last axis; those that are not held are NaN, so that a use of one
+            shows in the result.
     """
 
     values: Array
@@ -41,7 +41,7 @@ class Flat:
         return Flat(self.values + other.values)
 
     def shard(self, shard: int, num_shards: int) -> Flat:
-        """Return one of `num_shards` parts: the same elements whatever `num_shards` the rest is cut into."""
+        """Return the elements of one of `num_shards` shards; all others become NaN."""
         return Flat(np.where(held([shard], num_shards, self.values.shape[-1]), self.values, np.nan))
 
     def combine(self, other: Flat) -> Flat:

@@ -1,15 +1,14 @@
-"""What is written on a bar, and what appears when the mouse is over it."""
+"""The number that is written on a bar, and the text that appears when the mouse is over it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from minitrain.analysis.labels import duration, ranges
+from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline
 from minitrain.analysis.waits import GAP_KINDS
+from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bars import Bars
-
-GIB = 2**30
 
 
 def bar_numbers(timeline: Timeline) -> Ints:
@@ -25,8 +24,7 @@ def microbatches(timeline: Timeline) -> Ints:
 
     Microbatches are counted on each rank from 0, in the order of their samples.
     """
-    typs = [typ.startswith(("forward", "backward")) for typ in timeline.typs]
-    works = np.array(typs, dtype=bool)[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+    works = timeline.beginning_with("forward", "backward")
     lowest = np.array([min(samples, default=NONE) for samples in timeline.sample_sets], np.int64)
     if not timeline.num_events:
         return np.zeros(0, np.int64)
@@ -42,14 +40,14 @@ def microbatches(timeline: Timeline) -> Ints:
 
 
 def bar_labels(bars: Bars) -> Ints:
-    """Return the number to write on each bar, or `NONE` on waits and on what stands for several layers."""
+    """Return the number to write on each bar, or `NONE` on waits and where the operations of a bar differ in it."""
     numbers = np.append(bar_numbers(bars.timeline), NONE)
     same = numbers[bars.event] == numbers[bars.last]
     return np.where(bars.waits | ~same, NONE, numbers[bars.event])
 
 
 def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
-    """Return what each bar says when the mouse is over it."""
+    """Return the text of each bar that appears when the mouse is over it."""
     line = bars.timeline
     names = [kind.name for kind in bars.kinds]
     samples = [f"samples {ranges(numbers)}" if numbers else "" for numbers in line.sample_sets]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from time import perf_counter
 from typing import Any
@@ -10,8 +11,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.from_events import timeline_of_events
-from minitrain.analysis.from_rows import timeline_of_rows
+from minitrain.analysis.from_logs import as_timeline, timeline_of_events, timeline_of_rows
 from minitrain.analysis.timeline import Timeline
 from minitrain.events import EventLog
 
@@ -33,7 +33,7 @@ def _require_same(left: Timeline, right: Timeline) -> None:
 def test_rows_and_events_give_the_same_columns(name: str) -> None:
     run = mt.simulate(name, **_LARGE)
     assert all(isinstance(log, EventLog) for log in run.logs)
-    _require_same(Timeline.from_logs(run.logs), timeline_of_events([list(log) for log in run.logs]))
+    _require_same(as_timeline(run.logs), timeline_of_events([list(log) for log in run.logs]))
 
 
 def _forwards(*samples: list[int], layer: int = 0) -> EventLog:
@@ -55,19 +55,25 @@ def _forwards(*samples: list[int], layer: int = 0) -> EventLog:
 )
 def test_a_forward_of_samples_that_passed_before_is_recomputed(samples: list[list[int]], again: list[bool]) -> None:
     log = _forwards(*samples)
-    assert Timeline.from_logs([log]).recomputed.tolist() == again
+    assert as_timeline([log]).recomputed.tolist() == again
     _require_same(timeline_of_rows([log]), timeline_of_events([list(log)]))
 
 
 def test_logs_without_events_have_columns_without_rows() -> None:
     _require_same(timeline_of_rows([EventLog(0), EventLog(1)]), timeline_of_events([[], []]))
-    assert Timeline.from_logs([]).num_ranks == 0
+    assert as_timeline([]).num_ranks == 0
 
 
 def test_rows_are_read_faster_than_events_are_made() -> None:
     logs: Any = mt.simulate("1f1b", world_size=16, num_layers=64, global_batch_size=64).logs
-    began = perf_counter()
-    timeline_of_rows(logs)
-    by_rows, began = perf_counter() - began, perf_counter()
-    timeline_of_events(logs)
-    assert by_rows < perf_counter() - began
+    assert _shortest_s(timeline_of_rows, logs) < _shortest_s(timeline_of_events, logs)
+
+
+def _shortest_s(read: Callable[[Any], Timeline], logs: Any) -> float:
+    """Return the shortest of three measurements, which other work of the machine disturbs least."""
+    found = []
+    for _ in range(3):
+        began = perf_counter()
+        read(logs)
+        found.append(perf_counter() - began)
+    return min(found)
