@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from minitrain.grading.wire import MOST_STEPS
 from minitrain.places import strategy_frame
 from minitrain.storage import Account, Store
 from minitrain.strict.model import StrictModel
@@ -22,8 +23,6 @@ from minitrain.work import Launched, Work
 T = TypeVar("T")
 
 Step = list[Any]
-MOST_STEPS = 400_000
-"""Steps after which a rank is stopped, and that all ranks together may have; the longest shipped run has 30 000."""
 
 
 class Program:
