@@ -18,7 +18,7 @@ from typing import Any
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
 import minitrain as mt
-from minitrain.trace.columns import Timeline
+from minitrain.analysis.timeline import Timeline
 from minitrain.trace.page import write_page
 
 _RANKS, _LAYERS, _PLAIN_BARS = 32, 128, 4000

@@ -16,7 +16,7 @@ import viztracer
 from playwright.sync_api import sync_playwright
 
 import minitrain as mt
-from minitrain.export import view_of
+from minitrain.trace.run_folder import view_of
 from minitrain.trace.svg import write_svg
 
 DOCS = Path(__file__).parent

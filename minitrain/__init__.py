@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minitrain import schedules
-    from minitrain.comparison import Comparison, FailedRun, compare
     from minitrain.errors import (
         CollectiveMismatchError,
         DeadlockError,
@@ -26,20 +25,19 @@ if TYPE_CHECKING:
         StrategyError,
         UsageError,
     )
-    from minitrain.fixed import FixedPredictor
-    from minitrain.folding.spans import span
     from minitrain.grading.grader import Grade, grade
-    from minitrain.loading import strategies
-    from minitrain.model import Model
+    from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.numerics.proof import Proof, prove
-    from minitrain.run import Run
-    from minitrain.runfile import load_run
-    from minitrain.scheduled import from_schedule
-    from minitrain.simulation import simulate, simulate_async
-    from minitrain.sweeping import Sweep, sweep
+    from minitrain.rank.model import Model
+    from minitrain.run.comparison import Comparison, FailedRun, compare
+    from minitrain.run.result import Run, load_run
+    from minitrain.run.simulation import simulate, simulate_async
+    from minitrain.run.strategy_loading import strategies
+    from minitrain.schedules.as_strategy import from_schedule
+    from minitrain.sweeps.sweep import Sweep, sweep
+    from minitrain.tensors.index_sets import span
 
 _HOMES = {
-    "comparison": ("Comparison", "FailedRun", "compare"),
     "errors": (
         "CollectiveMismatchError",
         "DeadlockError",
@@ -51,17 +49,17 @@ _HOMES = {
         "StrategyError",
         "UsageError",
     ),
-    "fixed": ("FixedPredictor",),
-    "folding.spans": ("span",),
     "grading.grader": ("Grade", "grade"),
-    "loading": ("strategies",),
-    "model": ("Model",),
+    "hardware.fixed_durations": ("FixedPredictor",),
     "numerics.proof": ("Proof", "prove"),
-    "run": ("Run",),
-    "runfile": ("load_run",),
-    "scheduled": ("from_schedule",),
-    "simulation": ("simulate", "simulate_async"),
-    "sweeping": ("Sweep", "sweep"),
+    "rank.model": ("Model",),
+    "run.comparison": ("Comparison", "FailedRun", "compare"),
+    "run.result": ("Run", "load_run"),
+    "run.simulation": ("simulate", "simulate_async"),
+    "run.strategy_loading": ("strategies",),
+    "schedules.as_strategy": ("from_schedule",),
+    "sweeps.sweep": ("Sweep", "sweep"),
+    "tensors.index_sets": ("span",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,10 +1,8 @@
 """The specified library: exactly its names, nothing else. Import it as `lib` to run programs written for it."""
 
-from minitrain.barrier import Barrier
-from minitrain.dist import Dist
 from minitrain.events import Event
-from minitrain.model import Model
-from minitrain.predictor import RuntimePredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.rank.model import Model
 from minitrain.tensors import (
     BLOCK_SIZE,
     BYTES_PER_ELEMENT,
@@ -19,6 +17,8 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
+from minitrain.transport.barrier import Barrier
+from minitrain.transport.dist import Dist
 
 __all__ = [
     "BLOCK_SIZE",

@@ -57,8 +57,8 @@ class _Strategies(ModuleType):
     """This module, which can be called: importing it puts it in the place of the function `minitrain.strategies`."""
 
     def __call__(self) -> dict[str, Callable[..., Awaitable[Model]]]:
-        """Return the shipped strategies by name, as `minitrain.loading.strategies` does."""
-        from minitrain.loading import strategies  # noqa: PLC0415  (it imports this module)
+        """Return the shipped strategies by name, as `minitrain.run.strategy_loading.strategies` does."""
+        from minitrain.run.strategy_loading import strategies  # noqa: PLC0415  (it imports this module)
 
         return strategies()
 

@@ -5,9 +5,9 @@ from functools import lru_cache
 
 from minitrain.errors import StrategyError, UsageError
 from minitrain.lib import Model
-from minitrain.loading import Strategy
-from minitrain.scheduled import from_schedule
+from minitrain.run.strategy_loading import Strategy
 from minitrain.schedules import Schedule
+from minitrain.schedules.as_strategy import from_schedule
 
 from ._batch import require_multiple, require_range
 

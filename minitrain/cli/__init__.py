@@ -1,4 +1,4 @@
-"""The command line: it parses and prints; `minitrain.simulation` and `minitrain.comparison` do the work."""
+"""The command line: it parses and prints; `minitrain.run.simulation` and `minitrain.run.comparison` do the work."""
 
 from minitrain.cli.commands import app, main
 

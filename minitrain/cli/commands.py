@@ -19,10 +19,10 @@ from minitrain.cli.output import print_json, print_lines, print_table, user_prin
 from minitrain.cli.progress import Progress
 from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
-from minitrain.comparison import DEFAULT_STRATEGIES, Comparison
-from minitrain.export import conditions, title_of, write_comparison, write_run
-from minitrain.run import Run
-from minitrain.tables import comparison_notes, comparison_table, ranks_table, run_table, strategies_table
+from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison
+from minitrain.run.result import Run
+from minitrain.trace.run_folder import conditions, title_of, write_comparison, write_run
+from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table, strategies_table
 
 app = typer.Typer(
     name="minitrain",
@@ -72,17 +72,17 @@ def compare(
             show_default=" ".join(DEFAULT_STRATEGIES),
         ),
     ] = None,
-    world_size: given.WorldSize = 8,
-    layers: given.Layers = 32,
-    batch: given.Batch = 64,
+    world_size: given.WorldSize = given.DEFAULT.world_size,
+    layers: given.Layers = given.DEFAULT.num_layers,
+    batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
     durations: given.Durations = None,
-    strict: given.Strict = False,
-    strict_memory: given.StrictMemory = False,
-    log: given.Log = "full",
+    strict: given.Strict = given.DEFAULT.strict,
+    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
+    log: given.Log = given.DEFAULT.log,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
@@ -127,17 +127,17 @@ def compare(
 @app.command()
 def run(
     strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
-    world_size: given.WorldSize = 8,
-    layers: given.Layers = 32,
-    batch: given.Batch = 64,
+    world_size: given.WorldSize = given.DEFAULT.world_size,
+    layers: given.Layers = given.DEFAULT.num_layers,
+    batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
     durations: given.Durations = None,
-    strict: given.Strict = False,
-    strict_memory: given.StrictMemory = False,
-    log: given.Log = "full",
+    strict: given.Strict = given.DEFAULT.strict,
+    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
+    log: given.Log = given.DEFAULT.log,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,

@@ -217,7 +217,7 @@ def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Deb
     """Show the reference solution, once you have passed."""
     import inspect  # noqa: PLC0415
 
-    from minitrain.loading import load_strategy  # noqa: PLC0415
+    from minitrain.run.strategy_loading import load_strategy  # noqa: PLC0415
 
     exercise = _load(n, exercises)
     if not State(dir).of(exercise)["passed"]:

@@ -15,9 +15,9 @@ import minitrain as mt
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
-from minitrain.export import conditions, view_of
-from minitrain.run import Run
-from minitrain.tables import facts_table
+from minitrain.run.result import Run
+from minitrain.trace.run_folder import conditions, view_of
+from minitrain.trace.tables import facts_table
 
 trace = typer.Typer(no_args_is_help=True, help="Show, explain and export saved runs.")
 
@@ -39,7 +39,7 @@ def _svg(run: Run, path: Path) -> Sequence[Path]:
 
 
 def _text(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.trace.files import write_text  # noqa: PLC0415
+    from minitrain.files import write_text  # noqa: PLC0415
     from minitrain.trace.schedule_text import schedule_text  # noqa: PLC0415
 
     return [write_text(path, [schedule_text(run.timeline)])]
@@ -131,8 +131,8 @@ def explain(run: RunFile, as_json: AsJson = False, debug: Debug = False) -> None
 
 def _waits(run: Run) -> Table:
     """Return the waiting of each rank by kind; of many ranks, the first and the last ones."""
-    from minitrain.trace.idle import GAP_KINDS  # noqa: PLC0415
-    from minitrain.trace.labels import duration  # noqa: PLC0415
+    from minitrain.analysis.labels import duration  # noqa: PLC0415
+    from minitrain.analysis.waits import GAP_KINDS  # noqa: PLC0415
 
     seconds = run.explain().gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
@@ -148,8 +148,8 @@ def _waits(run: Run) -> Table:
 
 def _facts(run: Run) -> dict[str, str]:
     """Return what else there is to say about a run, a line each."""
-    from minitrain.trace.idle import GAP_KINDS  # noqa: PLC0415
-    from minitrain.trace.labels import duration  # noqa: PLC0415
+    from minitrain.analysis.labels import duration  # noqa: PLC0415
+    from minitrain.analysis.waits import GAP_KINDS  # noqa: PLC0415
 
     told = run.explain()
     gaps, step = told.gaps, told.breakdown.step_time_s

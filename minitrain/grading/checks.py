@@ -16,8 +16,8 @@ from minitrain.grading.result import CheckResult, printable
 from minitrain.grading.wire import MOST_STEPS
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.proof import compare_with_reference
-from minitrain.run import Run
-from minitrain.simulation import simulate
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
 
 HINTS: Mapping[str, str] = {
     "runs": "run it alone, `minitrain run FILE.py:FUNCTION --world-size ...` with these sizes, and read where it ends",

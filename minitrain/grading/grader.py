@@ -21,7 +21,7 @@ from minitrain.grading.result import CHECKS, POINTS, CheckResult
 from minitrain.grading.sandbox import Limits, Outcome, source_of, submitted
 
 if TYPE_CHECKING:
-    from minitrain.loading import Strategy
+    from minitrain.run.strategy_loading import Strategy
 
 _GATE = ("runs", "laws", "numerics")
 

@@ -12,13 +12,13 @@ from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from minitrain.accounting.strict.model import StrictModel
+from minitrain.accounting.strict.stores import FollowedStore
 from minitrain.grading.wire import MOST_STEPS
-from minitrain.places import strategy_frame
-from minitrain.storage import Account, Store
-from minitrain.strict.model import StrictModel
-from minitrain.strict.stores import FollowedStore
+from minitrain.rank.operations import Launched, Work
+from minitrain.rank.stores import Account, Store
+from minitrain.source_lines import strategy_frame
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
-from minitrain.work import Launched, Work
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import Any
 from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
 from minitrain.grading.recorder import Step, leaves
-from minitrain.model import Model
+from minitrain.rank.model import Model
 
 KINDS = {kind: getattr(tensors, kind) for kind in ("Weight", "OptState", "Activation", "ActivationGrad", "WeightGrad")}
 STORES = frozenset({"weights", "opt_states", "activations", "grad_activations", "grad_weights"})

@@ -10,7 +10,7 @@ from minitrain.grading.grader import Grade, grade
 from minitrain.grading.sandbox import Limits
 
 if TYPE_CHECKING:
-    from minitrain.loading import Strategy
+    from minitrain.run.strategy_loading import Strategy
 
 
 def assert_strategy(

@@ -183,10 +183,17 @@ def disarm() -> None:  # pragma: no cover  (only in a submission's process)
 
 def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submission's process)
     """Import all that a run needs, from the copy of minitrain, and return what loads a strategy."""
-    for name in ("simulation", "strict.audit", "strict.handmade", "grading.recorder", "grading.wire"):
+    parts = (
+        "run.simulation",
+        "accounting.strict.audit",
+        "accounting.strict.handmade",
+        "grading.recorder",
+        "grading.wire",
+    )
+    for name in parts:
         importlib.import_module(f"minitrain.{name}")
-    importlib.import_module("minitrain.simulation").make_predictor("h100_80g_nvl8", 1)
-    loading: Any = importlib.import_module("minitrain.loading")
+    importlib.import_module("minitrain.run.parameters").make_predictor("h100_80g_nvl8", 1)
+    loading: Any = importlib.import_module("minitrain.run.strategy_loading")
     return lambda text: loading.load_strategy(text)[1]
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.collectives import describe
 from minitrain.errors import LawError
-from minitrain.model import Model
 from minitrain.numerics import layers
 from minitrain.numerics.contents import Flat, Rows, held
 from minitrain.numerics.problem import Array, Problem
+from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.transport.collectives import describe
 
 
 def _carry(tensor: Tensor, content: Any) -> None:

@@ -13,12 +13,12 @@ from minitrain.errors import ProofError, StrategyError
 from minitrain.numerics.contents import Flat, held
 from minitrain.numerics.model import NumericModel
 from minitrain.numerics.problem import Array, Problem, problem_of
-from minitrain.run import Run
-from minitrain.simulation import simulate
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
 
 if TYPE_CHECKING:
-    from minitrain.loading import Strategy
     from minitrain.numerics.reference import Reference
+    from minitrain.run.strategy_loading import Strategy
 
 RELATIVE, ABSOLUTE = 1e-9, 1e-13
 """The largest differences that sums of float64 in another order may make; second moments are as small as 1e-10."""

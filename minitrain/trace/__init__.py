@@ -1,6 +1,5 @@
-"""Event logs -> pictures and explanations: Chrome traces, Plotly pages, and where the time went.
+"""Pictures, tables and other tools' files of a run: Plotly pages, SVG, Chrome traces, HTA, Chakra.
 
-Pure functions on event logs: one `Sequence[Event]` a rank, or a `Timeline` made of them once. Import what you
-need from its module (`minitrain.trace.breakdown`, `.chrome`, `.gantt`, `.page`): nothing is imported here,
-since numpy and Plotly take longer to load than the rest of minitrain.
+May import: the rooms up to `run`, and `analysis`. Open `gantt` first, then `page`. Import what you need from its
+module: nothing is imported here, since numpy and Plotly take longer to load than the rest of minitrain.
 """

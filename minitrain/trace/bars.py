@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minitrain.trace.breakdown import checked_step_time
-from minitrain.trace.columns import NONE, Bools, Floats, Ints, Timeline
-from minitrain.trace.idle import Gaps, find_gaps
+from minitrain.analysis.breakdown import checked_step_time
+from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
+from minitrain.analysis.waits import Gaps, find_gaps
 from minitrain.trace.kinds import RECOMPUTED, WAITING, Kind, kind_of, legend_place
 from minitrain.trace.lanes import lanes
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from minitrain.analysis.matching import messages
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
 from minitrain.events import COMM, COMPUTE, RECV, SEND
+from minitrain.files import write_bytes, write_text
 from minitrain.trace import protobuf
-from minitrain.trace.columns import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
-from minitrain.trace.files import write_bytes, write_text
-from minitrain.trace.flows import messages
 
 SCHEMA_VERSION = "0.0.4"
 _COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 4, 5, 6, 7

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from minitrain.analysis.labels import ranges, stream_name
+from minitrain.analysis.matching import collectives, messages
+from minitrain.analysis.memory_by_kind import Journals
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
+from minitrain.analysis.waits import GAP_KINDS, find_gaps
 from minitrain.events import COMPUTE
+from minitrain.files import write_text
 from minitrain.tensors import BYTES_PER_ELEMENT
-from minitrain.trace.columns import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
 from minitrain.trace.counters import kind_counters, memory_counters
-from minitrain.trace.files import write_text
-from minitrain.trace.flows import collectives, messages
-from minitrain.trace.idle import GAP_KINDS, find_gaps
-from minitrain.trace.labels import ranges, stream_name
 from minitrain.trace.micros import Micros, micros
-from minitrain.trace.stores import Journals
 
 _CHUNK = 4096
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.labels import duration, time_unit
+from minitrain.analysis.memory_curves import highest_in_spans
+from minitrain.analysis.timeline import Floats, Trace, as_timeline
 from minitrain.events import COMMUNICATIONS
 from minitrain.trace.bars import Bars, make_bars, merged
-from minitrain.trace.columns import Floats, Trace, as_timeline
 from minitrain.trace.gantt import BELOW_NUMBERS, MAX_BARS, bar_traces, heat_trace, lane_geometry
 from minitrain.trace.kinds import Kind, legend_place
-from minitrain.trace.labels import duration, time_unit
 from minitrain.trace.layout import FONT, GRID, INK, rank_axis, time_axis, title
-from minitrain.trace.memory import highest_in_spans
 from minitrain.trace.overlay import CRITICAL_PATH, path_entry, path_trace
 from minitrain.trace.panels import Panels
 from minitrain.trace.texts import GIB

@@ -6,10 +6,10 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minitrain.trace.breakdown import breakdown
-from minitrain.trace.columns import Trace, as_timeline
+from minitrain.analysis.breakdown import breakdown
+from minitrain.analysis.labels import duration
+from minitrain.analysis.timeline import Trace, as_timeline
 from minitrain.trace.compare import compare_figure
-from minitrain.trace.labels import duration
 from minitrain.trace.page import write_page
 from minitrain.trace.texts import GIB
 from minitrain.trace.view import View

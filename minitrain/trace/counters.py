@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minitrain.trace.columns import Timeline
+from minitrain.analysis.memory_by_kind import Journals, curves_by_kind
+from minitrain.analysis.timeline import Timeline
 from minitrain.trace.micros import as_micros, nanoseconds
-from minitrain.trace.stores import Journals, curves_by_kind
 
 BY_KIND = "memory of"  # Perfetto appends the kind: "memory of weights"
 

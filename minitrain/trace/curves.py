@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.memory_by_kind import Journals, high_water
+from minitrain.analysis.memory_curves import curve, highest_in_spans
+from minitrain.analysis.timeline import Floats
 from minitrain.trace.bars import Bars
-from minitrain.trace.columns import Floats
-from minitrain.trace.memory import curve, highest_in_spans
-from minitrain.trace.stores import Journals, high_water
 from minitrain.trace.texts import GIB
 from minitrain.trace.view import View
 

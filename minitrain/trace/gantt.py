@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.labels import time_unit
+from minitrain.analysis.memory_by_kind import Journals
+from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
 from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
-from minitrain.trace.columns import NONE, Bools, Floats, Ints, Trace, as_timeline
 from minitrain.trace.curves import memory_traces, peak_gib
 from minitrain.trace.heat import heat
 from minitrain.trace.kind_curves import kind_traces, rank_menu
-from minitrain.trace.labels import time_unit
 from minitrain.trace.layout import layout
 from minitrain.trace.overlay import path_trace
-from minitrain.trace.stores import Journals
 from minitrain.trace.texts import bar_labels, hover_texts
 from minitrain.trace.view import View
 

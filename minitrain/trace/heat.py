@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minitrain.analysis.timeline import Bools, Floats, Ints
 from minitrain.trace.bars import Bars
-from minitrain.trace.columns import Bools, Floats, Ints
 
 MAX_ROWS = 512
 NUM_BINS = 1000

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace, as_timeline
 from minitrain.events import COMPUTE
-from minitrain.trace.columns import NO_LAYER, Ints, Timeline, Trace, as_timeline
-from minitrain.trace.files import write_text
+from minitrain.files import write_text
 
 _COMPUTE_STREAM, _FIRST_COMM_STREAM = 7, 20
 _NCCL = {

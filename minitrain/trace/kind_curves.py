@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.memory_by_kind import GIB, STORE_NAMES, HighWater, Journals, curves_by_kind, high_water
+from minitrain.analysis.memory_curves import Curve
+from minitrain.analysis.timeline import Floats
 from minitrain.trace.bars import Bars
-from minitrain.trace.columns import Floats
-from minitrain.trace.memory import Curve
-from minitrain.trace.stores import GIB, STORE_NAMES, HighWater, Journals, curves_by_kind, high_water
 from minitrain.trace.view import View
 
 _MAX_RANKS = 16

@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from minitrain.trace.columns import Bools, Ints, Timeline
-from minitrain.trace.sweep import sweep
+from minitrain.analysis.intervals import sweep
+from minitrain.analysis.timeline import Bools, Ints, Timeline
 
 _ROUNDING = 1e-12
 MAX_LANES = 4

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.trace.columns import Floats, Ints, Timeline
+from minitrain.analysis.timeline import Floats, Ints, Timeline
 
 
 class Micros(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any
 
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.memory_by_kind import Journals
+from minitrain.analysis.timeline import Timeline
 from minitrain.trace.bars import make_bars
-from minitrain.trace.columns import Timeline
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
 from minitrain.trace.page import CONFIG
-from minitrain.trace.stores import Journals
 from minitrain.trace.svg import svg
 from minitrain.trace.view import View
 

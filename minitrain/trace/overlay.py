@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.critical_path import critical_path
+from minitrain.analysis.dependencies import make_graph
+from minitrain.analysis.timeline import Floats
 from minitrain.trace.bars import Bars
-from minitrain.trace.columns import Floats
-from minitrain.trace.critical import critical_path
-from minitrain.trace.graph import make_graph
 
 CRITICAL_PATH = "critical path (click)"
 COLOR = "#D6006C"

@@ -11,14 +11,14 @@ from typing import Any
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plotly ships no types
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.memory_by_kind import Journals
+from minitrain.analysis.timeline import Trace, as_timeline
 from minitrain.errors import UsageError
+from minitrain.files import write_text
 from minitrain.trace.bars import make_bars
-from minitrain.trace.columns import Trace, as_timeline
-from minitrain.trace.files import write_text
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
 from minitrain.trace.payload import payload
 from minitrain.trace.script import PAGE_SCRIPT, STYLE
-from minitrain.trace.stores import Journals
 from minitrain.trace.view import View
 
 PLOTLY_FILE = "plotly.min.js"

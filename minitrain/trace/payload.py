@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minitrain.analysis.labels import ranges, time_unit
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints
+from minitrain.analysis.waits import GAP_KINDS
 from minitrain.trace.bars import Bars
-from minitrain.trace.columns import NO_LAYER, NONE, Ints
 from minitrain.trace.gantt import HEAT_SCALE, MAX_BARS, lane_geometry
 from minitrain.trace.heat import MAX_ROWS, NUM_BINS
-from minitrain.trace.idle import GAP_KINDS
-from minitrain.trace.labels import ranges, time_unit
 from minitrain.trace.texts import GIB, bar_numbers
 from minitrain.trace.view import View
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minitrain.trace.columns import NO_LAYER, NONE, Bools, Ints, Timeline, Trace, as_timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace, as_timeline
 from minitrain.trace.texts import microbatches
 
 _LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
@@ -17,7 +17,7 @@ _LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_we
 def schedule_text(trace: Trace) -> str:
     r"""Return the order of forwards and backwards of every rank, one line each.
 
-    >>> from minitrain.trace.samples import one_f_one_b
+    >>> from minitrain.analysis.sample_logs import one_f_one_b
     >>> print(schedule_text(one_f_one_b(2, 3)), end="")
     F0 F1 B0 F2 B1 B2
     F0 B0 F1 B1 F2 B2

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from minitrain.analysis.labels import duration, time_unit
+from minitrain.analysis.timeline import NONE, Trace, as_timeline
+from minitrain.files import write_text
 from minitrain.trace.bars import Bars, make_bars, merged
-from minitrain.trace.columns import NONE, Trace, as_timeline
-from minitrain.trace.files import write_text
 from minitrain.trace.gantt import lane_geometry
 from minitrain.trace.kinds import Kind
-from minitrain.trace.labels import duration, time_unit
 from minitrain.trace.texts import bar_labels
 from minitrain.trace.view import View
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from minitrain.trace.labels import ranges
+from minitrain.analysis.labels import ranges
 
 _COLORS = {
     "Weight": "#77AADD",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from minitrain.analysis.labels import duration, ranges
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline
+from minitrain.analysis.waits import GAP_KINDS
 from minitrain.trace.bars import Bars
-from minitrain.trace.columns import NO_LAYER, NONE, Ints, Timeline
-from minitrain.trace.idle import GAP_KINDS
-from minitrain.trace.labels import duration, ranges
 
 GIB = 2**30
 

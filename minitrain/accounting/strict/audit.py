@@ -1,0 +1,102 @@
+"""Whether a finished run is what the operations made of it: its parts, its logs and clocks, and its final weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minitrain.accounting.strict.genuine import FIELDS
+from minitrain.accounting.strict.model import StrictModel
+from minitrain.accounting.strict.replay import Replay, tampered
+from minitrain.accounting.strict.strangers import Final
+from minitrain.errors import LawError, StrategyError
+from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, TYP
+from minitrain.hardware.price import Price
+from minitrain.transport.collectives import describe
+
+_PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
+
+
+def audit(models: Sequence[StrictModel]) -> None:
+    """Look whether transport, clocks, logs, stores and final weights were left to the operations.
+
+    Args:
+        models: the model of each rank, after the run.
+
+    Raises:
+        StrategyError: the transport was called directly, a clock or a log was written, or a model's parts exchanged.
+        LawError: a final weight is not what was handed in.
+    """
+    for model in models:
+        _require_untouched(model)
+        _check_prices(model)
+    replay = Replay(models[0].world_size)
+    for model in models:
+        replay.play(model)
+    _require_all_logged(models[0].dist.watch.operations, replay.num_operations)
+    replay.check_collectives()
+    replay.check_messages()
+    for model in models:
+        _check_final_weights(model)
+
+
+def _require_untouched(model: StrictModel) -> None:
+    """Require the parts that the model was made of, and an account that agrees with the stores."""
+    names = ("dist", "log", "runtime_predictor", "rank", "world_size", "num_layers", "global_batch_size")
+    for name, given, present in zip(names, model.given, model.given_now(), strict=True):
+        if given is not present and (not isinstance(given, int) or given != present):
+            raise StrategyError(
+                f"model.{name} of rank {model.given[3]} was exchanged during the run; leave it as it is",
+                rank=model.given[3],
+            )
+    held = sum(model.account.units_of(value) for store in model.storage() for value in store.values())
+    if held != model.account.units or len(model.log.rows) % STRIDE:
+        raise StrategyError(
+            f"rank {model.rank} changed its account of memory or its log; only stores and operations may",
+            rank=model.rank,
+        )
+
+
+def _check_prices(model: StrictModel) -> None:
+    """Check what the passes through layers lasted; loads, updates and transfers do not say in the log what of."""
+    compute = model.runtime_predictor.compute
+    rows = model.log.rows
+    known: dict[tuple[str, int], Price] = {}  # where they are the same in all layers
+    is_uniform = model.runtime_predictor.workload.is_uniform
+    columns = (rows[column::STRIDE] for column in (TYP, SAMPLES, LAYER, PRICE))
+    for typ, samples, layer, price in zip(*columns, strict=True):
+        if typ not in _PASSES or (is_uniform and known.get((typ, len(samples))) is price):
+            continue
+        known[typ, len(samples)] = expected = compute(typ, len(samples), layer or 0)
+        if price is not expected and price != expected:
+            raise tampered(model.rank, f"the duration of a {typ}", price.seconds, expected.seconds)
+
+
+def _require_all_logged(done: int, logged: int) -> None:
+    """Require that the transport did as many operations as the logs have."""
+    if done != logged:
+        raise StrategyError(
+            f"the transport carried out {done} operations and the logs have {logged}; use the operations of the model, "
+            "not those of model.dist, which cost no time",
+            operations=done,
+            logged=logged,
+        )
+
+
+def _check_final_weights(model: StrictModel) -> None:
+    """Check that every final weight is one that was handed in for its layer, and is what it was then."""
+    for layer, weight in model.final_weights.items():
+        origin = getattr(weight, "_origin", None)
+        if not isinstance(origin, Final) or origin.ledger is not model.ledger:
+            raise LawError(
+                f"the final weight of layer {layer} on rank {model.rank} was not handed in there, got "
+                f"{describe(weight)}; call model.set_final_weight",
+                rank=model.rank,
+                layer=layer,
+            )
+        if FIELDS[type(weight)](weight) != origin.fields or weight.layer != layer:
+            raise LawError(
+                f"the final weight of layer {layer} on rank {model.rank} was altered after it was handed in "
+                f"(made at {origin.line}), got {describe(weight)}",
+                rank=model.rank,
+                layer=layer,
+            )

@@ -1,0 +1,96 @@
+"""Stores that also tell the ledger what they hold, so that it knows what is held outside of them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from minitrain.rank.store_journal import JournalledStore
+from minitrain.rank.stores import Store
+
+V = TypeVar("V")
+
+
+_keep = dict.setdefault
+_replace = dict.__setitem__
+_take = dict.pop
+_MISSING = object()
+
+
+class FollowedStore(Store[V]):
+    """A store of a strict run.
+
+    As in `Store`, the forms are chosen for speed: what that does, and `enter` and `leave` of an `Origin`, are written
+    out here again, since calls would double their time. The account's high-water mark is left out: that of the ledger
+    is asked for.
+    """
+
+    __slots__ = ()
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        account = self.account
+        try:
+            units = value._units  # type: ignore[attr-defined]  # a slot of tensors, as those below
+        except AttributeError:
+            units = account.size(value)
+        size = len(self)
+        before = _keep(self, key, value)
+        try:
+            origin = value._origin  # type: ignore[attr-defined]
+            if origin.usable_by is None:
+                origin = origin.buffer
+        except AttributeError:  # made before the run
+            origin = None
+        if origin is not None:
+            origin.stored = stored = origin.stored + 1
+            if stored == 1:
+                origin.ledger.stored += origin.units
+                origin.line.outside -= origin.units
+        if len(self) == size:  # the key was there; what took its buffer over holds that already
+            self._leave(before)
+            _replace(self, key, value)
+        value._home = account  # type: ignore[attr-defined]
+        if account.loans:
+            account.change_hands(value, stored=True)
+        account.units += units
+
+    def _leave(self, value: Any) -> None:
+        """Take a tensor's size off the account, and note that it is not stored any more."""
+        account = self.account
+        value._home = None
+        account.units -= value._units
+        if account.loans:
+            account.change_hands(value, stored=False)
+        try:
+            origin = value._origin
+            if origin.usable_by is None:
+                origin = origin.buffer
+        except AttributeError:
+            return
+        if origin is not None:
+            origin.stored = stored = origin.stored - 1
+            if not stored:
+                origin.ledger.stored -= origin.units
+                origin.line.outside += origin.units
+
+    def __delitem__(self, key: Any) -> None:
+        self._leave(_take(self, key))
+
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        """Remove a key and return its value."""
+        if default is not _MISSING and key not in self:
+            return default
+        value = _take(self, key)
+        self._leave(value)
+        return value
+
+    def popitem(self) -> tuple[Any, V]:
+        """Remove and return the pair that came last."""
+        key, value = dict.popitem(self)
+        self._leave(value)
+        return key, value
+
+
+class JournalledFollowedStore(JournalledStore[V], FollowedStore[V]):
+    """A store of a strict run that also keeps the journal."""
+
+    __slots__ = ()

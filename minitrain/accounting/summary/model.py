@@ -1,0 +1,121 @@
+"""A rank that adds its events to totals and lets them go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+from minitrain.accounting.summary.log import SummaryLog
+from minitrain.accounting.summary.totals import RankTotals
+from minitrain.analysis.totals_by_type import TypeSums
+from minitrain.events import LAUNCHED, ON_COMPUTE, RECV, STREAM, STRIDE
+from minitrain.rank.model import Model
+from minitrain.rank.operations import Work
+
+EVENTS_OF_RUN, EVENTS_OF_RANK = 2**18, 64  # kept at a time: about so many of all ranks, at least so many of each
+
+
+class Rows(list[Any]):
+    """The rows of a log, which calls for their digestion when there are many.
+
+    Args:
+        digest: takes rows away; called when nobody is about to use the index of one.
+        limit: number of places from which on it is called.
+    """
+
+    __slots__ = ("digest", "limit")
+
+    def __init__(self, digest: Callable[[], None], limit: int) -> None:
+        super().__init__()
+        self.digest = digest
+        self.limit = limit
+
+    def extend(self, row: Any) -> None:
+        """Add a row. One of computing is complete at once; one of communicating is asked for by its index next."""
+        super().extend(row)
+        if len(self) >= self.limit and row[STREAM] is ON_COMPUTE:
+            self.digest()
+
+
+def _nothing() -> None:
+    """Digest nothing: the run is over."""
+
+
+class SummaryWork(Work):
+    """An operation whose rank knows that its row is still needed, and tells it where the row has moved."""
+
+    __slots__ = ()
+
+    model: SummaryModel
+
+    def __init__(self, *args: Any, **parameters: Any) -> None:
+        super().__init__(*args, **parameters)
+        model = self.model
+        model.holding[self] = None
+        if len(model.rows) >= model.rows.limit:
+            model.digest()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        outcome = yield from super().__await__()
+        self.model.holding.pop(self, None)  # a launched operation can be awaited again
+        return outcome
+
+
+class SummaryModel(Model):
+    """One rank of a run that keeps totals.
+
+    What stays in flight for long keeps the rows after it, as they do not come before it in the sums.
+
+    Args:
+        args: those of `Model`.
+        by_type: the totals by type, which all ranks share.
+        most_events: events kept before they are digested.
+        parameters: those of `Model`.
+
+    Attributes:
+        holding: operations whose rows are needed, in program order: those that wait, or were launched and not awaited.
+    """
+
+    work_kind = SummaryWork
+
+    def __init__(self, *args: Any, by_type: TypeSums, most_events: int, **parameters: Any) -> None:
+        super().__init__(*args, **parameters)
+        self.holding: dict[SummaryWork, None] = {}
+        self.totals = RankTotals(by_type)
+        self._room = most_events * STRIDE
+        self._rows = self.rows = Rows(self.digest, self._room)
+        self.log = SummaryLog(self.rank, self.rows, self.totals)  # type: ignore[assignment]  # a log, but not to read
+
+    def digest(self) -> None:
+        """Add the rows before the first one that is still needed to the totals."""
+        for work in [work for work in self.holding if not work.is_wanted and (work.settled or work.op == RECV)]:
+            del self.holding[work]
+        first = next(iter(self.holding), None)
+        if first is None:
+            self._take(len(self.rows), self.time)
+        else:  # later ones were launched later, and start later
+            self._take(first.row, self.rows[first.row + LAUNCHED])
+        self.rows.limit = max(self._room, 2 * len(self.rows))
+
+    def finish(self) -> None:
+        """Add what is left, at the end of the run."""
+        self._take(len(self.rows), math.inf)
+        self.rows.digest = _nothing  # instead of a method of this model, which would keep it alive
+
+    def _take(self, num_places: int, complete_until: float) -> None:
+        """Add the first rows to the totals."""
+        self.totals.take(self.rows[:num_places], complete_until)
+        del self.rows[:num_places]
+        for work in self.holding:
+            work.row -= num_places
+
+
+def summary_models(world_size: int) -> Callable[..., SummaryModel]:
+    """Return what makes the models of a run, which share what is kept at a time."""
+    by_type, most_events = TypeSums(), max(EVENTS_OF_RUN // world_size, EVENTS_OF_RANK)
+
+    def make(*args: Any, **parameters: Any) -> SummaryModel:
+        return SummaryModel(*args, by_type=by_type, most_events=most_events, **parameters)
+
+    return make

@@ -1,0 +1,176 @@
+"""Where each rank's step time goes: computing, exposed communication and waiting, which add up to it.
+
+A rank computes while its compute stream works, communicates *exposed* while another of its streams works and
+the compute stream does not, and waits while none does, from 0 to the step's end. Communication beside compute
+is hidden: it is reported too, but is no part of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from minitrain.analysis.busy_time import Busy, Passes, are_flat, busy_of, passes_of
+from minitrain.analysis.intervals import sweep, sweep_timeline
+from minitrain.analysis.timeline import Floats, Timeline, Trace, as_timeline
+from minitrain.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Breakdown:
+    """The split of the step time, one row a rank.
+
+    Args:
+        step_time_s: the step time, s.
+        computing: time with the compute stream at work, s, (num_ranks,).
+        exposed: time communicating with no compute beside it, s, (num_ranks,).
+        overlapped: time communicating beside compute, s, (num_ranks,).
+        waiting: time with no stream at work, s, (num_ranks,).
+    """
+
+    step_time_s: float
+    computing: Floats
+    exposed: Floats
+    overlapped: Floats
+    waiting: Floats
+
+    @property
+    def communicating(self) -> Floats:
+        """Time with any communication under way, exposed or not, s, (num_ranks,)."""
+        return self.exposed + self.overlapped
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of all ranks' time spent waiting, 0 to 1."""
+        return self._share(self.waiting)
+
+    @property
+    def exposed_comm_fraction(self) -> float:
+        """Share of all ranks' time spent in exposed communication, 0 to 1."""
+        return self._share(self.exposed)
+
+    @property
+    def computing_fraction(self) -> float:
+        """Share of all ranks' time spent computing, 0 to 1."""
+        return self._share(self.computing)
+
+    @property
+    def overlapped_comm_fraction(self) -> float:
+        """Share of all ranks' time with communication hidden beside compute, 0 to 1."""
+        return self._share(self.overlapped)
+
+    def _share(self, part: Floats) -> float:
+        total = self.step_time_s * len(part)
+        return float(part.sum() / total) if total > 0 else 0.0
+
+
+def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
+    """Split [0, step_time] of every rank.
+
+    Args:
+        trace: one log a rank, or columns.
+        step_time: the step time, s; the latest end of all ranks if None.
+
+    Returns:
+        The split; computing + exposed + waiting is the step time to 1e-12 relative on every rank.
+
+    Raises:
+        UsageError: the step time is shorter than the log.
+    """
+    found = _sums([busy_of(log) for log in trace]) if are_flat(trace) else _sums_of_columns(as_timeline(trace))
+    return _split(found, step_time)
+
+
+def breakdown_of(ranks: Sequence[Busy], step_time: float) -> Breakdown:
+    """Split the step time of ranks whose time at work is known: the same floats as from their logs."""
+    return _split(_sums(ranks), step_time)
+
+
+def _split(found: tuple[Floats, Floats, Floats, float], step_time: float | None) -> Breakdown:
+    """Make the three parts add up."""
+    computing, communicating, either, latest = found
+    step = checked_step_time(latest, step_time)
+    busy = np.maximum(either, computing)
+    exposed = busy - computing
+    overlapped = communicating - exposed
+    overlapped[overlapped < 1e-12 * step] = 0.0  # what is left of rounding where nothing overlaps
+    return Breakdown(step, computing, exposed, overlapped, np.maximum(step - busy, 0.0))
+
+
+def _sums(ranks: Sequence[Busy]) -> tuple[Floats, Floats, Floats, float]:
+    """Return how long each rank computed, communicated, and did either, s, and the latest end."""
+    found = np.array(ranks, dtype=float).reshape(-1, len(Busy._fields))
+    computing, communicating, either, last_end = found.T.copy()
+    return computing, communicating, either, float(last_end.max(initial=0.0))
+
+
+def _sums_of_columns(timeline: Timeline) -> tuple[Floats, Floats, Floats, float]:
+    """Return the same, the very same floats, of columns."""
+    either = sweep_timeline(timeline).covered(timeline.num_ranks)
+    return _covered(timeline, True), _covered(timeline, False), either, timeline.step_time
+
+
+def checked_step_time(latest: float, step_time: float | None) -> float:
+    """Return the step time to use, which must not end before the log does, at `latest`."""
+    if step_time is None:
+        return latest
+    if step_time < latest * (1 - 1e-9):
+        raise UsageError(
+            f"step_time must not be shorter than the log: got {step_time} s and events until {latest} s; "
+            "leave it out to use the latest end",
+            step_time=step_time,
+            latest_end=latest,
+        )
+    return step_time
+
+
+def _covered(timeline: Timeline, computes: bool) -> Floats:
+    """Return how long each rank computed, or communicated, s, (num_ranks,)."""
+    chosen = timeline.computes == computes
+    part = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
+    return part.covered(timeline.num_ranks)
+
+
+class PassTimes(NamedTuple):
+    """When the ranks that pass anything through layers do so, one entry a rank, s.
+
+    Args:
+        first_start: start of the first pass.
+        last_end: end of the last one.
+        busy: time at work in passes.
+    """
+
+    first_start: Floats
+    last_end: Floats
+    busy: Floats
+
+
+def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
+    """Return when each rank passes microbatches through its layers; ranks that never do are left out.
+
+    Args:
+        trace: one log a rank, or columns.
+        typs: the event types that count as passes.
+    """
+    if are_flat(trace):
+        return pass_times_of(passes_of(log, typs) for log in trace)
+    timeline = as_timeline(trace)
+    wanted = np.array([typ in typs for typ in timeline.typs], dtype=bool)
+    chosen = wanted[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+    ranks = timeline.rank[chosen]
+    first = np.full(timeline.num_ranks, np.inf)
+    last, busy = np.zeros(timeline.num_ranks), np.zeros(timeline.num_ranks)
+    np.minimum.at(first, ranks, timeline.time[chosen])
+    np.maximum.at(last, ranks, timeline.end[chosen])
+    np.add.at(busy, ranks, timeline.duration[chosen])
+    there = np.isfinite(first)
+    return PassTimes(first[there], last[there], busy[there])
+
+
+def pass_times_of(ranks: Iterable[Passes | None]) -> PassTimes:
+    """Return the same of ranks whose passes are known."""
+    found = [passes for passes in ranks if passes is not None]
+    return PassTimes(*np.array(found, dtype=float).reshape(-1, len(Passes._fields)).T.copy())

@@ -1,0 +1,114 @@
+"""The critical path: the chain of operations, across ranks, that sets the step time.
+
+It is followed from the last end of all ranks backwards, each time to what came last of all that was waited for; where
+two came at once, to the rank's own. In a simulated run nothing on it waits: somebody always works towards the end. Time
+that no dependency explains (in a measured log) counts as waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from minitrain.analysis.dependencies import Graph
+from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticalPath:
+    """The operations that set the step time, in their order.
+
+    Args:
+        timeline: the run.
+        event: the operations, (num_steps,).
+        wait: the unexplained time before each, s, (num_steps,).
+        counts: whether its duration is part of the path: of a send only its beginning is, (num_steps,).
+    """
+
+    timeline: Timeline
+    event: Ints
+    wait: Floats
+    counts: Bools
+
+    def seconds(self) -> dict[str, float]:
+        """Return the path's time in computing, communication and waiting, s; their sum is the step time."""
+        lasts = np.where(self.counts, self.timeline.duration[self.event], 0.0)
+        computes = self.timeline.computes[self.event]
+        return {
+            "computing": float(lasts[computes].sum()),
+            "communication": float(lasts[~computes].sum()),
+            "waiting": float(self.wait.sum()),
+        }
+
+    def by_typ(self) -> dict[str, float]:
+        """Return the path's time in each type of operation, s, the longest first."""
+        lasts = np.where(self.counts, self.timeline.duration[self.event], 0.0)
+        sums = np.bincount(self.timeline.typ[self.event], weights=lasts, minlength=len(self.timeline.typs))
+        pairs = zip(self.timeline.typs, sums.tolist(), strict=True)
+        return dict(sorted((pair for pair in pairs if pair[1] > 0), key=lambda pair: -pair[1]))
+
+
+class Binding(NamedTuple):
+    """What each moment of a graph waited for last.
+
+    Args:
+        moment: the moment it came from, `NONE` for what waits for nothing, (num_moments,).
+        after_end: whether for its operation's end, (num_moments,).
+        slack: the time since then that nothing explains, s, (num_moments,).
+    """
+
+    moment: Ints
+    after_end: Bools
+    slack: Floats
+
+
+def binding(graph: Graph) -> Binding:
+    """Return what each moment waited for last, by the logged times."""
+    times = graph.logged()
+    arrivals = graph.arrivals(times)
+    # of what arrives at once, prefer an end to a beginning, and then the own rank to another one
+    own = graph.source % max(graph.timeline.num_events, 1) == graph.target % max(graph.timeline.num_events, 1)
+    order = np.lexsort((-graph.source, own, graph.after_end, arrivals, graph.target))
+    last = np.append(graph.target[order][1:] != graph.target[order][:-1], True) if len(order) else order == 0
+    chosen = order[last]
+    moment, after_end = np.full(graph.num_moments, NONE), np.zeros(graph.num_moments, dtype=bool)
+    slack = times.copy()
+    moment[graph.target[chosen]], after_end[graph.target[chosen]] = graph.source[chosen], graph.after_end[chosen]
+    slack[graph.target[chosen]] -= arrivals[chosen]
+    _prefer_own_rank(graph, moment, times)
+    return Binding(moment, after_end, np.where(slack > _ROUNDING * graph.timeline.step_time, slack, 0.0))
+
+
+def _prefer_own_rank(graph: Graph, moment: Ints, times: Floats) -> None:
+    """Let a member of a collective that came as late as the last one have waited for nobody."""
+    count = graph.timeline.num_events
+    met = np.flatnonzero(moment[:count] >= 2 * count)
+    late = met[graph.timeline.launched[met] >= times[moment[met]]]
+    moment[late] = count + late
+
+
+def critical_path(graph: Graph, bound: Binding | None = None) -> CriticalPath:
+    """Return the chain of operations that sets the step time."""
+    line, count = graph.timeline, graph.timeline.num_events
+    bound = bound or binding(graph)
+    steps: list[int] = []
+    waits: list[float] = []
+    counted: list[bool] = []
+    moment, counts = int(np.argmax(line.end)) if count else NONE, True
+    while moment != NONE:
+        if moment < count:
+            steps.append(moment)
+            waits.append(0.0)
+            counted.append(counts)
+        waits[-1] += float(bound.slack[moment])
+        counts, moment = bool(bound.after_end[moment]), int(bound.moment[moment])
+    return CriticalPath(
+        line,
+        np.array(steps[::-1], np.int64),
+        np.array(waits[::-1], float),
+        np.array(counted[::-1], bool),
+    )

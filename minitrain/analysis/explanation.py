@@ -1,0 +1,148 @@
+"""One run explained: where its time goes, why ranks wait, what sets the step time, what would help, what fills memory.
+
+The parts are in modules of their own (`idle`, `critical`, `retime`, `stores`, `closed_form`); here they are put
+together once, and as data that can be written as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from minitrain.analysis.breakdown import Breakdown, breakdown
+from minitrain.analysis.critical_path import CriticalPath, critical_path
+from minitrain.analysis.dependencies import Graph, make_graph
+from minitrain.analysis.memory_by_kind import HighWater, Journals, high_water
+from minitrain.analysis.textbook_bubble import ClosedForm, closed_form
+from minitrain.analysis.timeline import Timeline
+from minitrain.analysis.waits import GAP_KINDS, Gaps, find_gaps
+from minitrain.analysis.what_if import what_ifs
+from minitrain.tensors import BYTES_PER_ELEMENT
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What there is to say about a run; every part is worked out when it is asked for.
+
+    Args:
+        timeline: the run.
+        step_time: the step time, s; the latest end of all ranks if None.
+        strategy: name of the strategy, for the textbook's bubble.
+        options: its options.
+        journals: every change of every store, if they were kept.
+        bytes_per_element: bytes of one element of memory.
+    """
+
+    timeline: Timeline
+    step_time: float | None = None
+    strategy: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    journals: Journals = ()
+    bytes_per_element: float = BYTES_PER_ELEMENT
+
+    @cached_property
+    def graph(self) -> Graph:
+        """What depends on what."""
+        return make_graph(self.timeline)
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Computing, exposed communication and waiting of each rank."""
+        return breakdown(self.timeline, self.step_time)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """Every idle time with its reason."""
+        return find_gaps(self.timeline, self.step_time, self.graph)
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        """The chain of operations that sets the step time."""
+        return critical_path(self.graph)
+
+    @cached_property
+    def what_ifs(self) -> Mapping[str, float]:
+        """The step time if one class of operation were free, s."""
+        return what_ifs(self.graph)
+
+    @cached_property
+    def closed_form(self) -> ClosedForm | None:
+        """The textbook's bubble beside the measured one."""
+        return closed_form(self.graph, self.strategy, self.options)
+
+    @cached_property
+    def high_water(self) -> list[HighWater]:
+        """When each rank held most, and what made it."""
+        return high_water(self.timeline, self.journals)
+
+    def longest_gaps(self, count: int = 5) -> list[int]:
+        """Return the longest gaps, as indices into `gaps`, the longest first."""
+        order = np.lexsort((np.arange(len(self.gaps)), -self.gaps.duration))
+        return [int(gap) for gap in order[:count]]
+
+    def data(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON: times in s, sizes in bytes."""
+        split, waits = self.breakdown, self.gaps.seconds()
+        kinds = [kind.replace("-", "_").replace(" ", "_").replace("'", "") for kind in GAP_KINDS]
+        form = self.closed_form
+        return {
+            "step_time_s": split.step_time_s,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "computing_s": float(split.computing[rank]),
+                    "exposed_communication_s": float(split.exposed[rank]),
+                    "overlapped_communication_s": float(split.overlapped[rank]),
+                    "waiting_s": float(split.waiting[rank]),
+                    "waiting_by_kind_s": dict(zip(kinds, waits[rank].tolist(), strict=True)),
+                    "high_water": self._mark(self.high_water[rank]),
+                }
+                for rank in range(self.timeline.num_ranks)
+            ],
+            "longest_waits": [self._gap(gap) for gap in self.longest_gaps()],
+            "critical_path": {
+                **{f"{part}_s": value for part, value in self.critical_path.seconds().items()},
+                "by_type_s": self.critical_path.by_typ(),
+                "num_operations": len(self.critical_path.event),
+            },
+            "step_time_if_free_s": dict(self.what_ifs),
+            "closed_form": None if form is None else _form(form),
+        }
+
+    def _gap(self, gap: int) -> dict[str, Any]:
+        gaps = self.gaps
+        return {
+            "rank": int(gaps.rank[gap]),
+            "start_s": float(gaps.start[gap]),
+            "duration_s": float(gaps.duration[gap]),
+            "kind": GAP_KINDS[gaps.kind[gap]],
+            "waits_for": gaps.reason(gap),
+        }
+
+    def _mark(self, mark: HighWater) -> dict[str, Any]:
+        scale = self.bytes_per_element
+        return {
+            "time_s": mark.time,
+            "bytes": mark.elements * scale,
+            "by_kind_bytes": {name: size * scale for name, size in mark.held.items()},
+            "text": mark.text(self.timeline, scale),
+        }
+
+
+def _form(form: ClosedForm) -> dict[str, Any]:
+    """Return a closed form as data."""
+    return {
+        "formula": form.formula,
+        "condition": form.condition,
+        "holds": form.holds,
+        "textbook_s": form.textbook_s,
+        "with_free_communication_s": form.free_s,
+        "measured_s": form.measured_s,
+        "textbook_fraction": form.fraction(form.textbook_s),
+        "with_free_communication_fraction": form.fraction(form.free_s),
+        "measured_fraction": form.fraction(form.measured_s),
+    }

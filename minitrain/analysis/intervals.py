@@ -1,0 +1,62 @@
+"""Sweeps over the intervals of many ranks at once: unions and gaps, without a Python loop or rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minitrain.analysis.timeline import Floats, Ints, Timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """Intervals in the order of (rank, start), each with the latest end of those before it on its rank.
+
+    Args:
+        order: index of each interval in the arrays that were swept, (n,).
+        rank: rank of each interval, (n,).
+        start: its start, s, (n,).
+        end: its end, s, (n,).
+        busy_until: the latest end of the rank's earlier intervals, 0 for the first one, s, (n,).
+    """
+
+    order: Ints
+    rank: Ints
+    start: Floats
+    end: Floats
+    busy_until: Floats
+
+    def covered(self, num_ranks: int) -> Floats:
+        """Return the length of each rank's union of intervals, s, (num_ranks,)."""
+        new = np.maximum(self.end - np.maximum(self.start, self.busy_until), 0.0)
+        lengths: Floats = np.bincount(self.rank, weights=new, minlength=num_ranks).astype(float)
+        return lengths
+
+    def last_end(self, num_ranks: int) -> Floats:
+        """Return the end of each rank's last interval, 0 where it has none, s, (num_ranks,)."""
+        last = np.zeros(num_ranks)
+        np.maximum.at(last, self.rank, self.end)
+        return last
+
+
+def sweep(rank: Ints, start: Floats, end: Floats) -> Sweep:
+    """Sort intervals and find how long each rank was busy before each of them.
+
+    The running maximum is taken of the ends' ranks among all ends (integers, with the rank in front), so that
+    one pass serves all ranks and gives back the very floats that went in.
+    """
+    order = np.lexsort((end, start, rank))
+    rank, start, end = rank[order], start[order], end[order]
+    num = len(order)
+    sorted_ends = np.sort(end)
+    keys = np.maximum.accumulate(rank * num + np.searchsorted(sorted_ends, end)) if num else rank
+    busy_until = np.zeros(num)
+    follows = rank[1:] == rank[:-1]
+    busy_until[1:] = np.where(follows, sorted_ends[keys[:-1] % max(num, 1)], 0.0)
+    return Sweep(order, rank, start, end, busy_until)
+
+
+def sweep_timeline(timeline: Timeline) -> Sweep:
+    """Sweep the events of all streams of each rank."""
+    return sweep(timeline.rank, timeline.time, timeline.end)

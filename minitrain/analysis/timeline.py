@@ -1,0 +1,145 @@
+"""Event logs as columns: `Timeline`, the one form that everything else in the trace room works on.
+
+Half a million `Event` objects are slow to walk more than once, so a log is turned into numpy arrays once.
+Whatever is not a number (types, streams, sample sets, groups, tags) becomes an index into a tuple of the
+distinct values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.events import COMPUTE, Event, EventLog
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NONE = -1
+NO_LAYER = np.iinfo(np.int64).min
+
+
+class Stream(NamedTuple):
+    """Where operations run: `kind`, and with whom (the group of "comm", the peer of "send" and "recv")."""
+
+    kind: str
+    group: tuple[int, ...] | None = None
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """The events of all ranks, by rank and in each rank's program order, one array a field.
+
+    Args:
+        starts: index of each rank's first event, and the number of events at the end, (num_ranks + 1,).
+        rank: (num_events,), like all that follow.
+        time: when each began to work, s.
+        end: when it finished, s.
+        duration: how long it worked, s.
+        memory: elements held when it was logged.
+        launched: clock of the rank's compute stream when it was submitted, s.
+        layer: the layer, or `NO_LAYER`.
+        typ: index into `typs`.
+        stream: index into `streams`.
+        samples: index into `sample_sets`.
+        group: index into `groups`.
+        tag: index into `tags`.
+        peer: the other rank of a send or recv, or `NONE`.
+        size_bytes: bytes moved.
+        waited_for: the rank it waited for, or `NONE`.
+        awaited: index in the rank's log of the first event after its await; the next one if that is unknown.
+        recomputed: whether a forward was done before.
+        typs: the distinct types.
+        streams: the distinct streams: compute first, then collectives, sends and receives.
+        sample_sets: the distinct sets of samples.
+        groups: the distinct groups; None is the whole world.
+        tags: the distinct tags.
+    """
+
+    starts: Ints
+    rank: Ints
+    time: Floats
+    end: Floats
+    duration: Floats
+    memory: Floats
+    launched: Floats
+    layer: Ints
+    typ: Ints
+    stream: Ints
+    samples: Ints
+    group: Ints
+    tag: Ints
+    peer: Ints
+    size_bytes: Floats
+    waited_for: Ints
+    awaited: Ints
+    recomputed: Bools
+    typs: tuple[str, ...]
+    streams: tuple[Stream, ...]
+    sample_sets: tuple[frozenset[int], ...]
+    groups: tuple[tuple[int, ...] | None, ...]
+    tags: tuple[Hashable, ...]
+
+    @classmethod
+    def from_logs(cls, logs: Sequence[Sequence[Event]]) -> Timeline:
+        """Turn one log a rank, in rank order, into columns."""
+        from minitrain.analysis.from_events import timeline_of_events  # noqa: PLC0415  (they make what is defined here)
+        from minitrain.analysis.from_rows import timeline_of_rows  # noqa: PLC0415
+
+        flat = [log for log in logs if isinstance(log, EventLog)]
+        return timeline_of_rows(flat) if len(flat) == len(logs) else timeline_of_events(logs)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks, with or without events."""
+        return len(self.starts) - 1
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks."""
+        return len(self.time)
+
+    @property
+    def index(self) -> Ints:
+        """Place of each event in its rank's log, (num_events,)."""
+        return np.arange(self.num_events) - self.starts[self.rank]
+
+    @property
+    def step_time(self) -> float:
+        """The latest end of all ranks, s."""
+        return float(self.end.max(initial=0.0))
+
+    @property
+    def computes(self) -> Bools:
+        """Whether each event ran on its rank's compute stream, (num_events,)."""
+        return self.on_stream(COMPUTE)
+
+    @property
+    def overlaps(self) -> Bools:
+        """Whether each event was launched to overlap those that follow it, (num_events,)."""
+        return self.awaited > self.index + 1
+
+    @property
+    def sampled(self) -> Floats:
+        """When the memory of each event was sampled, s: as it was submitted, before any wait."""
+        return self.launched
+
+    def on_stream(self, kind: str) -> Bools:
+        """Tell which events ran on a stream of this kind, (num_events,)."""
+        kinds = np.array([stream.kind == kind for stream in self.streams], dtype=bool)
+        return kinds[self.stream] if self.num_events else np.zeros(0, dtype=bool)
+
+
+Trace = Timeline | Sequence[Sequence[Event]]
+"""What every function of the trace room takes: columns, or one log a rank."""
+
+
+def as_timeline(trace: Trace) -> Timeline:
+    """Return the columns of a trace, which may be columns already."""
+    return trace if isinstance(trace, Timeline) else Timeline.from_logs(trace)

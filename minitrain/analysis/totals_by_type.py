@@ -1,0 +1,75 @@
+"""How many events of each type there are, and how long they worked, summed exactly.
+
+A sum of floats depends on its order, and events can come in many: rank after rank, or in portions of all ranks. So
+equal durations are counted, and their multiples added as fractions; the sum is rounded once, when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from minitrain.analysis.busy_time import are_flat
+from minitrain.events import PRICE, STRIDE, TYP, Event
+
+_MOST_DURATIONS = 4096  # counted one by one; where durations hardly ever repeat, there is no end of them
+
+
+class TypeTotal(NamedTuple):
+    """The events of one type.
+
+    Args:
+        num_events: how many there are on all ranks.
+        seconds: how long they worked, s, all of them together.
+    """
+
+    num_events: int
+    seconds: float
+
+
+class TypeSums:
+    """The totals by type of events that come in portions, in any order."""
+
+    __slots__ = ("_counts", "_durations", "_seconds")
+
+    def __init__(self) -> None:
+        self._durations: Counter[tuple[str, float]] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._seconds: dict[str, Fraction] = {}
+
+    def take(self, rows: Sequence[Any]) -> None:
+        """Add rows of a flat log."""
+        seconds = [price.seconds for price in rows[PRICE::STRIDE]]
+        self._durations.update(zip(rows[TYP::STRIDE], seconds, strict=True))
+        if len(self._durations) > _MOST_DURATIONS:
+            self._settle()
+
+    def take_events(self, events: Sequence[Event]) -> None:
+        """Add events."""
+        self._durations.update((event.typ, event.duration) for event in events)
+
+    def totals(self) -> dict[str, TypeTotal]:
+        """Return what there is so far, by type in alphabetical order."""
+        self._settle()
+        return {typ: TypeTotal(self._counts[typ], float(self._seconds[typ])) for typ in sorted(self._counts)}
+
+    def _settle(self) -> None:
+        """Add up what was counted."""
+        for (typ, duration), count in self._durations.items():
+            self._counts[typ] += count
+            self._seconds[typ] = self._seconds.get(typ, Fraction()) + count * Fraction(duration)
+        self._durations.clear()
+
+
+def totals_by_type(logs: Sequence[Sequence[Event]]) -> dict[str, TypeTotal]:
+    """Return the totals by type of one log a rank."""
+    sums = TypeSums()
+    if are_flat(logs):
+        for log in logs:
+            sums.take(log.rows)
+    else:
+        for events in logs:
+            sums.take_events(events)
+    return sums.totals()

@@ -1,0 +1,176 @@
+"""Why ranks are idle: every gap with what ended it, for whom it waited, and what kind of waste it is.
+
+A gap is a time in which no stream of a rank works. It ends with an operation of the rank, which had to wait for another
+one, or with the step. Its kind follows from that:
+
+- the step's end: the rank has done its part, others have not;
+- straggler: a collective whose slowest member came late;
+- warm-up, steady or cool-down bubble: a message that was sent late. Before its first backward a rank warms up, after
+  its last forward it cools down;
+- communication: either of them where what was waited for spent more than half of the gap in communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minitrain.analysis.breakdown import checked_step_time
+from minitrain.analysis.critical_path import Binding, binding
+from minitrain.analysis.dependencies import Graph, make_graph
+from minitrain.analysis.intervals import sweep_timeline
+from minitrain.analysis.matching import collectives, messages
+from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Timeline
+from minitrain.events import COMM, RECV
+
+WARMUP, STEADY, COOLDOWN, STRAGGLER, COMMUNICATION, STEP_END = range(6)
+GAP_KINDS = ("warm-up bubble", "steady bubble", "cool-down bubble", "straggler", "communication", "step's end")
+
+_ROUNDING = 1e-12  # of the step time: a shorter gap is the rounding of a sum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gaps:
+    """The idle times of all ranks, by rank and start; those until the step's end come last.
+
+    Args:
+        timeline: the run.
+        rank: whose gap it is, (num_gaps,), like all that follow.
+        start: when it begins, s.
+        end: when it ends, s.
+        event: the operation of the rank that ended it, `NONE` for the step's end.
+        source: the operation of another rank that it waited for, or `NONE`; of the rank that sets the step's end,
+            the last one.
+        kind: index into `GAP_KINDS`.
+    """
+
+    timeline: Timeline
+    rank: Ints
+    start: Floats
+    end: Floats
+    event: Ints
+    source: Ints
+    kind: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def duration(self) -> Floats:
+        """How long each gap lasts, s."""
+        return self.end - self.start
+
+    def seconds(self) -> Floats:
+        """Return how long each rank waited in gaps of each kind, s, (num_ranks, number of kinds)."""
+        size = self.timeline.num_ranks, len(GAP_KINDS)
+        place = self.rank * size[1] + self.kind
+        sums = np.bincount(place, weights=self.duration, minlength=size[0] * size[1])
+        return sums.astype(float).reshape(size)
+
+    def reason(self, gap: int) -> str:
+        """Say for what a rank waited: "rank 2's send of layer 7"."""
+        line, event, source = self.timeline, int(self.event[gap]), int(self.source[gap])
+        whose = "" if source == NONE else f"rank {line.rank[source]}"
+        if event == NONE:
+            return f"the step's end, which {whose or 'another rank'} sets"
+        typ, layer = line.typs[line.typ[event]], line.layer[event]
+        of_layer = "" if layer == NO_LAYER else f" of layer {layer}"
+        if not whose:
+            return f"what comes before {typ}{of_layer}"
+        return f"{whose}'s send{of_layer}" if typ == RECV else f"{whose}, the last to come to {typ}{of_layer}"
+
+
+def find_gaps(timeline: Timeline, step_time: float | None = None, graph: Graph | None = None) -> Gaps:
+    """Return every gap of every rank, with its reason and kind.
+
+    Args:
+        timeline: the run.
+        step_time: the step time, s; the latest end of all ranks if None.
+        graph: the dependencies, if they are known already.
+    """
+    step = checked_step_time(timeline.step_time, step_time)
+    rank, start, end, event = gaps_of(timeline, step)
+    source = _sources(timeline, event)
+    kind = _kinds(timeline, rank, start, event)
+    graph = graph or make_graph(timeline)
+    waits = event != NONE
+    held = _held_by_communication(graph, binding(graph), start[waits], event[waits])
+    kind[waits] = np.where(held > 0.5 * (end - start)[waits], COMMUNICATION, kind[waits])
+    return Gaps(timeline, rank, start, end, event, source, kind)
+
+
+def gaps_of(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:
+    """Return rank, start, end and ending event of every gap, from 0 to the step's end."""
+    swept = sweep_timeline(timeline)
+    gap = swept.start - swept.busy_until > _ROUNDING * step
+    last = swept.last_end(timeline.num_ranks)
+    early = np.flatnonzero(step - last > _ROUNDING * step)
+    return (
+        np.concatenate([swept.rank[gap], early]),
+        np.concatenate([swept.busy_until[gap], last[early]]),
+        np.concatenate([swept.start[gap], np.full(len(early), step)]),
+        np.concatenate([swept.order[gap], np.full(len(early), NONE)]),
+    )
+
+
+def _sources(timeline: Timeline, event: Ints) -> Ints:
+    """Return the operation of another rank that each gap waited for: a send, or the last one of a collective."""
+    source = np.full(timeline.num_events + 1, NONE)  # the last place is that of the step's end
+    sends, receives = messages(timeline)
+    late = timeline.waited_for[receives] != NONE
+    source[receives[late]] = sends[late]
+    members, places = collectives(timeline)
+    meeting = np.repeat(np.arange(len(places) - 1), np.diff(places))
+    is_late = timeline.waited_for[members] != NONE
+    keys = meeting * timeline.num_ranks + timeline.rank[members]  # ascending: members come by collective and rank
+    wanted = meeting[is_late] * timeline.num_ranks + timeline.waited_for[members][is_late]
+    found = np.minimum(np.searchsorted(keys, wanted), max(len(members) - 1, 0))
+    source[members[is_late]] = np.where(keys[found] == wanted, members[found], NONE)
+    source[-1] = np.argmax(timeline.end) if timeline.num_events else NONE
+    return source[event]
+
+
+def _kinds(timeline: Timeline, rank: Ints, start: Floats, event: Ints) -> Ints:
+    """Return the kind of every gap by what ended it and when it began."""
+    first_backward, last_forward = _phases(timeline)
+    phase = np.full(len(rank), STEADY)
+    phase[start >= last_forward[rank]] = COOLDOWN
+    phase[start < first_backward[rank]] = WARMUP
+    meets = np.append(timeline.on_stream(COMM), False)[event]
+    return np.where(event == NONE, STEP_END, np.where(meets, STRAGGLER, phase))
+
+
+def _phases(timeline: Timeline) -> tuple[Floats, Floats]:
+    """Return when each rank begins its first backward and ends its last forward, s, (num_ranks,) each."""
+    first, last = np.full(timeline.num_ranks, np.inf), np.full(timeline.num_ranks, -np.inf)
+    backwards, forwards = _of(timeline, "backward"), _of(timeline, "forward")
+    np.minimum.at(first, timeline.rank[backwards], timeline.time[backwards])
+    np.maximum.at(last, timeline.rank[forwards], timeline.end[forwards])
+    return first, last
+
+
+def _of(timeline: Timeline, name: str) -> Bools:
+    """Tell which events are of a type that begins with a name, (num_events,)."""
+    typs = np.array([typ.startswith(name) for typ in timeline.typs], dtype=bool)
+    return typs[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+
+
+def _held_by_communication(graph: Graph, bound: Binding, start: Floats, event: Ints) -> Floats:
+    """Return how long what each gap waited for was communicating within the gap, s."""
+    line, count = graph.timeline, graph.timeline.num_events
+    moments, after_end = bound.moment.tolist(), bound.after_end.tolist()
+    time, end, computes = line.time.tolist(), line.end.tolist(), line.computes.tolist()
+    held = []
+    for begin, last in zip(start.tolist(), event.tolist(), strict=True):
+        total, moment = 0.0, last
+        while True:
+            counts, moment = after_end[moment], moments[moment]
+            if moment == NONE or (moment < count and end[moment] <= begin):
+                break
+            if counts and moment < count and not computes[moment]:
+                total += end[moment] - max(time[moment], begin)
+            if moment < count and time[moment] <= begin:
+                break
+        held.append(total)
+    return np.array(held)

@@ -1,0 +1,88 @@
+"""What-if: the times of a run whose operations lasted differently, by the same dependencies.
+
+Only durations change. What a strategy would do otherwise (another order, more overlap) is not foreseen, and where
+computing was slowed down by communication beside it, it stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from minitrain.analysis.dependencies import Graph, make_graph
+from minitrain.analysis.timeline import Floats, Timeline, Trace, as_timeline
+from minitrain.errors import UsageError
+from minitrain.events import COLLECTIVES, COMMUNICATIONS, RECV, SEND
+
+
+def retime(graph: Graph, duration: Floats) -> Floats:
+    """Return when each event would begin.
+
+    Args:
+        graph: the dependencies.
+        duration: how long each event is to last, s, (num_events,).
+
+    Returns:
+        Times, s, (num_events,).
+
+    Raises:
+        UsageError: operations wait for one another in a circle, which no real log has.
+    """
+    order = np.argsort(graph.source, kind="stable")
+    first = np.searchsorted(graph.source[order], np.arange(graph.num_moments + 1)).tolist()
+    targets, after_end = graph.target[order].tolist(), graph.after_end[order].tolist()
+    missing = np.bincount(graph.target, minlength=graph.num_moments)
+    times, lasts = [0.0] * graph.num_moments, duration.tolist() + [0.0] * (graph.num_moments - len(duration))
+    ready, missing, done = np.flatnonzero(missing == 0).tolist(), missing.tolist(), 0
+    while ready:
+        moment = ready.pop()
+        done += 1
+        begin = times[moment]
+        end = begin + lasts[moment]
+        for edge in range(first[moment], first[moment + 1]):
+            target = targets[edge]
+            arrival = end if after_end[edge] else begin
+            if arrival > times[target]:
+                times[target] = arrival
+            missing[target] -= 1
+            if not missing[target]:
+                ready.append(target)
+    if done < graph.num_moments:
+        raise UsageError("the log is damaged: some of its operations wait for one another in a circle")
+    return np.array(times[: len(duration)])
+
+
+def what_if(trace: Trace | Graph, free: Collection[str]) -> float:
+    """Return the step time if all operations of some types took no time.
+
+    Args:
+        trace: one log a rank, columns, or their graph.
+        free: types of operations, such as "all_gather".
+
+    Returns:
+        The step time, s.
+    """
+    graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
+    line = graph.timeline
+    is_free = np.array([typ in free for typ in line.typs], dtype=bool)
+    duration = np.where(is_free[line.typ], 0.0, line.duration) if line.num_events else line.duration
+    return float((retime(graph, duration) + duration).max(initial=0.0))
+
+
+def what_ifs(graph: Graph) -> Mapping[str, float]:
+    """Return the step time for every class of operation that could be free, s, the best first."""
+    typs = set(_typs_that_last(graph.timeline))
+    classes = {typ: {typ} for typ in typs - set(COMMUNICATIONS)}
+    classes |= {typ: {typ} for typ in typs & set(COLLECTIVES)}
+    if typs & {SEND, RECV}:
+        classes["messages"] = {SEND, RECV}
+    if typs & set(COMMUNICATIONS):
+        classes["all communication"] = typs & set(COMMUNICATIONS)
+    found = {name: what_if(graph, members) for name, members in classes.items()}
+    return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
+
+
+def _typs_that_last(timeline: Timeline) -> list[str]:
+    """Return the types of which some operation takes time."""
+    return [timeline.typs[code] for code in np.unique(timeline.typ[timeline.duration > 0]).tolist()]

@@ -1,0 +1,85 @@
+"""What happened on a rank: `Event`, one operation on the logical clock.
+
+The first seven fields are the specification's. The optional ones that follow say what a reader needs to explain time:
+on which stream the operation ran, with whom, how much it moved, and for whom it waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+COMPUTE = "compute"
+COMM = "comm"
+SEND = "send"
+RECV = "recv"
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
+PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
+
+
+@dataclass(slots=True)
+class Event:
+    """One operation of one rank. Times are in seconds, memory in elements.
+
+    Args:
+        typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send or recv.
+        layer: the layer it works on, or None.
+        rank: the rank it ran on.
+        time: when it began to work (after all waiting), s.
+        duration: how long it worked, s.
+        memory: elements in the rank's five stores when it was logged, before its result could be stored.
+        samples: samples it works on.
+        stream: where it ran: "compute", "comm" (collectives; one stream a group), "send" or "recv" (one stream a
+            peer and direction).
+        group: ranks of the collective's group, or None (None too for the whole world).
+        peer: the other rank of a send or recv, or None.
+        tag: the tag of a send or recv, or None.
+        size_bytes: bytes of the message or collective, 0 for compute.
+        launched: clock of the rank's compute stream when the operation was submitted, s.
+        waited_for: the rank that the operation had to wait for, or None: the lowest rank with the latest clock.
+        awaited: index in the rank's log of the first event that was logged after its result was awaited; the index
+            of the very next event unless it was launched to overlap.
+        recomputed: a forward of samples that this rank had already taken through the layer.
+        algorithm: how a collective was priced where there is a choice ("ring" or "hierarchical"), or None.
+    """
+
+    typ: str
+    layer: int | None
+    rank: int
+    time: float
+    duration: float
+    memory: float
+    samples: frozenset[int] = frozenset()
+    stream: str = COMPUTE
+    group: tuple[int, ...] | None = None
+    peer: int | None = None
+    tag: Hashable = None
+    size_bytes: float = 0
+    launched: float | None = None
+    waited_for: int | None = None
+    awaited: int | None = None
+    recomputed: bool = False
+    algorithm: str | None = None
+
+    @property
+    def end(self) -> float:
+        """When it finished, s."""
+        return self.time + self.duration
+
+
+class MemoryChange(NamedTuple):
+    """Something entered or left a rank's memory.
+
+    Args:
+        place: how many events the rank had logged by then.
+        kind: weights, opt_states, activations, grad_activations, grad_weights (the stores) or in_flight.
+        elements: what entered, negative for what left.
+    """
+
+    place: int
+    kind: str
+    elements: float

@@ -1,0 +1,136 @@
+"""The log of a rank: a flat list of rows, and `Event` objects made of them when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from minitrain.events.event import COMPUTE, Event
+
+UNITS_PER_ELEMENT = 2**40
+"""Rows tell memory in integers of 2**-40 element, so that rounding never accumulates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Where an operation runs; those of one stream run in program order.
+
+    Args:
+        kind: "compute", "comm", "send" or "recv".
+        group: members of a collective's group, or None for the whole world.
+        peer: the other rank of a message, or None.
+    """
+
+    kind: str
+    group: tuple[int, ...] | None = None
+    peer: int | None = None
+
+
+ON_COMPUTE = Stream(COMPUTE)
+NO_SAMPLES: frozenset[int] = frozenset()
+
+
+class Note:
+    """What few events need: the tag of a message, and when an operation that overlapped others was awaited."""
+
+    __slots__ = ("awaited", "overlaps", "tag")
+
+    def __init__(self, tag: Hashable = None) -> None:
+        self.tag = tag
+        self.overlaps = False
+        self.awaited: int | None = None
+
+
+# One event is STRIDE places of a flat list, the cheapest log that Python offers; `Event` objects are made on demand.
+TYP, LAYER, TIME, PRICE, MEMORY, SAMPLES, STREAM, WAITED_FOR, LAUNCHED, NOTE = range(10)
+STRIDE = 10
+
+
+class EventLog(Sequence[Event]):
+    """The events of one rank in program order: a list to read, made of `Event` objects when somebody looks.
+
+    Args:
+        rank: whose log it is.
+        rows: the flat list behind it, for those who write it.
+    """
+
+    __slots__ = ("_recomputed", "_seen", "rank", "rows")
+
+    def __init__(self, rank: int, rows: list[Any] | None = None) -> None:
+        self.rank = rank
+        self.rows: list[Any] = [] if rows is None else rows
+        self._recomputed: list[bool] = []
+        self._seen: dict[int | None, set[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows) // STRIDE
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+        if isinstance(index, slice):
+            return [self._event(place) for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"event {index} of a log of {len(self)}")
+        return self._event(place)
+
+    def __iter__(self) -> Iterator[Event]:
+        return (self._event(place) for place in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __add__(self, other: Iterable[Event]) -> list[Event]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Event]) -> list[Event]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return f"EventLog(rank={self.rank}, {list(self)!r})"
+
+    def _event(self, place: int) -> Event:
+        """Make the event of one place."""
+        row = self.rows[place * STRIDE : (place + 1) * STRIDE]
+        typ, layer, time, price, units, samples, stream, waited_for, launched, note = row
+        blocking = None if stream is ON_COMPUTE else place + 1
+        return Event(
+            typ,
+            layer,
+            self.rank,
+            time,
+            price.seconds,
+            units / UNITS_PER_ELEMENT,
+            samples,
+            stream.kind,
+            stream.group,
+            stream.peer,
+            None if note is None else note.tag,
+            price.size_bytes,
+            launched,
+            waited_for,
+            note.awaited if note is not None and note.overlaps else blocking,
+            typ == "forward" and self._is_recomputed(place),
+            price.algorithm,
+        )
+
+    def _is_recomputed(self, place: int) -> bool:
+        """Return whether a forward takes samples through a layer that they had passed on this rank before."""
+        for later in range(len(self._recomputed), place + 1):
+            row = later * STRIDE
+            again = False
+            if self.rows[row + TYP] == "forward":
+                seen = self._seen.setdefault(self.rows[row + LAYER], set())
+                samples = self.rows[row + SAMPLES]
+                again = not seen.isdisjoint(samples)
+                seen.update(samples)
+            self._recomputed.append(again)
+        return self._recomputed[place]

@@ -1,0 +1,95 @@
+"""Durations by hand, for reasoning in units as the papers' figures do."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+from minitrain.errors import UsageError
+from minitrain.hardware.price import Price
+from minitrain.workloads.workload import MATMUL_LAYER, Workload
+
+EVENT_TYPES = (
+    "load_weights",
+    "forward",
+    "loss",
+    "backward",
+    "backward_input",
+    "backward_weight",
+    "update",
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "all_to_all",
+    "barrier",
+    "send",
+    "recv",
+)
+_COMPUTE = frozenset(EVENT_TYPES[1:7])
+
+
+class FixedPredictor:
+    """Price every operation by its type alone: `FixedPredictor(forward=1, backward=2)`.
+
+    There is no device behind it, so that MFU and memory capacity are None. Use it wherever a hardware name goes.
+
+    Args:
+        durations: s a call, by event type; 0 for those not given, and `recv` as `send`.
+
+    Raises:
+        UsageError: an event type is unknown, or a duration is no number of at least 0.
+
+    >>> FixedPredictor(forward=1, backward=2).compute("backward", num_samples=8).seconds
+    2.0
+    """
+
+    workload: Workload = MATMUL_LAYER
+    peak_flop_per_s = None
+    capacity_bytes = None
+
+    def __init__(self, **durations: float) -> None:
+        for typ, seconds in durations.items():
+            if typ not in EVENT_TYPES:
+                raise UsageError(f"there is no event type {typ!r}; use {', '.join(EVENT_TYPES)}", typ=typ)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                raise UsageError(f"the duration of {typ} must be a number of at least 0, got {seconds!r}", typ=typ)
+        self._given = durations
+        self.durations = {
+            typ: float(seconds) for typ, seconds in {"recv": durations.get("send", 0), **durations}.items()
+        }
+        self._slowdown = 1.0
+
+    def __repr__(self) -> str:
+        return f"FixedPredictor({', '.join(f'{typ}={seconds:g}' for typ, seconds in self._given.items())})"
+
+    def slowed(self, factor: float) -> FixedPredictor:
+        """Return the same durations for a rank whose computing takes `factor` times as long."""
+        other = copy.copy(self)
+        other._slowdown = self._slowdown * factor
+        return other
+
+    def compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:  # noqa: ARG002  (a Predictor's parameters)
+        """Price a pass through a layer."""
+        return self._price(typ)
+
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
+        """Price an optimizer step."""
+        return self._price("update")
+
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
+        """Price loading weights."""
+        return self._price("load_weights")
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective; one of a single rank is free."""
+        return self._price(op, size_bytes) if len(ranks) > 1 else Price(0.0, size_bytes)
+
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002
+        """Price one side of a message."""
+        return self._price(op, size_bytes)
+
+    def _price(self, typ: str, size_bytes: float = 0) -> Price:
+        seconds = self.durations.get(typ, 0.0)
+        return Price(seconds * self._slowdown if typ in _COMPUTE and self._slowdown != 1 else seconds, size_bytes)

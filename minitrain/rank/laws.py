@@ -1,0 +1,207 @@
+"""The laws of training: what must hold before an operation may happen.
+
+Each function raises a `LawError` that names rule, values, rank, layer and remedy, or returns. They are asked before
+anything is logged and before any clock moves, and they hold under `python -O` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import LawError, TensorTypeError
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.transport.collectives import describe
+
+if TYPE_CHECKING:
+    from minitrain.rank.state import Rank
+
+
+def _broken(model: Rank, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
+    """Return the error for a broken law."""
+    return LawError(f"{op} on rank {model.rank}: {rule}", op=op, rank=model.rank, layer=layer, **facts)
+
+
+def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> None:
+    """Require a tensor of one kind."""
+    if value.__class__ is not kind and not isinstance(value, kind):
+        raise TensorTypeError(
+            f"{op} on rank {model.rank}: {name} must be a {kind.__name__}, got {describe(value)}",
+            op=op,
+            rank=model.rank,
+            value=value,
+        )
+
+
+def _require_layer(model: Rank, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
+    """Require a tensor of the layer that the operation works on."""
+    if value.layer != expected:
+        use = f" for layer {layer}" if isinstance(layer, int) else f", {layer}"
+        raise _broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
+
+
+def _require_complete(model: Rank, op: str, weight: Weight) -> None:
+    """Require all shards of a weight."""
+    if not weight.is_complete():
+        raise _broken(
+            model,
+            op,
+            f"the weight must be complete, got {describe(weight)}; all_gather it first",
+            weight.layer,
+            value=weight,
+        )
+
+
+def _require_stored(model: Rank, op: str, name: str, value: Any) -> None:
+    """Require a tensor (or an equal one) in one of the rank's stores."""
+    if not model.holds(value):
+        raise _broken(
+            model,
+            op,
+            f"{name} must be in one of the rank's stores, so that its memory counts, got {describe(value)}; "
+            "put it in a dict of model.storage()",
+            value.layer,
+            value=value,
+        )
+
+
+def forward(model: Rank, op: str, layer: int, inp: Any, weight: Any) -> None:
+    """Require a complete weight, in storage, and an input, both of the layer."""
+    require_kind(model, op, "weight", weight, Weight)
+    require_kind(model, op, "inp", inp, Activation)
+    _require_layer(model, op, "weight", weight, layer, layer)
+    _require_layer(model, op, "inp", inp, layer, layer)
+    _require_complete(model, op, weight)
+    _require_stored(model, op, "weight", weight)
+
+
+def backward(model: Rank, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
+    """Require input, output gradient and complete weight of the layer, in storage, for the same samples."""
+    require_kind(model, op, "inp", inp, Activation)
+    require_kind(model, op, "grad", grad, ActivationGrad)
+    _require_layer(model, op, "inp", inp, layer, layer)
+    _require_layer(model, op, "grad", grad, layer, layer)
+    if inp.samples != grad.samples:
+        raise _broken(
+            model,
+            op,
+            f"inp and grad must be of the same samples, got {describe(inp)} and {describe(grad)}",
+            layer,
+            samples=(inp.samples, grad.samples),
+        )
+    _require_stored(model, op, "inp", inp)
+    _require_stored(model, op, "grad", grad)
+    if op != "backward_weight":
+        require_kind(model, op, "weight", weight, Weight)
+        _require_layer(model, op, "weight", weight, layer, layer)
+        _require_complete(model, op, weight)
+        _require_stored(model, op, "weight", weight)
+
+
+def loss(model: Rank, inp: Any) -> None:
+    """Require the model's output."""
+    require_kind(model, "loss", "inp", inp, Activation)
+    _require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
+
+
+def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
+    """Require gradient, weight and state of the layer and step, all samples, and matching shards."""
+    require_kind(model, "update", "weight_grad", weight_grad, WeightGrad)
+    require_kind(model, "update", "weight", weight, Weight)
+    require_kind(model, "update", "opt_state", opt_state, OptState)
+    for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
+        _require_layer(model, "update", name, value, layer, layer)
+    _require_all_samples(model, layer, weight_grad)
+    if weight.step != opt_state.step:
+        raise _broken(
+            model,
+            "update",
+            f"weight and optimizer state must have seen the same steps, got {describe(weight)} and "
+            f"{describe(opt_state)}",
+            layer,
+        )
+    for name, value in (("weight_grad", weight_grad), ("opt_state", opt_state)):
+        if not covers(value, weight):
+            raise _broken(
+                model,
+                "update",
+                f"{name} must hold the weight's shards, got {describe(value)} for {describe(weight)}",
+                layer,
+            )
+
+
+def _require_all_samples(model: Rank, layer: int, weight_grad: WeightGrad) -> None:
+    """Require a gradient of the whole batch."""
+    if weight_grad.samples != _all_samples(model.global_batch_size):
+        missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
+        raise _broken(
+            model,
+            "update",
+            f"the gradient of layer {layer} must cover all {model.global_batch_size} samples, {missing[:8]} "
+            f"{'is' if len(missing) == 1 else 'are'} missing ({len(weight_grad.samples)} are there); add up all "
+            "microbatches and reduce over the ranks",
+            layer,
+            samples=weight_grad.samples,
+            missing=missing,
+        )
+
+
+@lru_cache
+def _all_samples(global_batch_size: int) -> frozenset[int]:
+    """Return the samples of the global batch."""
+    return frozenset(range(global_batch_size))
+
+
+def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
+    """Return whether a tensor holds every part of the weight, shards being intervals [i/n, (i+1)/n)."""
+    if held.is_complete() or (held.num_shards == weight.num_shards and weight.shards <= held.shards):
+        return True
+    pieces = held.num_shards
+    for shard in weight.shards:
+        first = shard * pieces // weight.num_shards
+        last = -(-(shard + 1) * pieces // weight.num_shards)
+        if any(piece not in held.shards for piece in range(first, last)):
+            return False
+    return True
+
+
+def input_samples(model: Rank, samples: Iterable[int]) -> frozenset[int]:
+    """Return the samples as a set; require that all are of the global batch."""
+    try:
+        found = frozenset(samples)
+        inside = not found or (min(found) >= 0 and max(found) < model.global_batch_size)
+    except TypeError as error:
+        raise TensorTypeError(
+            f"get_input_activation on rank {model.rank}: samples must be integers, got {samples!r:.80}",
+            rank=model.rank,
+        ) from error
+    if not inside:
+        raise _broken(
+            model,
+            "get_input_activation",
+            f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
+            f"got {sorted(found)[:8]}",
+            0,
+            samples=found,
+        )
+    return found
+
+
+def final_weight(model: Rank, layer: int, weight: Any) -> None:
+    """Require a weight of the layer."""
+    require_kind(model, "set_final_weight", "weight", weight, Weight)
+    _require_layer(model, "set_final_weight", "weight", weight, layer, layer)
+
+
+def load(model: Rank, layer: Any, shard: Any, num_shards: Any) -> None:
+    """Require a layer of the model and a shard of it."""
+    if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
+        raise _broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)
+    if not (isinstance(shard, int) and isinstance(num_shards, int) and 0 <= shard < num_shards):
+        raise _broken(
+            model,
+            "load_weights",
+            f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}",
+            layer,
+        )

@@ -1,0 +1,45 @@
+"""One rank's view of a training run: its stores, its operations, its clock and its log.
+
+A strategy sees nothing else. Every operation checks the laws of training first, then logs one event priced by the
+rank's predictor, then moves the rank's clock. Computing moves this rank's clock alone; what ranks do together starts
+when the last of them is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minitrain.rank.communicating import Communicating
+from minitrain.rank.computing import Computing
+from minitrain.rank.final_weights import check_final_weights
+
+
+class Model(Computing, Communicating):
+    """One rank of a training run.
+
+    Args:
+        rank: this rank, 0 to world_size - 1 (in a world of one, any number).
+        dist: the transport that all ranks share; by default a world of its own.
+        num_layers: layers of the trained model.
+        global_batch_size: samples of one step, over all ranks.
+        runtime_predictor: what prices the operations; an H100 server by default.
+        memory_by_kind: keep a journal of every change of every store (see `Run.memory_journals`).
+
+    Attributes:
+        time: the clock of the rank's compute stream, s.
+        log: the events so far, a list to read.
+        final_weights: weight by layer, as set by `set_final_weight`.
+        weights, opt_states, activations, grad_activations, grad_weights: the five stores.
+
+    Raises:
+        UsageError: a parameter is outside its rule.
+    """
+
+    @staticmethod
+    def check(models: Sequence[Model]) -> None:
+        """Verify that every layer was trained: see `minitrain.rank.final_weights.check_final_weights`.
+
+        Raises:
+            LawError: a final weight is missing, incomplete, of the wrong step, or differs between replicas.
+        """
+        check_final_weights(models)

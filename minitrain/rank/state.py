@@ -1,0 +1,232 @@
+"""What a rank is before it does anything: its stores, its clock and its log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+from minitrain.errors import UsageError, require_count
+from minitrain.events import (
+    COLLECTIVES,
+    COMM,
+    COMMUNICATIONS,
+    NO_SAMPLES,
+    ON_COMPUTE,
+    RECV,
+    SEND,
+    UNITS_PER_ELEMENT,
+    EventLog,
+    MemoryChange,
+    Stream,
+)
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import FREE, Predictor, Price
+from minitrain.rank.store_journal import JournalledStore
+from minitrain.rank.stores import Account, Store
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.annotations import follow
+from minitrain.transport.dist import Dist
+from minitrain.transport.groups import Group
+
+_IN_SHARDS = (Weight, WeightGrad)
+STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
+
+
+@lru_cache
+def _default_predictor(world_size: int) -> RuntimePredictor:
+    """Return the predictor that models of the same world share by default."""
+    return RuntimePredictor(world_size)
+
+
+class Rank:
+    """The state of one rank: the common root of what a `Model` can do.
+
+    Args and Attributes: see `minitrain.rank.model.Model`.
+
+    A model that follows its tensors (strict accounting, numerics) is a subclass that extends the operations; what
+    the transport makes, it is told of by `after_collective` and `after_message`, if it is `attentive`.
+    """
+
+    attentive = False
+
+    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+        """Take note of the results of a collective, before anybody gets them; asked of the lowest member.
+
+        Args:
+            works: each member's part, in rank order, with its `model` and the `value` it brought.
+            results: each member's result.
+        """
+
+    def after_message(self, value: Any, result: Any) -> None:
+        """Take note of a received tensor.
+
+        Args:
+            value: what the sender sent.
+            result: what this rank gets.
+        """
+
+    def __init__(
+        self,
+        rank: int = 1,
+        dist: Dist | None = None,
+        num_layers: int = 2,
+        global_batch_size: int = 1,
+        *,
+        runtime_predictor: Predictor | None = None,
+        memory_by_kind: bool = False,
+    ) -> None:
+        self.dist = Dist(1) if dist is None else dist
+        self.world_size = self.dist.world_size
+        self.rank = require_count("rank", rank, 0)
+        if rank >= self.world_size > 1:
+            raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {rank}", rank=rank)
+        self.num_layers = require_count("num_layers", num_layers)
+        self.global_batch_size = require_count("global_batch_size", global_batch_size)
+        self.runtime_predictor = runtime_predictor or _default_predictor(self.world_size)
+        self._is_uniform = self.runtime_predictor.workload.is_uniform
+
+        self.time = 0.0
+        self.log = EventLog(rank)
+        self.final_weights: dict[int, Weight] = {}
+        self.account = Account(self.runtime_predictor.workload.memory_elements)
+        if memory_by_kind:
+            self.account.journal = []
+        self.weights: Store[Weight] = self._store("weights")
+        self.opt_states: Store[OptState] = self._store("opt_states")
+        self.activations: Store[Activation] = self._store("activations")
+        self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
+        self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
+
+        self.attentive = self.attentive  # asked for by every operation, and found sooner here than in the class
+        if self.attentive:
+            follow()
+        self._rows = self.log.rows
+        self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
+        self._entered = False
+        self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
+        self._world = Group(self.dist.world, rank)
+
+    def _store(self, name: str) -> Store[Any]:
+        """Make one of the five stores."""
+        if self.account.journal is None:
+            return Store(self.account)
+        return JournalledStore(self.account, name, self.log)
+
+    def _enter(self) -> None:
+        """Tell the transport, once, that a task uses this model."""
+        self._entered = True
+        self.dist.watch.entered.add(self.rank)
+
+    def storage(
+        self,
+    ) -> tuple[Store[Weight], Store[OptState], Store[Activation], Store[ActivationGrad], Store[WeightGrad]]:
+        """Return the five stores: weights, opt_states, activations, grad_activations, grad_weights."""
+        return self.weights, self.opt_states, self.activations, self.grad_activations, self.grad_weights
+
+    def memory(self) -> float:
+        """Return the elements in the five stores (and in operations launched to overlap) now."""
+        return self.account.units / UNITS_PER_ELEMENT
+
+    @property
+    def counted(self) -> Account:
+        """What counts as this rank's memory: the stores and operations in flight."""
+        return self.account
+
+    @property
+    def peak_memory(self) -> float:
+        """The most elements ever held at once, also between events."""
+        return self.counted.high_water() / UNITS_PER_ELEMENT
+
+    @property
+    def memory_journal(self) -> list[MemoryChange]:
+        """Every change of every store so far, in program order; empty unless it was asked for."""
+        changes = sorted(self.account.journal or (), key=itemgetter(0))
+        return [MemoryChange(place, kind, units / UNITS_PER_ELEMENT) for place, kind, units in changes]
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a tensor, or an equal one, is in one of the stores."""
+        return getattr(value, "_home", None) is self.account or any(value in store.values() for store in self.storage())
+
+    def status(self) -> None:
+        """Print what the stores hold."""
+        for name in STORES:
+            print(f"rank {self.rank} {name}:")
+            for key, value in getattr(self, name).items():
+                print(f"  {key!r}: {value!r}")
+
+    def memory_by_store(self) -> dict[str, float]:
+        """Return the elements in each store now, and those of operations in flight."""
+        held = {name: sum(map(self.account.units_of, getattr(self, name).values())) for name in STORES}
+        held["in_flight"] = self.account.units - sum(held.values())
+        return {name: units / UNITS_PER_ELEMENT for name, units in held.items()}
+
+    def log_event(
+        self,
+        typ: str,
+        layer: int | None = None,
+        samples: frozenset[int] = NO_SAMPLES,
+        input: Any = None,  # noqa: A002  (the specification's own name)
+        num_shards_on_device: int | None = None,
+        num_shards: int | None = None,
+    ) -> None:
+        """Price an event by its type, log it at the present clock, and move the clock to its end.
+
+        Args:
+            typ: type of the event; one without a price lasts 0.
+            layer: the layer it works on.
+            samples: the samples it works on.
+            input: the tensor that a communication carries.
+            num_shards_on_device: shards worked on, for load_weights and update.
+            num_shards: shards of the whole, for load_weights and update.
+        """
+        stream = Stream(COMM if typ in COLLECTIVES else typ) if typ in COMMUNICATIONS else ON_COMPUTE
+        price = self._price(typ, layer or 0, samples, input, num_shards_on_device, num_shards)
+        self._record(typ, layer, price, samples, stream)
+
+    def _price(
+        self, typ: str, layer: int, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None
+    ) -> Price:
+        """Return the price of an event of a type."""
+        predictor = self.runtime_predictor
+        if typ in ("forward", "backward", "backward_input", "backward_weight"):
+            return predictor.compute(typ, len(samples), layer)
+        if typ == "update":
+            return predictor.update(held or 1, num_shards or 1, layer)
+        if typ == "load_weights":
+            return predictor.load(held or 1, num_shards or 1, layer)
+        if value is None or typ not in COMMUNICATIONS:
+            return FREE
+        if typ in (SEND, RECV):
+            return predictor.p2p(typ, self.wire_bytes(value), self.rank, self.rank)
+        return predictor.collective(typ, self.wire_bytes(value), self._world.ranks)
+
+    def _record(
+        self, typ: str, layer: int | None, price: Price, samples: frozenset[int], stream: Stream = ON_COMPUTE
+    ) -> None:
+        """Log an event that waits for nobody, and move the clock to its end."""
+        time = self.time
+        self._rows.extend((typ, layer, time, price, self.account.units, samples, stream, None, time, None))
+        self.time = time + price.seconds
+
+    def held_bytes(self, value: Any) -> int:
+        """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.
+
+        By the specification a sharded tensor counts whole; that is right where all ranks work on all of it, and would
+        make sharding useless where some ranks exchange one shard among themselves (hybrid sharding).
+        """
+        if isinstance(value, list):
+            return sum(map(self.held_bytes, value))
+        size_bytes = self.wire_bytes(value)
+        if isinstance(value, _IN_SHARDS):
+            return size_bytes * len(value.shards) // value.num_shards
+        return size_bytes
+
+    def wire_bytes(self, value: Any) -> int:
+        """Return the bytes that a tensor or a bucket puts on the wire."""
+        if value is None:
+            return 0
+        if isinstance(value, list):
+            return sum(self.wire_bytes(item) for item in value)
+        return self.runtime_predictor.workload.message_bytes(value)

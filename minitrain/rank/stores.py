@@ -1,0 +1,227 @@
+"""What a rank holds in memory: five stores that keep one running total.
+
+`Model.memory()` is the sum of `memory()` over all stored tensors. It is kept up to date as entries come and go, in
+integers of 2**-40 element, so that an event costs O(1), rounding never accumulates, and the true high-water mark is
+known also between events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from minitrain.errors import TensorTypeError
+from minitrain.events import UNITS_PER_ELEMENT
+
+_MISSING = object()
+V = TypeVar("V")
+
+
+class Account:
+    """The running total of one rank's memory.
+
+    Args:
+        measure: returns the elements that a tensor holds.
+        limit_units: the device's capacity in units; passing it calls `on_overflow` once.
+        on_overflow: called when the total first exceeds the limit.
+
+    Attributes:
+        units: the total now.
+        peak_units: the highest total since the last window was opened, or ever.
+        loans: stored tensors that a launched operation uses, by identity: what it counts of them itself, which is
+            nothing as long as a store does.
+        journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
+    """
+
+    __slots__ = (
+        "_open_windows",
+        "_past_peaks",
+        "journal",
+        "limit_units",
+        "loans",
+        "measure",
+        "on_overflow",
+        "peak_units",
+        "units",
+    )
+
+    def __init__(
+        self,
+        measure: Callable[[Any], float],
+        limit_units: float = float("inf"),
+        on_overflow: Callable[[], None] | None = None,
+    ) -> None:
+        self.measure = measure
+        self.limit_units = limit_units
+        self.on_overflow = on_overflow
+        self.journal: list[tuple[int, str, int]] | None = None
+        self.loans: dict[int, int] = {}
+        self.units = 0
+        self.peak_units = 0  # since the last window was opened, or ever
+        self._past_peaks: list[int] = []
+        self._open_windows = 0
+
+    def size(self, tensor: Any) -> int:
+        """Measure a tensor, let it know its size, and return it in units.
+
+        Raises:
+            TensorTypeError: it is no tensor.
+        """
+        try:
+            tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
+        except AttributeError:
+            raise TensorTypeError(
+                f"only tensors can be held in a store, got {type(tensor).__name__} ({tensor!r:.80})", value=tensor
+            ) from None
+        return units
+
+    def units_of(self, tensor: Any) -> int:
+        """Return the size of a tensor in units: what it had when it was made or first stored."""
+        try:
+            return tensor._units  # type: ignore[no-any-return]
+        except AttributeError:
+            return self.size(tensor)
+
+    def grow(self, units: int) -> None:
+        """Add to the total and keep the high-water mark."""
+        self.units = total = self.units + units
+        if total > self.peak_units:
+            self.peak_units = total
+            if total > self.limit_units:
+                self.overflow()
+
+    def change_hands(self, value: Any, *, stored: bool) -> None:
+        """Let a launched operation count what it uses exactly while no store does."""
+        counted = self.loans.get(id(value))
+        if counted is not None:
+            wanted = 0 if stored else value._units
+            self.units += wanted - counted
+            self.loans[id(value)] = wanted
+
+    def high_water(self) -> int:
+        """Return the highest total ever."""
+        return max(self.peak_units, *self._past_peaks) if self._past_peaks else self.peak_units
+
+    def open_window(self) -> int:
+        """Begin to hold something whose size is not known yet; return the window for `backdate`."""
+        self._past_peaks.append(self.peak_units)
+        self.peak_units = self.units
+        self._open_windows += 1
+        return len(self._past_peaks)
+
+    def backdate(self, window: int, units: int) -> None:
+        """Count something from the opening of its window on, now that its size is known."""
+        for place in range(window, len(self._past_peaks)):
+            self._past_peaks[place] += units
+        self.units += units
+        self.peak_units += units
+        self._open_windows -= 1
+        if not self._open_windows:
+            self.peak_units = self.high_water()
+            self._past_peaks.clear()
+        if self.high_water() > self.limit_units:
+            self.overflow()
+
+    def overflow(self) -> None:
+        """Report the first excess, once."""
+        self.limit_units = float("inf")
+        if self.on_overflow is not None:
+            self.on_overflow()
+
+
+_keep = dict.setdefault
+_take = dict.pop
+_replace = dict.__setitem__
+
+
+class Store(dict[Any, V]):
+    """A dict of tensors that keeps its rank's account.
+
+    Storing and freeing are the most frequent things in a simulation, hence their form: one call into the dict, the
+    tensor's size and its home in hidden slots of the tensor, and one comparison for the high-water mark.
+    """
+
+    __slots__ = ("account",)
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        account = self.account
+        try:
+            units = value._units  # type: ignore[attr-defined]  # what came out of an operation knows its size
+        except AttributeError:
+            units = account.size(value)
+        size = len(self)
+        before = _keep(self, key, value)
+        if len(self) == size:  # the key was there
+            self._leave(before)
+            _replace(self, key, value)
+        value._home = account  # type: ignore[attr-defined]
+        if account.loans:
+            account.change_hands(value, stored=True)
+        account.units = total = account.units + units
+        if total > account.peak_units:
+            account.peak_units = total
+            if total > account.limit_units:
+                account.overflow()
+
+    def __delitem__(self, key: Any) -> None:
+        value: Any = _take(self, key)
+        account = self.account
+        value._home = None
+        account.units -= value._units
+        if account.loans:
+            account.change_hands(value, stored=False)
+
+    def _leave(self, value: Any) -> None:
+        """Take a tensor's size off the account."""
+        account = self.account
+        value._home = None
+        account.units -= value._units
+        if account.loans:
+            account.change_hands(value, stored=False)
+
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        """Remove a key and return its value."""
+        if default is not _MISSING and key not in self:
+            return default
+        value = _take(self, key)
+        self._leave(value)
+        return value
+
+    def popitem(self) -> tuple[Any, V]:
+        """Remove and return the pair that came last."""
+        key, value = dict.popitem(self)
+        self._leave(value)
+        return key, value
+
+    def clear(self) -> None:
+        """Remove everything."""
+        for key in list(self):
+            del self[key]
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, storing `default` first if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Mapping[Any, V] | Iterable[tuple[Any, V]], **values: V) -> None:  # type: ignore[override]
+        """Store every pair of the others."""
+        for key, value in dict(*others, **values).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> Store[V]:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[Any, V]:
+        """Return a plain dict, which holds no memory of its own."""
+        return dict(self)
+
+    __copy__ = copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and deep-copy as a plain dict."""
+        return dict, (dict(self),)

@@ -1,0 +1,166 @@
+"""Several strategies simulated with the same parameters: `compare` -> `Comparison`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import HardwareConfigError, require_count
+from minitrain.run.parameters import DEFAULTS, SIZES
+from minitrain.run.result import Run
+from minitrain.run.saved_runs import plain
+from minitrain.run.simulation import simulate
+from minitrain.run.strategy_loading import Strategy, load_strategy
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DEFAULT_STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "gpipe", "1f1b")
+
+_FIGURES = (
+    "step_time_s",
+    "peak_memory_elements",
+    "peak_memory_bytes",
+    "capacity_bytes",
+    "out_of_memory",
+    "mfu",
+    "bubble_fraction",
+    "exposed_comm_fraction",
+    "span_bubble_s",
+    "makespan_bubble_s",
+    "held_outside_bytes",
+    "num_events",
+)
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A strategy whose simulation failed.
+
+    Args:
+        strategy: its name.
+        parameters: the keywords that it was simulated with.
+        error: why it failed.
+    """
+
+    strategy: str
+    parameters: Mapping[str, Any]
+    error: Exception = field(compare=False)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the keys of `Run.summary`, None where there is no figure, and the error."""
+        given = {**DEFAULTS, **self.parameters}
+        hardware = given["hardware"]
+        return {
+            "strategy": self.strategy,
+            **{name: plain(given[name]) for name in SIZES},
+            "hardware": str(getattr(hardware, "name", None) or hardware),
+            "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
+            **dict.fromkeys(_FIGURES),
+            "error": f"{type(self.error).__name__}: {self.error}",
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of several strategies, in the order in which these were given.
+
+    Args:
+        runs: run by strategy name; a strategy that failed stays, with its error.
+    """
+
+    runs: Mapping[str, Run | FailedRun]
+
+    @property
+    def succeeded(self) -> list[Run]:
+        """The successful runs, fastest first."""
+        runs = [run for run in self.runs.values() if isinstance(run, Run)]
+        return sorted(runs, key=lambda run: run.step_time)
+
+    @property
+    def failed(self) -> list[FailedRun]:
+        """The strategies whose simulation failed."""
+        return [run for run in self.runs.values() if isinstance(run, FailedRun)]
+
+    @property
+    def winner(self) -> Run | None:
+        """The fastest run that stays within the device's memory."""
+        return next((run for run in self.succeeded if run.oom is None), None)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return one summary a strategy, ready for JSON."""
+        return [run.summary() for run in self.runs.values()]
+
+    def table(self) -> Table:
+        """Return the comparison as a rich table, fastest first; `rich.print` shows it."""
+        from minitrain.trace.tables import comparison_table  # noqa: PLC0415  (rich only when somebody looks)
+
+        return comparison_table(self)
+
+    def figure(self) -> Any:
+        """Return a Plotly figure: the successful runs, above one another on one time axis."""
+        from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415  (plotly only when somebody looks)
+
+        return draw_comparison(self)
+
+    def write_html(self, path: str | PathLike[str]) -> Path:
+        """Write table and figure as one page that opens without internet, and return its path."""
+        from minitrain.trace.run_folder import write_comparison_page  # noqa: PLC0415
+
+        return write_comparison_page(self, path)
+
+
+def compare(
+    strategies: str | Iterable[str | Strategy] | None = None,
+    *,
+    progress: Callable[[str], None] | None = None,
+    **parameters: Any,
+) -> Comparison:
+    """Simulate several strategies with the same parameters.
+
+    Args:
+        strategies: what `simulate` takes, each (one name may stand alone); the shipped ddp, zero1, zero2, zero3, gpipe
+            and 1f1b by default.
+        progress: called with each strategy's name before it is simulated.
+        parameters: those of `simulate` (8 ranks, 32 layers and a batch of 64 on an H100 server by default).
+
+    Returns:
+        The comparison; a strategy that fails stays in it with its error.
+
+    Raises:
+        StrategyError: a strategy cannot be found.
+    """
+    for name in SIZES:
+        require_count(name, parameters.get(name, 1))
+    if strategies is None or isinstance(strategies, str):
+        strategies = DEFAULT_STRATEGIES if strategies is None else (strategies,)
+    found = [load_strategy(strategy) for strategy in strategies]
+    runs: dict[str, Run | FailedRun] = {}
+    for name, function in found:
+        unique = _unused(name, runs)
+        if progress is not None:
+            progress(unique)
+        runs[unique] = _simulate(unique, function, parameters)
+    return Comparison(runs)
+
+
+def _unused(name: str, taken: Mapping[str, Any]) -> str:
+    """Return a name that no other run has: "ddp", "ddp (2)" ..."""
+    unique, count = name, 1
+    while unique in taken:
+        count += 1
+        unique = f"{name} ({count})"
+    return unique
+
+
+def _simulate(name: str, function: Strategy, parameters: Mapping[str, Any]) -> Run | FailedRun:
+    """Return a run under a name, or its failure."""
+    try:
+        return replace(simulate(function, **parameters), strategy=name)
+    except HardwareConfigError:
+        raise  # of no use to any of the strategies
+    except Exception as error:  # a user's strategy may raise anything, and the others go on
+        return FailedRun(name, parameters, error)

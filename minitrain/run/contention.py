@@ -1,0 +1,266 @@
+"""Contention between computing and communication: a finished run is timed again.
+
+Driving a transfer takes some of the processor (copy kernels on a GPU's multiprocessors). While communication of a
+network tier is in flight on a rank, the rank's compute runs at the rate 1 - processor_usage of that tier. Several tiers
+in flight add up, and several transfers of one tier do not. Transfers keep their duration.
+
+The log records which operation depends on which: program order, streams, launches, awaits, messages and collectives. An
+event-driven simulation of these dependencies gives the new times. Without overlap, they are the old ones to the last
+float.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
+
+from minitrain.events import (
+    COMM,
+    NOTE,
+    ON_COMPUTE,
+    PRICE,
+    RECV,
+    SEND,
+    STREAM,
+    STRIDE,
+    TIME,
+    WAITED_FOR,
+    EventLog,
+)
+from minitrain.events import LAUNCHED as LAUNCHED_AT
+from minitrain.hardware.price import Price
+
+_LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
+
+
+class _Transfer:
+    """One rank's part in a communication."""
+
+    __slots__ = ("ended", "launched", "meeting", "place", "price", "rank")
+
+    def __init__(self, rank: int, place: int, price: Price, meeting: _Meeting) -> None:
+        self.rank = rank
+        self.place = place
+        self.price = price
+        self.meeting = meeting
+        self.launched: float | None = None
+        self.ended = False
+
+
+class _Meeting:
+    """Transfers that start together: when all are launched, `after` has ended, and the send `message` has started."""
+
+    __slots__ = ("after", "begun", "end", "followers", "message", "missing", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[_Transfer] = []
+        self.missing = 0  # parts that are not launched yet
+        self.after: _Meeting | None = None
+        self.message: _Meeting | None = None
+        self.followers: list[_Meeting] = []
+        self.begun = False
+        self.end: float | None = None
+
+    def ready(self) -> bool:
+        """Return whether the transfers can start now."""
+        return (
+            not self.begun
+            and not self.missing
+            and (self.after is None or self.after.end is not None)
+            and (self.message is None or self.message.begun)
+        )
+
+
+class _Lane:
+    """The compute stream of one rank while it is timed again."""
+
+    __slots__ = ("awaits", "in_flight", "place", "since", "slowed", "version", "work_s")
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.work_s: float | None = None  # what is left of the present operation, s at full rate
+        self.since = 0.0
+        self.slowed = False  # whether the present operation ever ran at less than the full rate
+        self.version = 0
+        self.in_flight: Counter[tuple[int, float]] = Counter()
+        self.awaits: dict[int, list[_Transfer]] = defaultdict(list)
+
+    def rate(self) -> float:
+        """Return the share of the processor that computing has."""
+        used = sum(usage for (_, usage), number in self.in_flight.items() if number)
+        return max(1.0 - used, _LEAST_RATE)
+
+
+def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:
+    """Time a finished run again, with computing slowed down by the communication beside it.
+
+    Args:
+        logs: the log of each rank.
+
+    Returns:
+        The same events with new times; compute events last as long as they really take.
+    """
+    return _Retiming(logs).run()
+
+
+class _Retiming:
+    """The event-driven simulation of one run's dependencies."""
+
+    def __init__(self, logs: Sequence[EventLog]) -> None:
+        self.logs = [EventLog(log.rank, list(log.rows)) for log in logs]
+        self.lanes = [_Lane() for _ in logs]
+        self.transfers: list[dict[int, _Transfer]] = [{} for _ in logs]
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self.now = 0.0
+        self._find_meetings()
+
+    def _find_meetings(self) -> None:
+        """Match collectives by their place in a group's order, and messages by their place in their channel."""
+        streams: dict[Hashable, list[_Meeting]] = defaultdict(list)
+        channels: dict[Hashable, dict[str, list[_Meeting]]] = defaultdict(lambda: {SEND: [], RECV: []})
+        for log in self.logs:
+            begun: Counter[Hashable] = Counter()  # how many collectives of each group the rank has started
+            for place in range(len(log)):
+                row = place * STRIDE
+                stream, note = log.rows[row + STREAM], log.rows[row + NOTE]
+                if stream is ON_COMPUTE:
+                    continue
+                if stream.kind == COMM:
+                    lane = streams[COMM, stream.group]
+                    if begun[stream.group] == len(lane):
+                        lane.append(_Meeting())
+                    meeting = lane[begun[stream.group]]
+                    begun[stream.group] += 1
+                else:
+                    meeting = _Meeting()
+                    streams[stream.kind, log.rank, stream.peer].append(meeting)
+                    pair = (log.rank, stream.peer) if stream.kind == SEND else (stream.peer, log.rank)
+                    channels[pair, None if note is None else note.tag][stream.kind].append(meeting)
+                self._take_part(log, place, meeting)
+        _link(streams.values(), channels.values())
+
+    def _take_part(self, log: EventLog, place: int, meeting: _Meeting) -> None:
+        """Add one rank's transfer to a meeting."""
+        price, note = log.rows[place * STRIDE + PRICE], log.rows[place * STRIDE + NOTE]
+        awaited = note.awaited if note is not None and note.overlaps else place + 1
+        transfer = _Transfer(log.rank, place, price, meeting)
+        self.transfers[log.rank][place] = transfer
+        self.lanes[log.rank].awaits[awaited].append(transfer)
+        meeting.parts.append(transfer)
+        meeting.missing += 1
+
+    def run(self) -> list[EventLog]:
+        """Simulate the run again, and return its logs."""
+        for rank in range(len(self.logs)):
+            self._advance(rank)
+        while self._queue:
+            self.now, _, happen = heapq.heappop(self._queue)
+            happen()
+        return self.logs
+
+    def _at(self, time: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (time, next(self._order), happen))
+
+    def _advance(self, rank: int) -> None:
+        """Continue a rank's compute stream until it has to wait."""
+        lane, log = self.lanes[rank], self.logs[rank]
+        while lane.work_s is None and all(transfer.ended for transfer in lane.awaits[lane.place]):
+            if lane.place == len(log):
+                return
+            row = lane.place * STRIDE
+            log.rows[row + LAUNCHED_AT] = self.now
+            if log.rows[row + STREAM] is ON_COMPUTE:
+                log.rows[row + TIME] = self.now
+                lane.work_s, lane.since, lane.slowed = log.rows[row + PRICE].seconds, self.now, False
+                self._expect_end(rank)
+                return
+            transfer = self.transfers[rank][lane.place]
+            transfer.launched = self.now
+            transfer.meeting.missing -= 1
+            lane.place += 1
+            self._start_if_ready(transfer.meeting)
+
+    def _expect_end(self, rank: int) -> None:
+        """Schedule the end of the present compute operation, at the present rate."""
+        lane = self.lanes[rank]
+        lane.version += 1
+        version, rate = lane.version, lane.rate()
+        lane.slowed |= rate != 1.0
+        self._at(self.now + (lane.work_s or 0.0) / rate, lambda: self._end_compute(rank, version))
+
+    def _end_compute(self, rank: int, version: int) -> None:
+        """Complete a compute operation, unless its rate has changed since its end was scheduled."""
+        lane, rows = self.lanes[rank], self.logs[rank].rows
+        if lane.version != version:
+            return
+        row = lane.place * STRIDE
+        price: Price = rows[row + PRICE]
+        if lane.slowed:
+            rows[row + PRICE] = replace(price, seconds=self.now - rows[row + TIME])
+        lane.work_s = None
+        lane.place += 1
+        self._advance(rank)
+
+    def _start_if_ready(self, meeting: _Meeting) -> None:
+        """Start transfers if they can start now."""
+        if not meeting.ready():
+            return
+        meeting.begun = True
+        launches = [part.launched or 0.0 for part in meeting.parts]
+        last = meeting.parts[launches.index(max(launches))].rank
+        for part, launched in zip(meeting.parts, launches, strict=True):
+            rows, row = self.logs[part.rank].rows, part.place * STRIDE
+            rows[row + TIME] = self.now
+            rows[row + WAITED_FOR] = self._waited_for(meeting, launched, last)
+            self._count_transfer(part, 1)
+        self._at(self.now + meeting.parts[0].price.seconds, lambda: self._end(meeting))
+        for follower in meeting.followers:
+            if follower.message is meeting:
+                self._start_if_ready(follower)
+
+    def _waited_for(self, meeting: _Meeting, launched: float, last: int) -> int | None:
+        """Return the rank that a transfer waited for; None if it waited for its own stream, or not at all."""
+        if launched == self.now or (meeting.after is not None and meeting.after.end == self.now):
+            return None
+        return meeting.message.parts[0].rank if meeting.message is not None else last
+
+    def _end(self, meeting: _Meeting) -> None:
+        """Complete transfers, and continue what waited for them."""
+        meeting.end = self.now
+        for part in meeting.parts:
+            part.ended = True
+            self._count_transfer(part, -1)
+        for follower in meeting.followers:
+            self._start_if_ready(follower)
+        for part in meeting.parts:
+            self._advance(part.rank)
+
+    def _count_transfer(self, part: _Transfer, change: int) -> None:
+        """Count a transfer that begins or ends on a rank; it changes the rate of the present compute operation."""
+        usage = part.price.processor_usage
+        if not usage:
+            return
+        lane = self.lanes[part.rank]
+        before = lane.rate()
+        lane.in_flight[part.price.tier_size, usage] += change
+        if lane.work_s is not None and lane.rate() != before:
+            if self.now > lane.since:
+                lane.work_s -= (self.now - lane.since) * before
+                lane.since = self.now
+            self._expect_end(part.rank)
+
+
+def _link(streams: Iterable[list[_Meeting]], channels: Iterable[Mapping[str, list[_Meeting]]]) -> None:
+    """Give each meeting what must come before it: the one before on its stream, and the send that it receives."""
+    for lane in streams:
+        for before, meeting in pairwise(lane):
+            meeting.after = before
+            before.followers.append(meeting)
+    for channel in channels:
+        for sent, received in zip(channel[SEND], channel[RECV], strict=True):
+            received.message = sent
+            sent.followers.append(received)

@@ -1,0 +1,240 @@
+"""The result of a simulated step: `Run`, its event logs and the figures that are read from them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minitrain.events import PASSES, Event, MemoryChange
+from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
+from minitrain.run.saved_runs import plain, read_run, save_run
+
+if TYPE_CHECKING:
+    from minitrain.analysis.breakdown import Breakdown, PassTimes
+    from minitrain.analysis.explanation import Explanation
+    from minitrain.analysis.timeline import Timeline, Trace
+    from minitrain.analysis.totals_by_type import TypeTotal
+    from minitrain.rank.model import Model
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulated training step of all ranks.
+
+    Args:
+        strategy: its name.
+        world_size: number of ranks.
+        num_layers: layers of the trained model.
+        global_batch_size: samples of the step.
+        hardware: name of the hardware config.
+        options: the strategy's options.
+        logs: the events of each rank, in program order.
+        peak_memory_per_rank: high-water mark of each rank, elements.
+        bytes_per_element: size of an element.
+        useful_flop: floating-point operations that the step has to do.
+        peak_flop_per_s: the device's peak rate, the mean of all ranks' where they differ; None where durations were
+            given by hand.
+        capacity_bytes: the device's memory; None likewise, or where ranks have different ones.
+        oom: where and when the device's memory was exceeded, or None.
+        memory_journals: every change of every store, one list a rank, if they were asked for.
+        held_outside: what was held outside the stores; None unless the run was strict.
+        models: the model of each rank; empty for a run that was read from a file.
+    """
+
+    strategy: str
+    world_size: int
+    num_layers: int
+    global_batch_size: int
+    hardware: str
+    options: Mapping[str, Any]
+    logs: Sequence[Sequence[Event]] = field(repr=False)
+    peak_memory_per_rank: list[float] = field(repr=False)
+    bytes_per_element: int
+    useful_flop: float
+    peak_flop_per_s: float | None
+    capacity_bytes: float | None
+    oom: OutOfMemory | None = None
+    memory_journals: Sequence[Sequence[MemoryChange]] = field(default=(), repr=False)
+    held_outside: MemoryOutsideStores | None = None
+    models: Sequence[Model] = field(default=(), repr=False, compare=False)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The event logs as columns."""
+        from minitrain.analysis.timeline import Timeline  # noqa: PLC0415  (numpy only when somebody looks)
+
+        return Timeline.from_logs(self.logs)
+
+    @property
+    def _trace(self) -> Trace:
+        """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
+        from minitrain.analysis.busy_time import are_flat  # noqa: PLC0415
+
+        return self.logs if are_flat(self.logs) else self.timeline
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """The split of each rank's step time into computing, exposed communication and waiting, s."""
+        from minitrain.analysis.breakdown import breakdown  # noqa: PLC0415
+
+        return breakdown(self._trace, self.step_time)
+
+    @cached_property
+    def step_time(self) -> float:
+        """The latest final clock of all ranks, s."""
+        if self.models and self.models[0].log is self.logs[0]:  # the run was not timed again for contention
+            return max(model.time for model in self.models)
+        return self.timeline.step_time
+
+    @property
+    def peak_memory(self) -> float:
+        """The highest memory of all ranks at any moment, elements."""
+        return max(self.peak_memory_per_rank)
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """The highest memory of all ranks at any moment, bytes."""
+        return self.peak_memory * self.bytes_per_element
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization (Chowdhery et al. 2022): useful FLOP over peak rate x ranks x step time."""
+        if self.peak_flop_per_s is None:
+            return None
+        possible_flop = self.peak_flop_per_s * self.world_size * self.step_time
+        return self.useful_flop / possible_flop if possible_flop else 0.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of world_size x step time spent waiting."""
+        return self.breakdown.bubble_fraction
+
+    @property
+    def exposed_comm_fraction(self) -> float:
+        """Share of world_size x step time spent communicating with no compute beside it."""
+        return self.breakdown.exposed_comm_fraction
+
+    @cached_property
+    def _passes(self) -> PassTimes:
+        """When each rank passes microbatches through its layers."""
+        from minitrain.analysis.breakdown import pass_times  # noqa: PLC0415
+
+        return pass_times(self._trace, PASSES)
+
+    @cached_property
+    def span_bubble(self) -> float:
+        """The longest idle time of a rank between its first and its last pass through a layer, s.
+
+        This is the bubble that zero-bubble papers quote (Qi et al. 2023): load and update are outside of it.
+        """
+        passes = self._passes
+        return float((passes.last_end - passes.first_start - passes.busy).max(initial=0.0))
+
+    @cached_property
+    def makespan_bubble(self) -> float:
+        """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
+        passes = self._passes
+        if not passes.busy.size:
+            return 0.0
+        return float(passes.last_end.max() - passes.first_start.min() - passes.busy.max())
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks."""
+        return sum(len(log) for log in self.logs)
+
+    @cached_property
+    def by_type(self) -> dict[str, TypeTotal]:
+        """Number of events of each type on all ranks, and the time that they worked, s."""
+        from minitrain.analysis.totals_by_type import totals_by_type  # noqa: PLC0415
+
+        return totals_by_type(self.logs)
+
+    @property
+    def events(self) -> list[Event]:
+        """All events, ordered by (time, rank)."""
+        in_order = (sorted(log, key=attrgetter("time")) for log in self.logs)
+        return list(heapq.merge(*in_order, key=attrgetter("time", "rank")))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run's figures, ready for JSON: times in s, sizes as their names say."""
+        return {
+            "strategy": self.strategy,
+            "world_size": self.world_size,
+            "num_layers": self.num_layers,
+            "global_batch_size": self.global_batch_size,
+            "hardware": self.hardware,
+            "options": {name: plain(value) for name, value in self.options.items()},
+            "step_time_s": self.step_time,
+            "peak_memory_elements": self.peak_memory,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "out_of_memory": None if self.oom is None else str(self.oom),
+            "mfu": self.mfu,
+            "bubble_fraction": self.bubble_fraction,
+            "exposed_comm_fraction": self.exposed_comm_fraction,
+            "span_bubble_s": self.span_bubble,
+            "makespan_bubble_s": self.makespan_bubble,
+            "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
+            "num_events": self.num_events,
+            "error": None,
+        }
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the run to a file that `load_run` reads: see `minitrain.run.saved_runs` for the format."""
+        save_run(self, path)
+
+    def figure(self) -> Any:
+        """Return a Plotly figure: what every rank does, over the memory it holds, on one time axis."""
+        from minitrain.trace.gantt import figure  # noqa: PLC0415  (plotly only when somebody looks)
+        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
+
+        return figure(self.timeline, view_of(self), self.memory_journals)
+
+    def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+        """Write the figure as one page that opens without internet, and return its path.
+
+        Args:
+            path: where to.
+            include_plotlyjs: True for a page that needs no other file, "directory" or "parent" to share a
+                "plotly.min.js" with other pages of its folder or of the one above.
+        """
+        from minitrain.trace.page import write_html  # noqa: PLC0415
+        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
+
+        return write_html(Path(path), self.timeline, view_of(self), include_plotlyjs, self.memory_journals)
+
+    def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
+        """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""
+        from minitrain.trace.chrome import write_chrome_trace  # noqa: PLC0415
+
+        return write_chrome_trace(Path(path), self.timeline, self.bytes_per_element, self.memory_journals)
+
+    def explain(self) -> Explanation:
+        """Return why every rank waits, what sets the step time, what would help, and what fills the memory."""
+        from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
+
+        step, journals = self.step_time, self.memory_journals
+        return Explanation(self.timeline, step, self.strategy, self.options, journals, self.bytes_per_element)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
+        """Show the figure in a notebook."""
+        from minitrain.trace.notebook import mime_bundle  # noqa: PLC0415
+        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
+
+        return {"text/plain": repr(self), **mime_bundle(self.timeline, view_of(self), self.memory_journals)}
+
+
+def load_run(path: str | PathLike[str]) -> Run:
+    """Read a run that `Run.save` wrote.
+
+    Raises:
+        UsageError: the file is missing, damaged, or of an unknown version.
+    """
+    return Run(**read_run(path))

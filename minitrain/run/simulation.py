@@ -1,0 +1,90 @@
+"""Simulating one training step of a strategy: `simulate`, and `simulate_async` for async callers.
+
+All ranks run in one asyncio event loop, each on a logical clock that the hardware's prices move. Which class of model
+and of run is taken is chosen in `minitrain.run.variants`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minitrain.rank.model import Model
+from minitrain.run import variants
+from minitrain.run.event_loops import LoopFactory, run_to_end
+from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.out_of_memory import watching_memory
+from minitrain.run.parameters import lists_run_parameters
+from minitrain.run.prepared_run import PreparedRun, prepare
+from minitrain.run.rank_tasks import require_nothing_left, run_ranks
+from minitrain.run.result import Run
+from minitrain.run.strategy_loading import Strategy
+from minitrain.transport.dist import Dist
+
+
+@lists_run_parameters
+def simulate(strategy: str | Strategy, *, loop_factory: LoopFactory | None = None, **parameters: Any) -> Run:
+    """Simulate one training step of a strategy.
+
+    Inside a running event loop (a notebook) the ranks get a loop of their own, in a thread.
+
+    Args:
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        loop_factory: makes the event loop, `uvloop.new_event_loop` for example; the log does not depend on it.
+        parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options.
+
+    Returns:
+        The run.
+
+    Raises:
+        UsageError: a parameter is outside its rule.
+        MinitrainError: of the kind that says what went wrong in the strategy; its own exceptions pass unchanged.
+    """
+    return run_to_end(lambda: simulate_async(strategy, **parameters), loop_factory)
+
+
+@lists_run_parameters
+async def simulate_async(strategy: str | Strategy, **parameters: Any) -> Run:
+    """Simulate one training step of a strategy in the running event loop.
+
+    Args:
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options.
+
+    Returns:
+        The run.
+
+    Raises:
+        UsageError: a parameter is outside its rule.
+        HardwareConfigError: the hardware config cannot be found, read or believed.
+        StrategyError: the strategy cannot be called so, or leaves something undone.
+        LawError: the strategy breaks a law of training.
+        OutOfMemoryError: with `strict_memory`, a rank held too much.
+    """
+    prepared = prepare(strategy, parameters)
+    if not prepared.parameters.fold:
+        return await _simulate_every_rank(prepared)
+    return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))
+
+
+async def _simulate_every_rank(prepared: PreparedRun) -> Run:
+    """Simulate all ranks and return their run."""
+    parameters, variant = prepared.parameters, variants.choose_variant(prepared.parameters)
+    dist = prepared.transport()
+    with rare_collections():  # from the set-up on: a rank is a few dozen objects too
+        models = _models(prepared, variant, dist)
+        with watching_memory(models, strict=parameters.strict_memory) as excesses, variant.around(models):
+            await run_ranks(prepared, models)
+            require_nothing_left(dist, models)
+        if parameters.check:
+            Model.check(models)
+        fields = variant.fields(models)
+    return prepared.result(variant.run_kind, models, excesses, **fields)
+
+
+def _models(prepared: PreparedRun, variant: variants.Variant, dist: Dist) -> list[Model]:
+    """Return the model of each rank."""
+    num_layers, global_batch_size = prepared.parameters.num_layers, prepared.parameters.global_batch_size
+    return [
+        variant.make_model(rank, dist, num_layers, global_batch_size, runtime_predictor=prepared.predictor_of(rank))
+        for rank in range(prepared.parameters.world_size)
+    ]

@@ -1,0 +1,152 @@
+"""Finding a strategy: a coroutine function, a shipped name, or "path.py:function"."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import StrategyError
+
+if TYPE_CHECKING:
+    from minitrain.rank.model import Model
+
+Strategy = Callable[..., Awaitable["Model"]]
+
+_SPELLED_OTHERWISE = {"one_f_one_b": "1f1b"}
+
+
+def strategies() -> dict[str, Strategy]:
+    """Return the shipped strategies by name ("1f1b" for `one_f_one_b`)."""
+    return dict(_shipped())
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Mapping[str, Strategy]:
+    """Import the shipped strategies, once."""
+    shipped = importlib.import_module("minitrain.strategies")
+    return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
+
+
+def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
+    """Return a strategy's name and coroutine function.
+
+    Args:
+        strategy: a coroutine function, a shipped name or alias, or "path.py:function".
+
+    Raises:
+        StrategyError: there is no such strategy, its file cannot be loaded, or it is not an async function of a model.
+    """
+    if isinstance(strategy, str):
+        name, function = _load_from_text(strategy)
+    else:
+        name, function = _name_of(strategy), strategy
+    if not _is_coroutine_function(function):
+        raise StrategyError(
+            f"a strategy must be an async function, `async def {name}(model): ...`, got {function!r:.80}", strategy=name
+        )
+    return name, function
+
+
+def _name_of(strategy: Any) -> str:
+    """Return the name of a function, of the one in a partial, or of a callable object's class."""
+    function = _unwrapped(strategy)
+    name = getattr(function, "__name__", type(function).__name__)
+    return _SPELLED_OTHERWISE.get(name, name) if function in _shipped().values() else name
+
+
+def _unwrapped(function: Any) -> Any:
+    """Return the function in a partial of it."""
+    while hasattr(function, "func"):
+        function = function.func
+    return function
+
+
+def _is_coroutine_function(function: Any) -> bool:
+    """Return whether calling gives a coroutine, for functions, partials and callable objects."""
+    function = _unwrapped(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  (not whether, but what kind)
+
+
+def _load_from_text(text: str) -> tuple[str, Strategy]:
+    """Return a shipped strategy, or one from a file."""
+    path, colon, function_name = text.rpartition(":")
+    if colon and path.endswith(".py"):
+        return function_name, _load_from_file(Path(path), function_name)
+    shipped = _shipped()
+    name = _SPELLED_OTHERWISE.get(text, text)
+    if name not in shipped:
+        close = difflib.get_close_matches(text, shipped, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise StrategyError(
+            f"there is no strategy {text!r}{hint or ';'} use one of {', '.join(shipped)}, or path.py:function",
+            strategy=text,
+        )
+    return name, shipped[name]
+
+
+def _load_from_file(path: Path, function_name: str) -> Strategy:
+    """Return a function of a Python file, which is imported under a module name of its own."""
+    if not path.is_file():
+        raise StrategyError(f"there is no strategy file {path}; give path.py:function", path=str(path))
+    spec = importlib.util.spec_from_file_location(f"minitrain_strategy_{path.stem}", path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickles look for what a class refers to
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise StrategyError(
+            f"the strategy file {path} cannot be loaded: {type(error).__name__}: {error}{_line_of(error, path)}",
+            path=str(path),
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        found = [name for name, value in vars(module).items() if inspect.iscoroutinefunction(value)]
+        raise StrategyError(
+            f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
+            path=str(path),
+        )
+    return function  # type: ignore[no-any-return]  # load_strategy checks its kind
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """Return the line of the file at which an error was raised, in words."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""  # a syntax error names its line itself
+
+
+@lru_cache
+def _bind(strategy: Strategy, *options: str) -> None:
+    """Bind options to the parameters of a strategy; cached, since a sweep asks a thousand times a second.
+
+    Raises:
+        TypeError: an option is no parameter, or a parameter has no value.
+    """
+    inspect.signature(strategy).bind(None, **dict.fromkeys(options))
+
+
+def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> None:
+    """Require that a strategy can be called with a model and some options.
+
+    Raises:
+        StrategyError: it takes other parameters.
+    """
+    bind = _bind if isinstance(strategy, FunctionType) else _bind.__wrapped__  # anything else may not be hashable
+    try:
+        bind(strategy, *options)
+    except TypeError as error:
+        signature = inspect.signature(strategy)
+        given = ", ".join(["model", *(f"{option}={value!r}" for option, value in options.items())])
+        raise StrategyError(
+            f"the strategy {name}{signature} cannot be called with ({given}): {error}", strategy=name
+        ) from error

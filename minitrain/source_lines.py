@@ -1,0 +1,80 @@
+"""Where in a strategy something happens: the source line that an error names."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+STRATEGY, ENGINE, PYTHON, LOOP = range(4)
+
+_HERE = Path(__file__).parent
+_STRATEGY_FOLDERS = ("strategies", "exercises")  # an installed package has them inside
+_PYTHON_FILES = frozenset({copy.__file__, dataclasses.__file__})  # what makes tensors in the name of its caller
+_LOOP = Path(asyncio.__file__).parent
+
+
+class _Owners(dict[str, int]):
+    """Whose a source file is, looked up once a file."""
+
+    def __missing__(self, filename: str) -> int:
+        self[filename] = owner = _owner(filename)
+        return owner
+
+
+def _owner(filename: str) -> int:
+    """Return whose a source file is."""
+    path = Path(filename)
+    if path.is_relative_to(_HERE):
+        return STRATEGY if path.relative_to(_HERE).parts[0] in _STRATEGY_FOLDERS else ENGINE
+    if filename in _PYTHON_FILES or filename.startswith("<frozen "):  # the latter: collections.abc, for one
+        return PYTHON
+    return LOOP if path.parent == _LOOP else STRATEGY
+
+
+OWNERS = _Owners()
+
+
+def count_as_strategy(filename: str) -> None:
+    """Let errors name the lines of one of minitrain's own files, as they name those of a strategy.
+
+    Args:
+        filename: the `__file__` of a module that uses the public API of `Model` alone.
+    """
+    OWNERS[filename] = STRATEGY
+
+
+def place_of(coroutine: Any) -> str:
+    """Return the innermost line of a suspended coroutine that is not the engine's own, as "file.py:12"."""
+    frames = []
+    while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
+        frames.append(coroutine.cr_frame)
+        coroutine = coroutine.cr_await
+    for frame in reversed(frames):
+        if OWNERS[frame.f_code.co_filename] != ENGINE:
+            return _line(frame)
+    return "a task of its own"
+
+
+def present_place() -> str:
+    """Return the line of the running strategy that called into the engine, as "file.py:12"."""
+    frame = strategy_frame(sys._getframe(1))
+    return "unknown line" if frame is None else _line(frame)
+
+
+def strategy_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame, from the given one outwards, that runs a strategy; None if there is none."""
+    while frame is not None:
+        owner = OWNERS[frame.f_code.co_filename]
+        if owner == STRATEGY:
+            return frame
+        frame = None if owner == LOOP else frame.f_back
+    return None
+
+
+def _line(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,0 +1,228 @@
+"""Running the configurations of a sweep on an executor, in batches.
+
+A batch is as many configurations as one worker simulates in about `_BATCH_S`: one where runs are large, hundreds where
+they are small. When the sweep is killed, the batches that are being simulated are lost, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.hardware.price import Predictor
+from minitrain.run.comparison import FailedRun
+from minitrain.run.event_loops import run_to_end
+from minitrain.run.parameters import DEFAULTS, make_predictor
+from minitrain.run.result import Run
+from minitrain.run.saved_runs import plain
+from minitrain.run.simulation import simulate_async
+from minitrain.run.strategy_loading import Strategy, load_strategy
+
+if TYPE_CHECKING:
+    from minitrain.folding.early_divergence import DivergenceHistory
+
+Row = dict[str, Any]
+Configuration = tuple[str | Strategy, Mapping[str, Any]]
+Batch = list[tuple[str, Configuration]]  # with their keys
+
+_BATCH_S = 0.05
+_MOST_IN_BATCH = 256
+
+_MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
+
+
+def key_of(configuration: Configuration) -> str:
+    """Return a text that tells configurations apart, the same in every process and on every day."""
+    strategy, parameters = configuration
+    return json.dumps([label_of(strategy), {name: plain(value) for name, value in sorted(parameters.items())}])
+
+
+def label_of(strategy: str | Strategy) -> str:
+    """Return what a strategy is called in a results file: its name as it was given, or the place of its function."""
+    if isinstance(strategy, str):
+        return strategy
+    function: Any = strategy
+    if hasattr(function, "func"):  # a partial
+        arguments = (*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items()))
+        return f"{label_of(function.func)}({', '.join(arguments)})"
+    where = function if hasattr(function, "__qualname__") else type(function)
+    return f"{where.__module__}:{where.__qualname__}"
+
+
+def run_batches(
+    configurations: Iterator[tuple[str, Configuration]], executor: Executor | None
+) -> Iterator[tuple[str, Row]]:
+    """Simulate configurations, and yield the key and the row of each as it is done.
+
+    Args:
+        configurations: with their keys; they are taken as workers become free.
+        executor: where to run; by default, a pool of one process for each core that ends with this generator.
+
+    Raises:
+        UsageError: a configuration cannot be sent to another process.
+        MinitrainError: a worker died.
+    """
+    with _workers(executor) as (workers, num_at_once):
+        in_flight: set[Future[tuple[float, list[tuple[str, Row]]]]] = set()
+        size = 1
+        while True:
+            while len(in_flight) < num_at_once and (batch := list(islice(configurations, size))):
+                in_flight.add(workers.submit(run_batch, batch))
+            if not in_flight:
+                return
+            done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
+            for future in done:
+                seconds_each, rows = _result(future)
+                size = max(1, min(int(_BATCH_S / seconds_each), 2 * size, _MOST_IN_BATCH))
+                yield from rows
+
+
+def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float, list[tuple[str, Row]]]:
+    """Return what a worker has made of a batch, or raise why there is nothing."""
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise MinitrainError(
+            "a worker of the sweep died (killed, or out of the machine's own memory?); with a results file, the same "
+            "sweep goes on where this one ended. A script that sweeps needs `if __name__ == '__main__':`"
+        ) from error
+    except (AttributeError, TypeError) as error:  # what pickle raises, beside its own
+        raise UsageError(
+            f"a configuration cannot be sent to another process: {error}; give strategies by name or path.py:function, "
+            "or executor=ThreadPoolExecutor()"
+        ) from error
+
+
+@contextlib.contextmanager
+def _workers(executor: Executor | None) -> Iterator[tuple[Executor, int]]:
+    """Provide an executor, and how many batches to submit to it at once."""
+    if executor is not None:
+        yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
+        return
+    num_cores = os.cpu_count() or 1
+    own = ProcessPoolExecutor(num_cores, multiprocessing.get_context("spawn"), _leave_interrupts_to_the_caller)
+    try:
+        yield own, 2 * num_cores
+    finally:
+        own.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_caller() -> None:
+    """Ignore Ctrl-C in a worker: the caller ends the sweep, and no worker prints a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run_batch(batch: Batch) -> tuple[float, list[tuple[str, Row]]]:
+    """Simulate configurations in one event loop; return the time of one of them, s, and their rows by key."""
+    start = time.perf_counter()
+    rows = run_to_end(lambda: _rows_of(batch))
+    return (time.perf_counter() - start) / len(batch), rows
+
+
+async def _rows_of(batch: Batch) -> list[tuple[str, Row]]:
+    """Simulate configurations one after the other."""
+    shared = SharedByBatch()
+    return [(key, await row_of(configuration, shared)) for key, configuration in batch]
+
+
+class SharedByBatch:
+    """What the configurations of a batch share: loaded strategies, predictors, and what folding has found out."""
+
+    def __init__(self) -> None:
+        self._strategies: dict[str, Strategy] = {}
+        self._history: DivergenceHistory | None = None
+        self._predictors: dict[tuple[str, int, str], Predictor] = {}
+
+    def strategy(self, strategy: str | Strategy) -> Strategy:
+        """Return a strategy's function, which is loaded once.
+
+        Raises:
+            StrategyError: there is no such strategy.
+        """
+        if not isinstance(strategy, str):
+            return strategy
+        if strategy not in self._strategies:
+            self._strategies[strategy] = load_strategy(strategy)[1]
+        return self._strategies[strategy]
+
+    def parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters of `simulate` with what is shared in their place; the run is the same.
+
+        Raises:
+            MinitrainError: the hardware cannot be found or believed, or does not connect so many ranks.
+        """
+        shared: dict[str, Any] = {}
+        machine = self._machine(parameters)
+        if machine is not None:
+            if machine not in self._predictors:
+                self._predictors[machine] = make_predictor(*machine)
+            shared["hardware"] = self._predictors[machine]
+        if parameters.get("fold") is True:
+            shared["fold"] = self._divergence_history()
+        return {**parameters, **shared}
+
+    def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str] | None:
+        """Return what the predictor of a run is made of; None where it cannot be shared.
+
+        A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
+        """
+        hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
+        if type(hardware) is not str or type(world_size) is not int or type(network) is not str:
+            return None
+        return None if parameters.get("placement") is not None else (hardware, world_size, network)
+
+    def _divergence_history(self) -> DivergenceHistory:
+        """Return what the folded runs of this batch share."""
+        if self._history is None:
+            from minitrain.folding.early_divergence import DivergenceHistory  # noqa: PLC0415  (only where it is used)
+
+            self._history = DivergenceHistory()
+        return self._history
+
+
+async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
+    """Return the row of one configuration, also where it fails.
+
+    Args:
+        configuration: strategy and parameters.
+        shared: what the configurations of its batch share.
+    """
+    strategy, parameters = configuration
+    name = strategy if isinstance(strategy, str) else load_strategy(strategy)[0]
+    try:
+        known = shared.parameters(parameters)
+        run: Run | FailedRun = await simulate_async(shared.strategy(strategy), **known)
+    except Exception as error:  # a strategy may raise anything, and the others go on
+        run = FailedRun(name, parameters, error)
+    summary = run.summary()
+    del summary["options"]  # each option has a key of its own
+    given = {parameter: plain(value) for parameter, value in parameters.items()}
+    return {**given, **summary, "strategy": name, "status": _status(run)}
+
+
+def _status(run: Run | FailedRun) -> str:
+    """Return how a run ended, in one word."""
+    if isinstance(run, FailedRun):
+        return "oom" if isinstance(run.error, OutOfMemoryError) else "failed"
+    return "ok" if run.oom is None else "oom"
+
+
+def succeeded(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of runs that fit into memory, fastest first."""
+    return sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["step_time_s"])

@@ -1,0 +1,88 @@
+"""The configurations of a sweep: every combination of some values, or whatever an iterable yields."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from minitrain.errors import UsageError
+
+Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
+
+
+def checked(grid: Grid) -> Grid:
+    """Return a grid whose axes hold each value once, with numpy's numbers as Python's own.
+
+    Raises:
+        UsageError: it is no grid, or empty; an axis is a single value, or empty, or no parameter.
+    """
+    if isinstance(grid, Mapping):
+        if not grid:
+            raise UsageError("the grid must vary at least one parameter, got {}")
+        return {_name(name): _axis(name, values) for name, values in grid.items()}
+    if isinstance(grid, str) or not isinstance(grid, Iterable):
+        raise UsageError(
+            f"the grid must be a dict of lists, or an iterable of dicts with parameters; got {grid!r:.80}", grid=grid
+        )
+    if isinstance(grid, Sequence) and not grid:
+        raise UsageError("the grid must hold at least one configuration, got none")
+    return grid
+
+
+def num_points(grid: Grid) -> int | None:
+    """Return how many configurations a checked grid has for each strategy; None where it cannot tell."""
+    if isinstance(grid, Mapping):
+        return math.prod(len(values) for values in grid.values())
+    return len(grid) if isinstance(grid, Sequence) else None
+
+
+def points(grid: Grid) -> Iterator[Mapping[str, Any]]:
+    """Yield the parameters of every point of a checked grid, the last axis fastest.
+
+    Raises:
+        UsageError: an iterable yields something else than parameters.
+    """
+    if isinstance(grid, Mapping):
+        for values in itertools.product(*grid.values()):
+            yield dict(zip(grid, values, strict=True))
+        return
+    for place, parameters in enumerate(grid):
+        if not isinstance(parameters, Mapping):
+            raise UsageError(f"configuration {place} of the grid must be a dict of parameters, got {parameters!r:.80}")
+        yield {_name(name): _of_python(value) for name, value in parameters.items()}
+
+
+def _axis(name: str, values: Any) -> list[Any]:
+    """Return the distinct values of an axis.
+
+    Raises:
+        UsageError: it has none.
+    """
+    listed = _of_python(values)
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+        raise UsageError(f"the grid's {name} must be a list of at least one value, got {values!r}", name=name)
+    distinct: list[Any] = []
+    for value in map(_of_python, listed):
+        if not any(type(value) is type(known) and value == known for known in distinct):
+            distinct.append(value)
+    return distinct
+
+
+def _name(name: Any) -> str:
+    """Return the name of a parameter that a grid may vary.
+
+    Raises:
+        UsageError: it is no name, or names the strategy, which is not varied by the grid.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"the grid's parameters must have names, got {name!r}", name=name)
+    if name == "strategy":
+        raise UsageError("the grid cannot vary the strategy; give a list of strategies in its place", name=name)
+    return name
+
+
+def _of_python(value: Any) -> Any:
+    """Return numpy's arrays and numbers as lists and numbers of Python, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") and hasattr(value, "dtype") else value

@@ -1,0 +1,177 @@
+"""Many configurations, over processes: `sweep` -> `Sweep`, which yields a row for each configuration when it is done.
+
+A results file is written row by row, and a sweep that is started again with the same file continues where the other one
+ended. A configuration that fails is a row too, with its reason.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from minitrain.errors import UsageError
+from minitrain.run.parameters import EXCLUSIONS
+from minitrain.run.strategy_loading import Strategy, load_strategy
+from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches
+from minitrain.sweeps.grid import Grid, checked, num_points, points
+from minitrain.sweeps.results_file import read_rows, require_writable, writing
+
+
+def sweep(
+    strategies: str | Strategy | Iterable[str | Strategy],
+    grid: Grid,
+    executor: Executor | None = None,
+    *,
+    results: str | PathLike[str] | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+    **parameters: Any,
+) -> Sweep:
+    """Simulate every strategy with every configuration of a grid; nothing runs before somebody asks for rows.
+
+    Args:
+        strategies: what `simulate` takes, one or several. For processes, functions must be importable.
+        grid: values by parameter, of which every combination is simulated; or the configurations themselves, one
+            mapping of parameters each, which may be as many as an iterator makes.
+        executor: where to run, any `concurrent.futures` executor; a pool of one process a core by default.
+        results: a JSON Lines file; what it holds is not simulated again, and new rows are added to it.
+        progress: called with the number of rows done and of all (None if the grid cannot tell) as rows come.
+        parameters: those of `simulate` that do not vary.
+
+    Returns:
+        The sweep: iterate it for rows as they are done, or ask for `rows()` or `write_csv(path)`.
+
+    Raises:
+        UsageError: the grid is none, the results file holds something else, two strategies cannot be told apart, or
+            `fold` is given together with what tells ranks apart. (What concerns one configuration is a failed row.)
+        StrategyError: a strategy cannot be found.
+
+    >>> for row in sweep("ddp", {"world_size": [1, 2]}, num_layers=2, global_batch_size=2).rows():  # doctest: +SKIP
+    ...     print(row["world_size"], row["status"], row["step_time_s"])
+    """
+    EXCLUSIONS["fold"].require(parameters)
+    return Sweep(
+        _loadable(strategies),
+        checked(grid),
+        parameters,
+        executor=executor,
+        results=None if results is None else Path(results),
+        progress=progress,
+    )
+
+
+def _loadable(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str | Strategy]:
+    """Return one or several strategies as a list, each once, after each was found.
+
+    Raises:
+        UsageError: there is none, or two functions have one name.
+        StrategyError: a strategy cannot be found, or is none.
+    """
+    if isinstance(strategies, str) or callable(strategies) or not isinstance(strategies, Iterable):
+        strategies = [strategies]
+    by_label: dict[str, str | Strategy] = {}
+    for strategy in strategies:
+        name, _ = load_strategy(strategy)
+        if by_label.setdefault(label_of(strategy), strategy) != strategy:
+            raise UsageError(
+                f"two strategies are called {label_of(strategy)}, so that their rows could not be told apart; give "
+                "each function a __qualname__ of its own",
+                strategy=name,
+            )
+    if not by_label:
+        raise UsageError("a sweep needs at least one strategy, got none")
+    return list(by_label.values())
+
+
+class Sweep:
+    """The rows of many configurations, which are simulated when they are asked for.
+
+    A row holds the keys of `Run.summary` (None where there is no figure), a key for every parameter that was given, and
+    `status`: "ok", "oom" (more than the device's memory) or "failed"; `out_of_memory` and `error` say why.
+    """
+
+    def __init__(
+        self,
+        strategies: Sequence[str | Strategy],
+        grid: Grid,
+        parameters: Mapping[str, Any],
+        *,
+        executor: Executor | None,
+        results: Path | None,
+        progress: Callable[[int, int | None], None] | None,
+    ) -> None:
+        self._strategies = strategies
+        self._grid = grid
+        self._parameters = parameters
+        self._executor = executor
+        self._results = results
+        self._progress = progress
+        self._known: dict[str, Row] = {} if results is None else read_rows(results)
+        self._order: dict[str, None] = {}
+
+    @property
+    def total(self) -> int | None:
+        """Number of configurations, or None where the grid is an iterator."""
+        count = num_points(self._grid)
+        return None if count is None else len(self._strategies) * count
+
+    def rows(self) -> list[Row]:
+        """Return all rows in the order of the grid, after simulating those that are missing."""
+        for _ in self:
+            pass
+        return [self._known[key] for key in self._order]
+
+    def write_csv(self, path: str | PathLike[str]) -> Path:
+        """Write all rows as a table, and return its path.
+
+        Raises:
+            UsageError: the file cannot be written, which is found out before anything is simulated.
+        """
+        table = Path(path)
+        require_writable(table)
+        rows = self.rows()
+        names = dict.fromkeys(name for row in rows for name in row)
+        with table.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(names), restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        return table
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield each row as soon as it is known."""
+        for num_done, row in enumerate(self._rows(), 1):
+            if self._progress is not None:
+                self._progress(num_done, self.total)
+            yield row
+
+    def _rows(self) -> Iterator[Row]:
+        """Yield rows of the results file and new rows, as they come."""
+        known_rows: deque[Row] = deque()
+        with writing(self._results) as write:
+            for key, row in run_batches(self._missing(known_rows), self._executor):
+                self._known[key] = row
+                write(key, row)
+                yield row
+                while known_rows:
+                    yield known_rows.popleft()
+        yield from known_rows
+
+    def _missing(self, known_rows: deque[Row]) -> Iterator[tuple[str, Configuration]]:
+        """Yield every configuration whose row is not known, once; append the known rows of the others to a queue."""
+        seen: set[str] = set()
+        for parameters in points(self._grid):
+            for strategy in self._strategies:
+                configuration = strategy, {**self._parameters, **parameters}
+                key = key_of(configuration)
+                if key in seen:
+                    continue
+                seen.add(key)
+                self._order[key] = None
+                if key in self._known:
+                    known_rows.append(self._known[key])
+                else:
+                    yield key, configuration

@@ -1,0 +1,40 @@
+"""The five kinds of tensor that a training step handles, as symbols: which layer, which samples, which shards.
+
+May import: `errors` alone. Open `kinds` first: weights, activations, their gradients and optimizer states, and the laws
+by which they add, combine and shard. `index_sets` keeps sets of samples and shards shared, and `annotations` passes on
+what a strict or a numeric run attaches to tensors.
+"""
+
+from minitrain.tensors.kinds import (
+    BLOCK_SIZE,
+    BYTES_PER_ELEMENT,
+    DATATYPE,
+    HIDDEN_SIZE,
+    Activation,
+    ActivationGrad,
+    Gatherable,
+    OptState,
+    Reduceable,
+    ReduceableGatherable,
+    Tensor,
+    Weight,
+    WeightGrad,
+    clone,
+)
+
+__all__ = [
+    "BLOCK_SIZE",
+    "BYTES_PER_ELEMENT",
+    "DATATYPE",
+    "HIDDEN_SIZE",
+    "Activation",
+    "ActivationGrad",
+    "Gatherable",
+    "OptState",
+    "Reduceable",
+    "ReduceableGatherable",
+    "Tensor",
+    "Weight",
+    "WeightGrad",
+    "clone",
+]

@@ -1,0 +1,159 @@
+"""What is written of a run: its page, its Chrome trace and its log, in a folder of its own.
+
+The words that stand beside a picture (the facts of its title, the rows of a comparison's table) are made here;
+`minitrain.trace` only draws.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minitrain.run.result import Run
+
+if TYPE_CHECKING:
+    from minitrain.run.comparison import Comparison
+    from minitrain.trace.view import View
+
+PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
+COMPARISON_PAGE = "compare.html"
+
+
+def view_of(run: Run) -> View:
+    """Return the words and units for a picture of a run."""
+    from minitrain.analysis.labels import duration  # noqa: PLC0415  (numpy only when somebody draws)
+    from minitrain.trace.view import View  # noqa: PLC0415
+
+    facts = [
+        f"step {duration(run.step_time)}",
+        *([] if run.mfu is None else [f"MFU {run.mfu:.1%}"]),
+        f"bubble {run.bubble_fraction:.1%}",
+        f"exposed communication {run.exposed_comm_fraction:.1%}",
+        f"peak {_memory(run)}",
+    ]
+    return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, run.capacity_bytes, run.bytes_per_element)
+
+
+def conditions(run: Run) -> str:
+    """Return in words what a run was simulated with."""
+    ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
+    layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
+    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}"
+
+
+def _memory(run: Run) -> str:
+    """Return a run's peak memory, and whether it is too much."""
+    return f"{run.peak_memory_bytes / 2**30:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
+
+
+def comparison_rows(comparison: Comparison) -> list[Mapping[str, str]]:
+    """Return a row of texts a strategy, fastest first, failed ones last."""
+    rows = [_row(run) for run in comparison.succeeded]
+    return rows + [_failed_row(failure.strategy, failure.error) for failure in comparison.failed]
+
+
+def _row(run: Run) -> Mapping[str, str]:
+    from minitrain.analysis.labels import duration  # noqa: PLC0415
+
+    return {
+        "strategy": run.strategy,
+        "step time": duration(run.step_time),
+        "peak memory": _memory(run),
+        "MFU": "-" if run.mfu is None else f"{run.mfu:.1%}",
+        "bubble": f"{run.bubble_fraction:.1%}",
+        "exposed communication": f"{run.exposed_comm_fraction:.1%}",
+    }
+
+
+def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
+    figures = dict.fromkeys(("peak memory", "MFU", "bubble", "exposed communication"), "")
+    return {"strategy": name, "step time": f"failed: {error}", **figures}
+
+
+def draw_comparison(comparison: Comparison) -> Any:
+    """Return a Plotly figure of the runs that came to an end, fastest first."""
+    from minitrain.trace.compare import compare_figure  # noqa: PLC0415
+
+    runs = comparison.succeeded
+    return compare_figure(
+        {run.strategy: run.timeline for run in runs}, {run.strategy: view_of(run) for run in runs}, title_of(comparison)
+    )
+
+
+def title_of(comparison: Comparison) -> str:
+    """Return in words what all runs of a comparison share."""
+    runs = comparison.succeeded
+    return conditions(runs[0]) if runs else "no strategy came to its end"
+
+
+def write_comparison_page(
+    comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
+) -> Path:
+    """Write a page of all runs; names with a link lead to the run's own page."""
+    from minitrain.trace.compare_page import write_compare_html  # noqa: PLC0415
+
+    runs = comparison.succeeded
+    return write_compare_html(
+        Path(path),
+        {run.strategy: run.timeline for run in runs},
+        {run.strategy: view_of(run) for run in runs},
+        title=title_of(comparison),
+        table=comparison_rows(comparison),
+        links=links,
+        include_plotlyjs="directory" if links else True,
+    )
+
+
+def folder_name(name: str) -> str:
+    """Return a strategy's name as a folder can be called.
+
+    >>> folder_name("1f1b (2)")
+    '1f1b-2'
+    """
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
+
+
+def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+    """Write a run's page, Chrome trace and log into a folder named after its strategy.
+
+    The files are complete before the first of them is moved to its place.
+
+    Args:
+        run: the run.
+        parent: the folder for that folder; it is made if it does not exist.
+        include_plotlyjs: True for a page that needs no other file, "parent" to share one with the other runs'.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    parent = Path(parent)
+    parent.mkdir(parents=True, exist_ok=True)
+    target = parent / folder_name(run.strategy)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
+        run.write_html(Path(made, PAGE), include_plotlyjs)
+        run.write_chrome_trace(Path(made, CHROME_TRACE))
+        run.save(Path(made, RUN_FILE))
+        target.mkdir(exist_ok=True)
+        for name in (PAGE, CHROME_TRACE, RUN_FILE):
+            Path(made, name).replace(target / name)
+    return target
+
+
+def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Sequence[Path]:
+    """Write every run that came to an end, and a page that compares them and links to theirs.
+
+    Returns:
+        The comparison's page, and the runs' folders.
+    """
+    folders = {run.strategy: write_run(run, parent, "parent") for run in comparison.succeeded}
+    if not folders:
+        return []
+    links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}
+    return [write_comparison_page(comparison, Path(parent, COMPARISON_PAGE), links), *folders.values()]

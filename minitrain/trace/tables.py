@@ -1,0 +1,200 @@
+"""Tables for a terminal, drawn by rich: narrow enough for 60 columns, and readable when piped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from minitrain.errors import OutOfMemoryError
+from minitrain.trace.run_folder import title_of
+
+if TYPE_CHECKING:
+    from minitrain.hardware import SystemConfig
+    from minitrain.run.comparison import Comparison
+    from minitrain.run.memory_reports import MemoryOutsideStores
+    from minitrain.run.result import Run
+
+GIB = 2**30
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return one row a strategy, fastest first; the winner is marked, and who ran out of memory or failed.
+
+    Args:
+        comparison: the runs.
+    """
+    table = _table(title_of(comparison))
+    table.add_column("", width=1)
+    table.add_column("\nstrategy", overflow="fold", min_width=8)
+    scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
+    for column in (f"step\n{unit}", "peak\nGiB", "MFU\n%", "bubble\n%", "comm\n%"):
+        table.add_column(column, justify="right", no_wrap=True)
+    winner = comparison.winner
+    for run in comparison.succeeded:
+        table.add_row(*_cells(run, scale, is_winner=run is winner), style="bold" if run is winner else "")
+    for failure in comparison.failed:
+        table.add_row("", failure.strategy, Text(_end(failure.error), style="red"), "", "", "", "")
+    notes = comparison_notes(comparison)
+    table.caption = Text("\n".join(notes)) if notes else None
+    return table
+
+
+def _end(error: Exception) -> str:
+    """Return in one word how a strategy ended."""
+    return "OOM" if isinstance(error, OutOfMemoryError) else "failed"
+
+
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """Return who failed and who ran out of memory, and why, a line each."""
+    notes = [f"{failure.strategy}: {type(failure.error).__name__}: {failure.error}" for failure in comparison.failed]
+    return notes + [f"{run.strategy}: {run.oom}" for run in comparison.succeeded if run.oom is not None]
+
+
+def _cells(run: Run, scale: float, *, is_winner: bool) -> list[str | Text]:
+    """Return the cells of a run."""
+    memory = f"{run.peak_memory_bytes / GIB:.2f}"
+    return [
+        Text("★", style="green") if is_winner else "",
+        run.strategy,
+        _number(run.step_time * scale),
+        Text(f"{memory} OOM", style="red") if run.oom is not None else memory,
+        "-" if run.mfu is None else f"{run.mfu * 100:.1f}",
+        f"{run.bubble_fraction * 100:.1f}",
+        f"{run.exposed_comm_fraction * 100:.1f}",
+    ]
+
+
+def run_table(run: Run) -> Table:
+    """Return the figures of one run, a row each."""
+    share = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / GIB:.4g}"
+    scale, unit = _unit(run.step_time)
+    fullest = run.peak_memory_per_rank.index(run.peak_memory)
+    rows = {
+        "step time": f"{_number(run.step_time * scale)} {unit}",
+        "peak memory": f"{run.peak_memory_bytes / GIB:.2f}{share} GiB, on rank {fullest}",
+        "MFU": "-" if run.mfu is None else f"{run.mfu * 100:.1f} %",
+        "bubble": f"{run.bubble_fraction * 100:.1f} %",
+        "exposed communication": f"{run.exposed_comm_fraction * 100:.1f} %",
+        "events": f"{run.num_events}",
+    }
+    if run.held_outside is not None:
+        rows["held outside stores"] = _outside(run, run.held_outside)
+    if run.oom is not None:
+        rows["out of memory"] = str(run.oom).removeprefix("out of memory ")
+    return facts_table(rows)
+
+
+def _outside(run: Run, held: MemoryOutsideStores) -> str:
+    """Return what a strict run held outside its stores, and which lines had made it."""
+    if not held.elements:
+        return "nothing"
+    lines = [
+        f"{elements * run.bytes_per_element / GIB:.3g} GiB made at {line}"
+        for line, elements in held.elements_by_line.items()
+    ]
+    return f"at most {held.elements * run.bytes_per_element / GIB:.3g} GiB, on rank {held.rank}: {', '.join(lines)}"
+
+
+def facts_table(rows: Mapping[str, str]) -> Table:
+    """Return names and values, a row each."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def ranks_table(run: Run, most: int = 16) -> Table:
+    """Return where the step time of each rank goes; computing + exposed communication + waiting = step time.
+
+    Args:
+        run: the run.
+        most: ranks shown; of more, the first and the last ones are.
+    """
+    table = _table("")
+    scale, unit = _unit(run.step_time)
+    for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    parts = run.breakdown
+    for rank in _ends(run.world_size, most):
+        if rank is None:
+            table.add_row(*["..."] * 5)
+            continue
+        times = [_number(scale * part[rank]) for part in (parts.computing, parts.exposed, parts.waiting)]
+        size_bytes = run.peak_memory_per_rank[rank] * run.bytes_per_element
+        table.add_row(str(rank), *times, f"{size_bytes / GIB:.2f}")
+    return table
+
+
+def _ends(count: int, most: int) -> Iterable[int | None]:
+    """Return 0 to count - 1, or the first and the last of them around None."""
+    if count <= most:
+        return range(count)
+    return [*range(most // 2), None, *range(count - most // 2, count)]
+
+
+def hardware_table(systems: Sequence[SystemConfig]) -> Table:
+    """Return one row a hardware config."""
+    table = _table("")
+    table.add_column("\nname", overflow="fold", min_width=15)
+    for column in ("float16\nTFLOP/s", "HBM\nGiB", "HBM\nGB/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("network\nGB/s (ranks)", overflow="fold")
+    for system in systems:
+        rate = system.matrix.get("float16")
+        tiers = ", ".join(f"{tier.bandwidth:g} ({tier.size})" for tier in system.networks)
+        peak = "-" if rate is None else f"{rate.tflops:g}"
+        table.add_row(Text(system.name), peak, f"{system.mem1.GiB:g}", f"{system.mem1.GBps:g}", tiers)
+    return table
+
+
+def system_table(system: SystemConfig) -> Table:
+    """Return the figures of one hardware config, a row each; efficiencies are the best and the worst."""
+    rows = {f"matrix {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.matrix.items()}
+    rows |= {f"vector {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.vector.items()}
+    for name, memory in (("HBM", system.mem1), ("host memory", system.mem2)):
+        rows[name] = f"{memory.GiB:g} GiB, {memory.GBps:g} GB/s"
+    for place, tier in enumerate(system.networks):
+        rows[f"network {place}"] = (
+            f"{tier.size} ranks, {tier.bandwidth:g} GB/s x {tier.efficiency:g}, {tier.latency * 1e6:g} us"
+        )
+    return facts_table(rows)
+
+
+def strategies_table(docs: Mapping[str, str]) -> Table:
+    """Return a row a strategy: its name and what it is."""
+    table = facts_table(docs)
+    table.columns[0].style = "bold"
+    return table
+
+
+def _table(title: str) -> Table:
+    """Return an empty table in the one style that all have."""
+    return Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        title_style="dim",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
+def _unit(longest_s: float) -> tuple[float, str]:
+    """Return how many there are in a second of the unit that times up to `longest_s` are shown in, and its name."""
+    return (1, "s") if longest_s >= 10 else (1e3, "ms")
+
+
+def _number(value: float) -> str:
+    """Return a time as digits that line up: three after the point, more where that would say nothing.
+
+    >>> _number(30.67315), _number(0.00002)
+    ('30.673', '2e-05')
+    """
+    return f"{value:.3f}" if value >= 0.0995 or value == 0 else f"{value:.3g}"

@@ -1,0 +1,40 @@
+"""The benchmarks run; what they measure is nobody's to assert."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _run(*arguments: str, module: str = "benchmarks") -> str:
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_short_form_measures_every_strategy_against_the_floor() -> None:
+    rows = json.loads(_run("--short", "--json"))
+    assert {row["strategy"] for row in rows} == {"ddp", "zero3", "1f1b", "interleaved_1f1b"}
+    assert all(row["num_events"] > 0 and row["ratio"] > 0 for row in rows)
+
+
+def test_a_row_that_is_too_large_is_named() -> None:
+    table = _run("--short", "--most-events", "0")
+    assert table.count("is left out") == 8
+
+
+def test_sweeps_of_every_kind_are_measured_against_the_floor() -> None:
+    head, *rows, note = _run("--short", module="benchmarks.sweep").splitlines()
+    assert head.split() == ["strategy", "configurations/s", "floor", "events"]
+    assert [row.split()[0] for row in rows] == ["ddp", "zero1", "zero2", "zero3", "hsdp", "pp_dp", "pp_zero1", "1f1b"]
+    assert all(float(figure) > 0 for row in rows for figure in row.split()[1:])
+    assert note.startswith("floor events")
+
+
+def test_the_floor_has_the_events_of_zero3() -> None:
+    code = "import benchmarks.floor as f; print(f.floor(4, 3))"
+    counted = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert int(counted) == 4 * (7 * 3 + 1)

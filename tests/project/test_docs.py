@@ -1,0 +1,144 @@
+"""The examples of README, docs and docstrings, run, and their outputs compared to the letter.
+
+In a document,
+- a python block with `>>>` is a doctest; one whose first line is `# name.py` is written to that file; any other is run,
+  and a text block right after it is what it prints;
+- a console block holds commands after `$ ` and what they print in 80 columns.
+The blocks of a document share their names and a folder. After a change of outputs, `python tests/test_docs.py` writes
+the new ones into the documents; read the diff.
+"""
+
+import contextlib
+import doctest
+import importlib
+import io
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from typer.testing import CliRunner
+
+import minitrain
+from minitrain.cli import app, progress
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Document:
+    """A document whose blocks are run one after the other in the working directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.printed: str | None = None
+
+    def refreshed(self) -> str:
+        """Run every block and return the document with the outputs that came."""
+        return FENCE.sub(self._block, self.path.read_text(encoding="utf-8"))
+
+    def _block(self, fence: re.Match[str]) -> str:
+        """Run a block and return it with its output."""
+        kind, text = fence.groups()
+        runs: dict[str, Callable[[str], str]] = {"python": self._python, "console": _console, "text": self._text}
+        return f"```{kind}\n{runs[kind](text) if kind in runs else text}```"
+
+    def _python(self, text: str) -> str:
+        """Run Python code, or write it to the file that it names."""
+        self.printed = None
+        name = re.match(r"# (\w+\.py)\n", text)
+        if name is not None:
+            Path(name[1]).write_text(text, encoding="utf-8")
+        elif ">>>" in text:
+            self._doctest(text)
+        else:
+            with contextlib.redirect_stdout(io.StringIO()) as stdout:
+                exec(compile(text, str(self.path), "exec"), self.names)
+            self.printed = stdout.getvalue()
+        return text
+
+    def _doctest(self, text: str) -> None:
+        """Run a doctest; its outputs are not rewritten."""
+        test = doctest.DocTestParser().get_doctest(text, self.names, self.path.name, str(self.path), 0)
+        report = io.StringIO()
+        doctest.DocTestRunner(verbose=False, optionflags=FLAGS).run(test, out=report.write, clear_globs=False)
+        self.names.update(test.globs)
+        assert not report.getvalue(), report.getvalue()
+
+    def _text(self, text: str) -> str:
+        """Return what the code before printed."""
+        printed, self.printed = self.printed, None
+        return text if printed is None else printed
+
+
+def _console(text: str) -> str:
+    """Run the commands of a console block and return it with what they print."""
+    commands = [line for line in text.splitlines() if line.startswith("$ ")]
+    return "".join(f"{command}\n{_printed(command.removeprefix('$ '))}" for command in commands)
+
+
+def _printed(command: str) -> str:
+    """Return what a command prints, without blanks at the ends of lines and without empty lines around."""
+    if "|" in command or ">" in command:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = {**os.environ, "PATH": path}
+        printed = subprocess.run(
+            command, shell=True, check=True, capture_output=True, text=True, env=environment
+        ).stdout
+    else:
+        variables = {"COLUMNS": "80", "NO_COLOR": "1", "FORCE_COLOR": None, "GITHUB_ACTIONS": None}
+        with patch.object(progress, "PATIENCE_S", 3600.0):  # a busy machine changes nothing
+            printed = CliRunner().invoke(app, shlex.split(command)[1:], env=variables).output
+    text = "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n")
+    return f"{text}\n" if text else ""
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_of_documents_print_what_they_say(path: Path, tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        assert Document(path).refreshed() == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def _modules() -> list[str]:
+    """Return the names of all modules of minitrain."""
+    found = pkgutil.walk_packages(minitrain.__path__, "minitrain.")
+    return ["minitrain", *(module.name for module in found if not module.name.endswith("__main__"))]
+
+
+@pytest.mark.parametrize("name", _modules())
+def test_examples_of_docstrings_print_what_they_say(name: str, tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        outcome = doctest.testmod(importlib.import_module(name), optionflags=FLAGS)
+    assert outcome.failed == 0
+
+
+def test_the_readme_sets_up_with_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = [block for kind, block in FENCE.findall(text) if kind == "sh"]
+    assert [command.count("\n") for command in commands] == [1, 1]
+    assert "minitrain compare" in commands[0]
+    assert "pytest" in commands[1]
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            refreshed = Document(document).refreshed()
+        document.write_text(refreshed, encoding="utf-8")

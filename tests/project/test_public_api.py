@@ -1,0 +1,58 @@
+"""The package's public names: quick to import, found when first used, and the same however they are reached."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import minitrain as mt
+
+
+def run_python(code: str, *flags: str) -> str:
+    """Return what a fresh interpreter prints."""
+    command = [sys.executable, "-W", "error", *flags, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("name", mt.__all__)
+def test_every_public_name_is_found_and_listed(name: str) -> None:
+    assert getattr(mt, name) is not None
+    assert name in dir(mt)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'minitrain' has no attribute 'simulated'"):
+        mt.simulated  # noqa: B018
+
+
+def test_importing_minitrain_imports_no_heavy_library() -> None:
+    heavy = {"numpy", "plotly", "pydantic", "rich", "typer", "jax", "chex"}
+    assert run_python(f"import sys, minitrain; print({heavy} & set(sys.modules))").strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "before", ["", "mt.strategies()", "import minitrain.strategies", "from minitrain.strategies import ddp"]
+)
+def test_strategies_can_be_asked_for_before_and_after_its_package_is_imported(before: str) -> None:
+    code = f"import minitrain as mt\n{before}\nprint(mt.strategies()['1f1b'].__name__, 'ddp' in mt.strategies())"
+    assert run_python(code).strip() == "one_f_one_b True"
+
+
+def test_every_package_is_installed() -> None:
+    root = Path(__file__).parents[2]
+    found = [path.parent.relative_to(root) for path in (root / "minitrain").rglob("__init__.py")]
+    names = {".".join(path.parts) for path in found} | {"minitrain.strategies", "minitrain.hw_configs"}
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert set(settings["packages"]) == names
+
+
+def test_every_shipped_strategy_takes_a_model_and_a_microbatch_size() -> None:
+    for strategy in mt.strategies().values():
+        parameters = inspect.signature(strategy).parameters
+        assert next(iter(parameters)) == "model"
+        assert inspect.iscoroutinefunction(strategy)

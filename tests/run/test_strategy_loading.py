@@ -1,0 +1,114 @@
+"""Finding strategies: functions, names, files; and what is said where there is none."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.errors import StrategyError
+from minitrain.lib import Model
+from minitrain.run.strategy_loading import load_strategy
+
+ddp, one_f_one_b = mt.strategies()["ddp"], mt.strategies()["1f1b"]
+
+
+async def mine(model: Model, microbatch_size: int | None = None) -> Model:
+    return model
+
+
+class Callable:
+    async def __call__(self, model: Model) -> Model:
+        return model
+
+
+def not_async(model: Model) -> Model:
+    return model
+
+
+def test_a_strategy_may_be_a_function_a_partial_an_object_a_name_or_an_alias() -> None:
+    assert load_strategy(mine) == ("mine", mine)
+    assert load_strategy("ddp") == ("ddp", ddp)
+    assert load_strategy("1f1b") == load_strategy("one_f_one_b") == load_strategy(one_f_one_b) == ("1f1b", one_f_one_b)
+    assert load_strategy(Callable())[0] == "Callable"
+    assert load_strategy(functools.partial(mine, microbatch_size=2))[0] == "mine"
+    assert "one_f_one_b" not in mt.strategies()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("zerro1", r"there is no strategy 'zerro1'; did you mean zero1\? use one of .*zero1.*, or path.py:function"),
+        ("qqqq", r"there is no strategy 'qqqq'; use one of ddp, .*, or path.py:function"),
+        ("nowhere.py:mine", "there is no strategy file nowhere.py; give path.py:function"),
+        ("nowhere:mine", "there is no strategy 'nowhere:mine'"),
+        (not_async, "a strategy must be an async function, `async def not_async.model.: ...`, got <function"),
+        (7, "a strategy must be an async function, `async def int.model.: ...`, got 7"),
+    ],
+)
+def test_what_is_no_strategy_is_refused(strategy: Any, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        load_strategy(strategy)
+
+
+FILE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from minitrain.lib import Model
+
+@dataclass
+class Settings:
+    size: int = 1
+
+async def mine(model: Model, size: int = Settings().size) -> Model:
+    return model
+
+def plain(model): return model
+"""
+
+
+def test_a_strategy_can_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "my strategies.py"
+    path.write_text(FILE)
+    name, function = load_strategy(f"{path}:mine")
+    assert (name, function.__name__) == ("mine", "mine")
+    run = mt.simulate(f"{path}:mine", world_size=2, num_layers=1, global_batch_size=2, check=False, size=3)
+    assert (run.strategy, run.options) == ("mine", {"size": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "message"),
+    [
+        (FILE, "yours", "has no function 'yours'; its async functions are mine"),
+        ("x = 1", "mine", "has no function 'mine'; its async functions are none"),
+        (FILE, "plain", "a strategy must be an async function, `async def plain"),
+        ("1 / 0", "mine", "cannot be loaded: ZeroDivisionError: division by zero"),
+        ("def (", "mine", "cannot be loaded: SyntaxError"),
+        ("raise SystemExit(3)", "mine", "cannot be loaded: SystemExit: 3"),
+        ("import nothing_of_that_name", "mine", "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, function: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(StrategyError, match=message):
+        load_strategy(f"{path}:{function}")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [(mine, r"mine\(model: .* cannot be called with \(model, layers=2\)"), ("ddp", "unexpected keyword .*'layers'")],
+)
+def test_options_that_the_strategy_does_not_take_are_refused(strategy: Any, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        mt.simulate(strategy, layers=2)
+
+
+def test_a_strategy_without_a_model_is_refused() -> None:
+    async def alone() -> None: ...
+
+    with pytest.raises(StrategyError, match=r"the strategy alone\(\).* cannot be called with \(model\): too many pos"):
+        mt.simulate(alone)  # type: ignore[arg-type]

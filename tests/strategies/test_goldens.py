@@ -1,0 +1,29 @@
+"""The event logs of every shipped strategy, byte for byte as committed (refresh with `pytest --update-goldens`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import minitrain as mt
+
+GOLDEN = Path(__file__).parents[2] / "traces" / "golden"
+SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16)}
+
+
+@pytest.mark.parametrize("name", mt.strategies())
+def test_the_log_is_the_golden_one(name: str, tmp_path: Path, update_goldens: bool) -> None:
+    world_size, num_layers, batch = SIZES.get(name, (4, 8, 8))
+    run = mt.simulate(name, world_size=world_size, num_layers=num_layers, global_batch_size=batch)
+    golden, now = GOLDEN / f"{name}.jsonl", tmp_path / "now.jsonl"
+    run.save(golden if update_goldens else now)
+    if not update_goldens:
+        assert now.read_bytes() == golden.read_bytes(), "if the change is meant, run pytest --update-goldens"
+    assert golden.stat().st_size < 60_000
+
+
+def test_every_golden_log_belongs_to_a_shipped_strategy_and_can_be_read() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.jsonl")} == set(mt.strategies())
+    for path in GOLDEN.glob("*.jsonl"):
+        assert mt.load_run(path).step_time > 0

