@@ -20,7 +20,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.grading.confinement import PROPERTIES, not_held
-from minitrain.grading.readable import mounts, reachable, readable
+from minitrain.grading.readable import mounts, python_folders, reachable, readable
 from minitrain.grading.syscalls import program
 
 MODES = ("auto", "required", "none")
@@ -102,61 +102,48 @@ def from_worker(mode: str, means: Any) -> Isolation:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How one submission's process is to be started and confined.
-
-    Args:
-        command: what goes before the interpreter; empty without bubblewrap.
-        uid: to become, or None.
-        readable: paths for Landlock, or None for no isolation.
-        covered: folders that are to look empty, where there are mount namespaces.
-        filter: the seccomp program in hexadecimal, or None.
-    """
-
-    command: Sequence[str] = ()
-    uid: int | None = None
-    readable: Sequence[str] | None = None
-    covered: Sequence[str] = ()
-    filter: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what the process needs to know."""
-        wrapped = bool(self.command)
-        return {
-            "wrapped": wrapped,
-            "uid": self.uid,
-            "readable": self.readable,
-            "covered": self.covered,
-            "filter": self.filter,
-        }
-
-
-def plan_for(mode: str, home: Path, secrets: Sequence[Path]) -> Plan:
-    """Return how to keep a submission's process apart.
+def command_for(mode: str, home: Path, secrets: Sequence[Path]) -> list[str]:
+    """Return what goes before the interpreter of a submission's process: bubblewrap, or nothing.
 
     Args:
         mode: one of `MODES`.
         home: the process's own folder, with a copy of minitrain.
         secrets: folders that it must not read.
+
+    Raises:
+        UsageError: there is no such mode.
     """
-    if require_mode(mode) == "none" or sys.platform != "linux":
-        return Plan()
-    paths = [*_readable(tuple(secrets)), str(home)]
-    wrapper = wrapped(home, secrets) if bubblewrap() and _wraps(tuple(secrets)) else []
-    reads = [path for path in paths if path != str(home)]
+    wanted = require_mode(mode) != "none" and sys.platform == "linux"
+    return wrapped(home, secrets) if wanted and bubblewrap() and _wraps(tuple(secrets)) else []
+
+
+def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -> dict[str, Any]:
+    """Return what a submission's process needs to know to confine itself, which it may be told once it has started.
+
+    Args:
+        mode: one of `MODES`.
+        home: the process's own folder; it is given to the uid of the process, if that is to have one.
+        secrets: folders that it must not read.
+        wrapped: whether bubblewrap starts it.
+
+    Returns:
+        `wrapped`, `uid` (None to keep it), `readable` (paths for Landlock; None for no isolation), `covered` (folders
+        that are to look empty) and `filter` (the seccomp program in hexadecimal, or None).
+    """
+    if mode == "none" or sys.platform != "linux":
+        return {"wrapped": False, "uid": None, "readable": None, "covered": [], "filter": None}
+    reads = _readable(tuple(secrets))
     uid = None
-    if os.geteuid() == 0 and reachable([*reads, str(home.parent)], alone=bool(wrapper)):
+    if os.geteuid() == 0 and reachable([*reads, *map(str, python_folders()), str(home.parent)], alone=wrapped):
         uid = _FIRST_UID + os.getpid() % _UIDS
         os.chown(home, 0, uid)
         home.chmod(0o750)
-    covered = [
-        str(path) for path in (*secrets, Path("/proc")) if not any(Path(own).is_relative_to(path) for own in paths)
-    ]
-    return Plan(wrapper, uid, paths, covered, program())
+    paths = [*reads, str(home)]
+    covered = [path for path in (*secrets, Path("/proc")) if not any(Path(own).is_relative_to(path) for own in paths)]
+    return {"wrapped": wrapped, "uid": uid, "readable": paths, "covered": [*map(str, covered)], "filter": program()}
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _readable(secrets: tuple[Path, ...]) -> list[str]:
     """Return the readable paths, which stay the same while a process grades."""
     return readable(secrets)
@@ -168,7 +155,7 @@ def bubblewrap() -> str | None:
     return shutil.which("bwrap")
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _wraps(secrets: tuple[Path, ...]) -> bool:
     """Return whether bubblewrap may do its work here, and Python starts in it; a container may forbid it."""
     with tempfile.TemporaryDirectory() as home:

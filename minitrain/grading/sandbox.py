@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.grading.exercise import Case
-from minitrain.grading.isolation import HERE, Isolation, Plan, from_worker, plan_for
+from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for
 from minitrain.grading.readable import packages
 from minitrain.grading.result import printable
 from minitrain.grading.wire import decoded
@@ -102,7 +102,7 @@ def submitted(
         home = Path(folder)
         staged = _stage(home, file)
         refused = [*_refused(), *(path.resolve() for path in secrets)]
-        plan = plan_for(limits.isolation, home, refused)
+        command = command_for(limits.isolation, home, refused)
         job = {
             "home": str(home),
             "file": str(staged),
@@ -113,10 +113,11 @@ def submitted(
             "seconds": limits.seconds,
             "memory_bytes": limits.memory_bytes,
             "required": limits.isolation == "required",
-            **plan.as_dict(),
         }
-        process = _Process(plan, home, job, limits, {str(staged): str(file.resolve())})
+        process = _Process(command, home, limits, len(cases), {str(staged): str(file.resolve())})
         try:
+            # what takes a moment to find out is found out while the interpreter starts
+            process.tell(job | plan_for(limits.isolation, home, refused, wrapped=bool(command)))
             yield process
         finally:
             process.end()
@@ -184,23 +185,23 @@ class _Process:
     """A submission's process.
 
     Args:
-        plan: how to start it.
+        command: what goes before the interpreter.
         home: its folder.
-        job: what it is to do.
         limits: what it may use.
+        most: how many cases it has.
         names: paths to replace in its messages, by what.
     """
 
-    def __init__(self, plan: Plan, home: Path, job: dict[str, Any], limits: Limits, names: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], home: Path, limits: Limits, most: int, names: Mapping[str, str]) -> None:
         self.limits = limits
-        self.most = len(job["cases"])
+        self.most = most
         self.names = names
         self.began = time.monotonic()
         read, write = os.pipe()
         worker = home / "minitrain" / "grading" / "worker.py"
         interpreter = os.path.realpath(sys.executable)
         self.process = subprocess.Popen(
-            [*plan.command, interpreter, "-I", "-B", "-S", str(worker)],
+            [*command, interpreter, "-I", "-B", "-S", str(worker)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -211,9 +212,13 @@ class _Process:
         )
         os.close(write)
         self._readers = [_Reader(os.fdopen(read, "rb"), MOST_OUTPUT), _Reader(self.process.stdout, MOST_PRINTED)]
+        self._result = write
+
+    def tell(self, job: Mapping[str, Any]) -> None:
+        """Tell the process what to do, which it waits for."""
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps({**job, "result": write}).encode())
+            self.process.stdin.write(json.dumps({**job, "result": self._result}).encode())
             self.process.stdin.close()
 
     def outcome(self) -> Outcome:
