@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from minitrain.schedules.as_strategy import from_schedule
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.workloads.latent_attention import LatentAttention
+    from minitrain.workloads.models import models
+    from minitrain.workloads.precision import Precision
+    from minitrain.workloads.transformer import Transformer
 
 _HOMES = {
     "errors": (
@@ -60,6 +64,10 @@ _HOMES = {
     "schedules.as_strategy": ("from_schedule",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "workloads.latent_attention": ("LatentAttention",),
+    "workloads.models": ("models",),
+    "workloads.precision": ("Precision",),
+    "workloads.transformer": ("Transformer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -71,20 +79,24 @@ __all__ = [
     "FixedPredictor",
     "Grade",
     "HardwareConfigError",
+    "LatentAttention",
     "LawError",
     "MinitrainError",
     "Model",
     "OutOfMemoryError",
+    "Precision",
     "Proof",
     "ProofError",
     "Run",
     "StrategyError",
     "Sweep",
+    "Transformer",
     "UsageError",
     "compare",
     "from_schedule",
     "grade",
     "load_run",
+    "models",
     "prove",
     "schedules",
     "simulate",

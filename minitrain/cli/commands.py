@@ -1,4 +1,4 @@
-"""The commands: `minitrain compare`, `run`, `hw` and `strategies`."""
+"""The commands: `minitrain compare`, `run`, `hw`, `models` and `strategies`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, Commands, complain, message_of, running
 from minitrain.cli.hw import hw
 from minitrain.cli.learn import learn
+from minitrain.cli.models import app as models
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
 from minitrain.cli.sweep import sweep
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(hw, name="hw")
 app.add_typer(learn, name="learn")
+app.add_typer(models, name="models")
 app.command()(sweep)
 app.add_typer(saved_runs, name="trace")
 
