@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.stores import FollowedStore
+from minitrain.grading.wire import MOST_STEPS
 from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Account, Store
 from minitrain.source_lines import strategy_frame
@@ -22,8 +23,6 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weig
 T = TypeVar("T")
 
 Step = list[Any]
-MOST_STEPS = 400_000
-"""Steps after which a rank is stopped, and that all ranks together may have; the longest shipped run has 30 000."""
 
 
 class Program:

@@ -6,6 +6,7 @@ submission, and the laws, the numbers, the clocks and the memory are those of th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,14 +19,29 @@ from minitrain.rank.model import Model
 KINDS = {kind: getattr(tensors, kind) for kind in ("Weight", "OptState", "Activation", "ActivationGrad", "WeightGrad")}
 
 
-def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model], Awaitable[Model]]:
-    """Return the strategy that does what the programs say, one a rank."""
+MOST_TENSORS = 100_000
+"""Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""
+
+
+def replayed(
+    programs: Sequence[Sequence[Step]], name: str, seconds: float = float("inf")
+) -> Callable[[Model], Awaitable[Model]]:
+    """Return the strategy that does what the programs say, one a rank.
+
+    Args:
+        programs: steps of the ranks.
+        name: of the strategy.
+        seconds: real time that all ranks together may take, s.
+    """
+    end = time.monotonic() + seconds
 
     async def strategy(model: Model) -> Model:
         player = _Player(model)
-        for number, step in enumerate(programs[model.rank]):
+        steps = programs[model.rank]
+        for number in range(len(steps)):
+            _require_within(model, number, len(steps), end, seconds)
             try:
-                await player.play(number, step)
+                await player.play(number, steps[number])
             except MinitrainError as error:
                 error.place = model.rank, number, len(model.log)  # type: ignore[attr-defined]  # for who knows its line
                 raise
@@ -35,6 +51,16 @@ def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model],
 
     strategy.__name__ = strategy.__qualname__ = name
     return strategy
+
+
+def _require_within(model: Model, number: int, steps: int, end: float, seconds: float) -> None:
+    """Require that the grader's run of a program has time left."""
+    if time.monotonic() > end:
+        raise StrategyError(
+            f"the grader's own run of it was stopped after {seconds:.3g} s, at step {number} of {steps} of rank "
+            f"{model.rank}; let it do fewer operations",
+            rank=model.rank,
+        )
 
 
 class _Player:
@@ -84,6 +110,8 @@ class _Player:
 
     def keep(self, number: int, result: Any) -> None:
         """Name the results of a step."""
+        if len(self.values) * self.model.world_size >= MOST_TENSORS:
+            raise ValueError(f"a rank has {len(self.values)} tensors at once; let go of those that it needs no more")
         for place, tensor in enumerate(result if isinstance(result, tuple) else (result,)):
             self.values[number, place] = tensor
 

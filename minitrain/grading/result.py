@@ -84,3 +84,8 @@ class CheckResult:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, ready for JSON."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+
+
+def printable(text: str) -> str:
+    """Return text without characters that a terminal, a browser or XML takes for something else than text."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)

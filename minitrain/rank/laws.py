@@ -38,13 +38,8 @@ def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -
 def _require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
     """Require a tensor of the layer that the operation works on."""
     if value.layer != expected:
-        raise _broken(
-            model,
-            op,
-            f"{name} must be of layer {expected} for layer {layer}, got {describe(value)}",
-            layer,
-            value=value,
-        )
+        use = f" for layer {layer}" if isinstance(layer, int) else f", {layer}"
+        raise _broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
 
 
 def _require_complete(model: RankState, op: str, weight: Weight) -> None:
@@ -175,7 +170,7 @@ def input_samples(model: RankState, samples: Iterable[int]) -> frozenset[int]:
         inside = not found or (min(found) >= 0 and max(found) < model.global_batch_size)
     except TypeError as error:
         raise TensorTypeError(
-            f"get_input_activation on rank {model.rank}: samples must be integers, got {samples!r}",
+            f"get_input_activation on rank {model.rank}: samples must be integers, got {samples!r:.80}",
             rank=model.rank,
         ) from error
     if not inside:
