@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from typing import Any
 
-from minitrain.accounting.summary.log import SummaryLog
-from minitrain.accounting.summary.totals import RankTotals
+from minitrain.accounting.summary.totals import RankTotals, SummaryLog
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.events import LAUNCHED, ON_COMPUTE, RECV, STREAM, STRIDE
 from minitrain.rank.model import Model
