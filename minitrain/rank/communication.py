@@ -56,8 +56,6 @@ class Communication(RankState):
             memory_by_kind=memory_by_kind,
         )
         self.operation_kind = self.operation_kind  # as `follows_tensors`
-        self.launching = False
-        self.in_flight: dict[int, Operation] = {}
         self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
 

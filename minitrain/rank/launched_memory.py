@@ -8,14 +8,28 @@ which rank came first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minitrain.events import MEMORY, NOTE, STRIDE, Note
 
 if TYPE_CHECKING:
-    from minitrain.rank.operations import Operation
+    from minitrain.rank.state import RankState
 
 RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv"})
+
+
+class LaunchedOperation(Protocol):
+    """What is asked of an `Operation` here."""
+
+    model: RankState
+    op: str
+    rank: int
+    row: int
+    value: Any
+    detail: Any
+    settled: bool
+    outcome: Any
+    error: BaseException | None
 
 
 class LaunchedMemory:
@@ -33,7 +47,7 @@ class LaunchedMemory:
 
     __slots__ = ("awaited", "stored_tensors", "units", "window")
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: LaunchedOperation) -> None:
         account = operation.model.account
         self.awaited = False
         self.window: int | None = None
@@ -54,7 +68,7 @@ class LaunchedMemory:
             if operation.settled and operation.error is None:
                 self.know_result(operation)
 
-    def know_result(self, operation: Operation) -> None:
+    def know_result(self, operation: LaunchedOperation) -> None:
         """Count the result from the launch on, now that it is known."""
         if self.window is None:
             return
@@ -68,7 +82,7 @@ class LaunchedMemory:
         self.window = None
         _enter(operation, units)
 
-    def end(self, operation: Operation) -> None:
+    def end(self, operation: LaunchedOperation) -> None:
         """Count nothing any more: whoever awaited the operation has the result now."""
         self.awaited = True
         account = operation.model.account
@@ -79,7 +93,7 @@ class LaunchedMemory:
         del operation.model.in_flight[id(operation)]
 
 
-def _enter(operation: Operation, units: int, place: int | None = None) -> None:
+def _enter(operation: LaunchedOperation, units: int, place: int | None = None) -> None:
     """Enter a change in the account's journal, at the operation's launch unless another place is given."""
     journal = operation.model.account.journal
     if journal is not None and units:
@@ -91,7 +105,7 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def mark_overlap(operation: Operation) -> Note:
+def mark_overlap(operation: LaunchedOperation) -> Note:
     """Return the note of an operation's event, which says that it may run beside others."""
     rows = operation.model.log.rows
     note: Note = rows[operation.row + NOTE] or Note()

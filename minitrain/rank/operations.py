@@ -23,7 +23,7 @@ from minitrain.transport.calls import Call
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from minitrain.rank.communication import Communication
+    from minitrain.rank.state import RankState
     from minitrain.transport.groups import Group
     from minitrain.transport.protocol import Transport
 
@@ -71,9 +71,7 @@ class Operation(Call):
 
     __slots__ = ("carried", "end", "launched_memory", "model", "owner", "row")
 
-    def __init__(
-        self, model: Communication, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any
-    ) -> None:
+    def __init__(self, model: RankState, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any) -> None:
         self.model = model
         self.op = op
         self.rank = model.rank

@@ -31,6 +31,7 @@ from minitrain.rank.store_journal import JournalledStore
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import follow
+from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
 from minitrain.transport.protocol import Transport
@@ -112,6 +113,8 @@ class RankState:
         self._rows = self.log.rows
         self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
+        self.launching = False  # while an operation is submitted by `launch`
+        self.in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
         self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
         self._world = Group(self._transport.world, rank)
 
