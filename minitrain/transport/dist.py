@@ -28,7 +28,7 @@ class Dist:
 
     Args:
         world_size: number of ranks.
-        p2p_buffer: untagged messages that may lie unreceived before a blocking send waits, None for no bound. It
+        p2p_buffer: untagged messages that may be unreceived before a blocking send waits, None for no bound. It
             costs no logical time.
 
     Attributes:
@@ -235,7 +235,7 @@ class Dist:
         return call
 
     async def send(self, rank_source: int, rank_dest: int, v: Any, *, tag: Any = None) -> None:
-        """Send a value to another rank; wait while too many lie there unreceived."""
+        """Send a value to another rank; wait while too many are unreceived."""
         call = RawCall("send", rank_source, v, 0.0)
         self.put(self.channel(rank_source, rank_dest, tag), call)
         await call
