@@ -33,11 +33,18 @@ class NumericModel(Model):
         problem: the data, initial weights and optimizer.
         named: those of `Model`.
 
+    Adds:
+        load_weights, get_input_activation: let what they return carry the problem's arrays.
+        forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
+        set_final_weight: requires a weight that carries an array.
+        after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
+            on.
+
     Attributes:
         final_states: optimizer state after this rank's last update, by layer that it updated.
     """
 
-    attentive = True
+    follows_tensors = True
 
     def __init__(self, *args: Any, problem: Problem | None = None, **named: Any) -> None:
         super().__init__(*args, **named)

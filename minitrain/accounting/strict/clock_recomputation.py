@@ -1,4 +1,4 @@
-"""Whether the times in the logs of a run are what the clock arithmetic gives.
+"""Whether the times in the logs of a finished run are what the clock arithmetic gives.
 
 Every row of a log must follow from the other rows: an operation is launched when its rank's compute stream has done
 what came before and awaited what it needed; a collective begins when the last member is there and the group's stream is
@@ -19,11 +19,11 @@ from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
 
 
-class Column:
+class GroupSequence:
     """One rank's part in the collectives of a group, in the order in which it started them.
 
     Attributes:
-        rank: whose.
+        rank: the rank.
         launched: when it launched each, s.
         times: when each began, s.
         ends: when each ended, s; None for what was never settled.
@@ -47,12 +47,12 @@ class Column:
         self.types.append(typ)
 
 
-class Message:
+class MessageSide:
     """One rank's part in a message that was settled.
 
     Args:
-        rank: whose.
-        stream: which it took.
+        rank: the rank.
+        stream: the stream that it took.
         tag: the message's tag.
         launched: when it was launched, s.
         time: when it began, s.
@@ -71,44 +71,44 @@ class Message:
         self.channel = (rank, stream.peer, tag) if stream.kind == SEND else (stream.peer, rank, tag)
 
 
-class Replay:
-    """The communications of a run, rank by rank, as `play` found them in the logs.
+class ClockRecomputation:
+    """The communications of a run, rank by rank, as `add` finds them in the logs.
 
     Attributes:
-        columns: of collectives, by group and rank.
-        messages: what was sent and received.
+        sequences: collectives, by group and rank.
+        messages: the sides of messages that were sent and received.
         num_operations: how many operations the transport must have carried out.
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.columns: dict[tuple[int, ...] | None, dict[int, Column]] = {}
-        self.messages: list[Message] = []
+        self.sequences: dict[tuple[int, ...] | None, dict[int, GroupSequence]] = {}
+        self.messages: list[MessageSide] = []
         self.num_operations = 0
 
-    def play(self, model: Model) -> None:
-        """Go through the compute stream of a rank, and note its communications.
+    def add(self, model: Model) -> None:
+        """Follow the compute stream of a rank, and note its communications.
 
         Raises:
             StrategyError: an operation did not begin when the one before it was over.
         """
         rows, rank, clock = model.log.rows, model.rank, 0.0
-        awaits: dict[int, float] = {}  # the latest end of what was awaited later, by the place of the next event
-        columns = (rows[column::STRIDE] for column in (STREAM, TIME, PRICE, LAUNCHED_AT))
-        for place, (stream, time, price, launched) in enumerate(zip(*columns, strict=True)):
+        awaits: dict[int, float] = {}  # ends of launched operations, by the index of the event after their await
+        log_columns = (rows[index::STRIDE] for index in (STREAM, TIME, PRICE, LAUNCHED_AT))
+        for place, (stream, time, price, launched) in enumerate(zip(*log_columns, strict=True)):
             if awaits and awaits.get(place, 0.0) > clock:
                 clock = awaits[place]
             if launched != clock:
-                raise tampered(rank, f"the launch of event {place}", launched, clock)
+                raise clock_error(rank, f"the launch of event {place}", launched, clock)
             if stream is ON_COMPUTE:
                 if time != clock:
-                    raise tampered(rank, f"the start of event {place}", time, clock)
+                    raise clock_error(rank, f"the start of event {place}", time, clock)
                 clock += price.seconds
             else:
                 clock = max(clock, self._note(rank, rows, place, awaits))
         clock = max(clock, awaits.get(len(model.log), 0.0))
         if model.time != clock:
-            raise tampered(rank, "model.time at the end", model.time, clock)
+            raise clock_error(rank, "model.time at the end", model.time, clock)
 
     def _note(self, rank: int, rows: Sequence[Any], place: int, awaits: dict[int, float]) -> float:
         """Note a communication, and return when the rank went on if it awaited the end at once, s; otherwise 0."""
@@ -116,12 +116,12 @@ class Replay:
         stream, time, price, note = rows[row + STREAM], rows[row + TIME], rows[row + PRICE], rows[row + NOTE]
         end: float | None = None if price is PENDING else time + price.seconds
         if stream.kind == COMM:
-            self._column(rank, stream.group).add(rows[row + LAUNCHED_AT], time, end, rows[row + TYP])
+            self._sequence(rank, stream.group).add(rows[row + LAUNCHED_AT], time, end, rows[row + TYP])
         else:
             self.num_operations += 1
             if end is not None:
                 tag = None if note is None else note.tag
-                self.messages.append(Message(rank, stream, tag, rows[row + LAUNCHED_AT], time, end))
+                self.messages.append(MessageSide(rank, stream, tag, rows[row + LAUNCHED_AT], time, end))
         if end is None:
             return 0.0
         if note is None or not note.overlaps:
@@ -130,15 +130,15 @@ class Replay:
             awaits[note.awaited] = max(awaits.get(note.awaited, 0.0), end)
         return 0.0
 
-    def _column(self, rank: int, group: tuple[int, ...] | None) -> Column:
-        """Return the column for a rank's next collective in a group; a group of one needs no transport."""
+    def _sequence(self, rank: int, group: tuple[int, ...] | None) -> GroupSequence:
+        """Return the sequence for a rank's next collective in a group; a group of one needs no transport."""
         if (self.world_size if group is None else len(group)) > 1:
             self.num_operations += 1
-        members = self.columns.setdefault(group, {})
-        column = members.get(rank)
-        if column is None:
-            column = members[rank] = Column(rank)
-        return column
+        members = self.sequences.setdefault(group, {})
+        sequence = members.get(rank)
+        if sequence is None:
+            sequence = members[rank] = GroupSequence(rank)
+        return sequence
 
     def check_collectives(self) -> None:
         """Check when collectives began: each meets those at the same place of its group's order.
@@ -146,20 +146,20 @@ class Replay:
         Raises:
             StrategyError: one began at another time.
         """
-        for members in self.columns.values():
-            columns = [*members.values()]
-            free = 0.0
+        for members in self.sequences.values():
+            sequences = [*members.values()]
+            busy_until = 0.0
             starts: list[float | None] = []
-            # what not all have started was never carried out
-            for end, *launched in zip(columns[0].ends, *(column.launched for column in columns), strict=False):
+            # zip ends where some member has started no more: such a collective was never carried out
+            for end, *launched in zip(sequences[0].ends, *(sequence.launched for sequence in sequences), strict=False):
                 if end is None:
                     starts.append(None)
                 else:
-                    starts.append(max(free, *launched))
-                    free = end
-            for column in columns:
-                if column.times[: len(starts)] != starts:
-                    _require_starts(column, starts)
+                    starts.append(max(busy_until, *launched))
+                    busy_until = end
+            for sequence in sequences:
+                if sequence.times[: len(starts)] != starts:
+                    _require_starts(sequence, starts)
 
     def check_messages(self) -> None:
         """Check when sends and receives began: each receive gets the message at its place of its channel's order.
@@ -171,28 +171,28 @@ class Replay:
         for message in self.messages:
             if message.kind == SEND:
                 sent[message.channel].append(message.time)
-        free: dict[Hashable, float] = defaultdict(float)
+        busy_until: dict[Hashable, float] = defaultdict(float)
         taken: Counter[Hashable] = Counter()
         for message in self.messages:
             stream = message.rank, message.kind, message.peer
-            start = max(message.launched, free[stream])
+            start = max(message.launched, busy_until[stream])
             if message.kind == RECV:
                 times, place = sent[message.channel], taken[message.channel]
                 start = max(start, times[place] if place < len(times) else 0.0)
                 taken[message.channel] += 1
             if message.time != start:
-                raise tampered(message.rank, f"the start of a {message.kind}", message.time, start)
-            free[stream] = message.end
+                raise clock_error(message.rank, f"the start of a {message.kind}", message.time, start)
+            busy_until[stream] = message.end
 
 
-def _require_starts(column: Column, starts: Sequence[float | None]) -> None:
+def _require_starts(sequence: GroupSequence, starts: Sequence[float | None]) -> None:
     """Require that a rank's collectives began when they could; those without a time were never settled."""
-    for time, start, typ in zip(column.times, starts, column.types, strict=False):
+    for time, start, typ in zip(sequence.times, starts, sequence.types, strict=False):
         if start is not None and time != start:
-            raise tampered(column.rank, f"the start of a {typ}", time, start)
+            raise clock_error(sequence.rank, f"the start of a {typ}", time, start)
 
 
-def tampered(rank: int, what: str, found: float, expected: float) -> StrategyError:
+def clock_error(rank: int, what: str, found: float, expected: float) -> StrategyError:
     """Return the error for a time that does not follow from the rest of the logs."""
     return StrategyError(
         f"the clock of rank {rank} does not add up: {what} is {found!r} s, and its operations give {expected!r} s; "

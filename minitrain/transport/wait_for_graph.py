@@ -1,8 +1,9 @@
-"""Whether the tasks of a run can go on by themselves, as far as asyncio tells what each of them awaits.
+"""Whether any task of a run can proceed without another one doing something first.
 
-A task waits for a future, and a future for whatever fulfils it: a gather for its children, a TaskGroup and
-`asyncio.wait` for theirs, a `shield` and `as_completed` for the futures that carry their callbacks. Whatever none of
-that explains (a sleep, a lock, an executor, a task of somebody else's) may be over at any time.
+Tasks and futures form a wait-for graph. A task waits for a future, and a future for whatever completes it: a gather
+for its children, a TaskGroup and `asyncio.wait` for theirs, a `shield` and `as_completed` for the futures whose
+callbacks complete them. The graph is read from asyncio's own attributes and callbacks. A future that none of this
+explains (a sleep, a lock, an executor, a task of somebody else's) may complete at any time.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from minitrain.transport.waiting import Waiter
 _Future = asyncio.Future[Any]
 
 
-class Standstill:
+class WaitForGraph:
     """What the tasks of a run wait for, at one moment.
 
     Args:
-        tasks: those of the run that are not over.
-        parked: the futures on which tasks wait for an operation of another rank's.
+        tasks: the unfinished tasks of the run.
+        transport_waiters: the futures on which tasks wait for an operation of another rank.
     """
 
-    def __init__(self, tasks: Iterable[asyncio.Task[Any]], parked: Set[Waiter]) -> None:
+    def __init__(self, tasks: Iterable[asyncio.Task[Any]], transport_waiters: Set[Waiter]) -> None:
         self.tasks: Set[_Future] = set(tasks)
-        self.parked = parked
+        self.transport_waiters = transport_waiters
 
     @property
-    def is_broken(self) -> bool:
-        """Whether any task could do something although no other task does."""
-        return any(map(self._acts, self.tasks))
+    def can_proceed(self) -> bool:
+        """Whether some task can proceed although no other task does anything."""
+        return any(map(self._can_proceed, self.tasks))
 
-    def _acts(self, task: Any) -> bool:
-        """Return whether a task could do something although no other task does."""
+    def _can_proceed(self, task: Any) -> bool:
+        """Return whether a task can proceed although no other task does anything."""
         awaited = getattr(task, "_fut_waiter", None)
         if awaited is None or awaited.done():
             return True
-        if awaited in self.parked:
+        if awaited in self.transport_waiters:
             return False
         frame = _innermost_frame(task)
-        joined = _joined(frame)
-        if joined is None and frame is not None and isinstance(queue := frame.f_locals.get("self"), asyncio.Queue):
-            joined = self._sources.get(queue)
-        return self._may_end(awaited) if joined is None else any(map(self._may_end, joined))
+        members = _joined(frame)
+        if members is None and frame is not None and isinstance(queue := frame.f_locals.get("self"), asyncio.Queue):
+            members = self._sources.get(queue)
+        return self._can_complete(awaited) if members is None else any(map(self._can_complete, members))
 
-    def _may_end(self, future: Any) -> bool:
-        """Return whether a future is over, or could be although no task does anything."""
+    def _can_complete(self, future: Any) -> bool:
+        """Return whether a future is done, or could complete although no task does anything."""
         if future.done():
             return True
         if isinstance(future, asyncio.Task):
@@ -62,16 +63,16 @@ class Standstill:
             missing = [child for child in children if not child.done()]
             if not missing or (any(map(_failed, children)) and not _tolerates_failures(future, missing)):
                 return True
-            return any(map(self._may_end, missing))
+            return any(map(self._can_complete, missing))
         sources = self._sources.get(future)
-        return future not in self.parked and (sources is None or any(map(self._may_end, sources)))
+        return future not in self.transport_waiters and (sources is None or any(map(self._can_complete, sources)))
 
     @cached_property
     def _sources(self) -> dict[Any, list[_Future]]:
-        """The futures whose ends fulfil another one, or fill a queue, by asyncio's own callbacks."""
+        """The futures whose completion completes another future or fills a queue, as asyncio's callbacks show."""
         sources: dict[Any, list[_Future]] = {}
         futures = list(self.tasks)
-        for future in futures:  # which grow: a task may be in a gather that is in a shield
+        for future in futures:  # the list grows meanwhile: a task may be in a gather that is in a shield
             for cells in _cells_of_callbacks(future):
                 values = cells.values()
                 siblings = [item for value in values if isinstance(value, list | set) for item in value]
@@ -84,12 +85,12 @@ class Standstill:
 
 
 def _failed(future: Any) -> bool:
-    """Return whether a future ended with an error, without looking at it as somebody does who handles it."""
+    """Return whether a future ended with an error, without marking that error as retrieved."""
     return future.done() and (future.cancelled() or future._exception is not None)
 
 
 def _tolerates_failures(gather: Any, children: Iterable[_Future]) -> bool:
-    """Return whether a gather waits for its other children when one has failed."""
+    """Return whether a gather goes on waiting for its other children after one has failed."""
     cells = (cells for child in children for cells in _cells_of_callbacks(child))
     return any(found.get("outer") is gather and found.get("return_exceptions") for found in cells)
 
@@ -103,7 +104,7 @@ def _innermost_frame(task: asyncio.Task[Any]) -> FrameType | None:
 
 
 def _joined(frame: FrameType | None) -> list[_Future] | None:
-    """Return what is waited for at the end of a TaskGroup or in `asyncio.wait`; None if it is something else."""
+    """Return the futures awaited at the end of a TaskGroup or in `asyncio.wait`; None for any other frame."""
     if frame is None:
         return None
     group = frame.f_locals.get("self")
@@ -119,10 +120,10 @@ def _joined(frame: FrameType | None) -> list[_Future] | None:
 
 
 def _cells_of_callbacks(future: Any) -> Iterator[dict[str, Any]]:
-    """Yield what each callback at a future's end closes over, by name, where it is asyncio's own."""
+    """Yield the closure variables, by name, of each of asyncio's own callbacks on a future."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
         is_own = getattr(callback, "__module__", None) == "asyncio.tasks" and hasattr(callback, "__closure__")
-        if is_own and callback.__name__ != "_outer_done_callback":  # which only lets go of what was shielded
+        if is_own and callback.__name__ != "_outer_done_callback":  # that one only detaches what was shielded
             names, cells = callback.__code__.co_freevars, callback.__closure__ or ()
             yield {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
@@ -134,20 +135,13 @@ def nothing_can_happen(loop: asyncio.AbstractEventLoop) -> bool:
         return False
     if getattr(loop, "_signal_handlers", None):
         return False
-    return not timers(loop) and len(selector.get_map()) <= 1  # the loop's own pipe
+    return not timer_contexts(loop) and len(selector.get_map()) <= 1  # the loop's own pipe
 
 
-def timers(loop: asyncio.AbstractEventLoop) -> list[Context | None]:
-    """Return the contexts of the loop's live timers, and of the callbacks that it runs next: timers that are due."""
+def timer_contexts(loop: asyncio.AbstractEventLoop) -> list[Context | None]:
+    """Return the contexts of the loop's live timers, and of the callbacks that it runs next, as a timer may be due."""
     scheduled, ready = getattr(loop, "_scheduled", None), getattr(loop, "_ready", ())
     if scheduled is not None:
         return [handle._context for handle in (*ready, *scheduled) if not handle.cancelled()]
     handles = [found for found in gc.get_objects() if type(found).__name__ == "TimerHandle"]  # uvloop keeps no list
     return [None for handle in handles if not handle.cancelled()]
-
-
-def context_of(task: asyncio.Task[Any]) -> Context | None:
-    """Return the context of a task, or None if it cannot be found."""
-    if hasattr(task, "get_context"):
-        return task.get_context()  # type: ignore[no-any-return]  # Python 3.12
-    return next((found for found in gc.get_referents(task) if isinstance(found, Context)), None)

@@ -1,4 +1,9 @@
-"""What a rank does with others: collectives, messages, and launching them to run beside its computing."""
+"""What a rank does with others: collectives, messages, and launching them to run beside its computing.
+
+An operation is submitted at once: its row in the log is reserved, and the transport matches it with the operations of
+the other ranks. It is completed when all of them are there (see `minitrain.rank.operations`). Awaiting it moves the
+clock of the rank to its end.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
 from minitrain.hardware.price import PENDING
-from minitrain.rank.launched_memory import InFlight
-from minitrain.rank.operations import Launched, PeerStream, Work
-from minitrain.rank.state import Rank
+from minitrain.rank.launched_memory import LaunchedMemory
+from minitrain.rank.operations import Launched, Operation, PeerStream
+from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:
     from minitrain.hardware.price import Predictor
-    from minitrain.transport.communicator import Communicator
     from minitrain.transport.dist import Dist
+    from minitrain.transport.protocol import ProcessGroup
 
 T = TypeVar("T")
 
@@ -27,10 +32,10 @@ Groupish = Group | Iterable[int] | None
 TENSORS = frozenset({Weight, WeightGrad, OptState, Activation, ActivationGrad})
 
 
-class Communicating(Rank):
+class Communication(RankState):
     """The operations on a rank's communication streams."""
 
-    work_kind = Work  # one for all models of a run
+    operation_kind = Operation  # the same class for all ranks of a run
 
     def __init__(
         self,
@@ -50,10 +55,10 @@ class Communicating(Rank):
             runtime_predictor=runtime_predictor,
             memory_by_kind=memory_by_kind,
         )
-        self.work_kind = self.work_kind  # as `attentive`
+        self.operation_kind = self.operation_kind  # as `follows_tensors`
         self.launching = False
-        self.in_flight: dict[int, Work] = {}
-        self._groups: dict[Communicator, Group] = {self.dist.world: self._world}
+        self.in_flight: dict[int, Operation] = {}
+        self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
 
     def mesh(self, **axes: int) -> Mesh:
@@ -63,7 +68,7 @@ class Communicating(Rank):
             UsageError: the product of the axes is not world_size.
         """
         require_axes(axes, self.world_size)
-        return Mesh(self.rank, axes, lambda *axes: self._view(self.dist.lattice(*axes)))
+        return Mesh(self.rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, this one among them.
@@ -71,9 +76,9 @@ class Communicating(Rank):
         Raises:
             UsageError: a rank is not of this world, or this rank is not among them.
         """
-        return self._view(self.dist.communicator(ranks))
+        return self._view(self._transport.communicator(ranks))
 
-    def _view(self, communicator: Communicator) -> Group:
+    def _view(self, communicator: ProcessGroup) -> Group:
         """Return this rank's view of what a group shares."""
         found = self._groups.get(communicator)
         if found is None:
@@ -191,13 +196,13 @@ class Communicating(Rank):
         self._require_operation(operation)
         self.launching = True
         try:
-            work: Work = operation.send(None)
+            submitted: Operation = operation.send(None)
         finally:
             self.launching = False
         operation.close()
-        work.flight = InFlight(work)
-        self.in_flight[id(work)] = work
-        return Launched(work)
+        submitted.launched_memory = LaunchedMemory(submitted)
+        self.in_flight[id(submitted)] = submitted
+        return Launched(submitted)
 
     def _require_operation(self, operation: Any) -> None:
         """Require a coroutine that one of this model's communications has just returned."""
@@ -240,17 +245,17 @@ class Communicating(Rank):
         self.wire_bytes(value)  # raises for anything that is not a tensor
         return value
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
-        work = self.work_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        operation = self.operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         communicator = member.communicator
         if communicator.size == 1:
-            work.settle_all([work], [value], [work.clock], work.clock, self.rank)
+            operation.settle_alone(value)
         else:
-            communicator.join(member.index, work)
-        return work
+            communicator.join(member.index, operation)
+        return operation
 
     def _peer(self, kind: str, peer: int) -> PeerStream:
         """Return the stream of messages to or from a peer."""
@@ -259,37 +264,37 @@ class Communicating(Rank):
             found = self._peers[kind, peer] = PeerStream(kind, peer)
         return found
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message; it takes its stream at once, whatever its receiver does."""
-        channel = self.dist.channel(self.rank, dest, tag)
+        channel = self._transport.channel(self.rank, dest, tag)
         size_bytes = self.runtime_predictor.workload.message_bytes(v)
         price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
         owner = self._peer(SEND, dest)
-        work = self.work_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
-        work.depart(price)
-        self.dist.put(channel, work)
-        return work
+        operation = self.operation_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
+        operation.depart(price)
+        self._transport.put(channel, operation)
+        return operation
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive."""
-        channel = self.dist.channel(source, self.rank, tag)
+        channel = self._transport.channel(source, self.rank, tag)
         owner = self._peer(RECV, source)
-        work = self.work_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
-        owner.pending.append(work)
-        self.dist.get(channel, work)
-        return work
+        operation = self.operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
+        owner.pending.append(operation)
+        self._transport.get(channel, operation)
+        return operation
 
 
 _OPERATIONS = frozenset(
     method.__code__
     for method in (
-        Communicating.all_reduce,
-        Communicating.reduce_scatter,
-        Communicating.all_gather,
-        Communicating.broadcast,
-        Communicating.all_to_all,
-        Communicating.barrier,
-        Communicating.send,
-        Communicating.receive,
+        Communication.all_reduce,
+        Communication.reduce_scatter,
+        Communication.all_gather,
+        Communication.broadcast,
+        Communication.all_to_all,
+        Communication.barrier,
+        Communication.send,
+        Communication.receive,
     )
 )

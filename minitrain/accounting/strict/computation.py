@@ -1,8 +1,9 @@
-"""What a rank of a strict run can do alone, with tensors that are followed.
+"""What a rank of a strict run does alone: it follows tensors through loads, passes and updates.
 
-As in `minitrain.rank.computing`, the laws are asked twice: first by one expression that every usual call passes,
-written out in each operation since it is the hot path, then, where that fails, by `require_genuine` and the rules,
-which know the rarer legal cases and the message for every other one.
+As in `minitrain.rank.computation`, the laws are checked twice. First comes one expression that every usual legal call
+passes; it is written out in each operation, as this is the hot path. Where it is false, the functions of
+`minitrain.accounting.strict.laws` are asked. They know the rarer legal cases and the message for every illegal one. The
+expression must never be true where they would raise, which tests/accounting/test_strict_laws.py checks.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from minitrain.accounting.strict.genuine import SAMPLED, STEPPED, SUMMED, is_usual, require_genuine
-from minitrain.accounting.strict.handmade import NOTING
+from minitrain.accounting.strict.buffers import Overwrite
+from minitrain.accounting.strict.laws import (
+    SAMPLED,
+    STEPPED,
+    SUMMED,
+    is_surely_valid,
+    note_update,
+    require_pass,
+    require_step,
+    require_update,
+    require_valid,
+)
 from minitrain.accounting.strict.ledger import Ledger
-from minitrain.accounting.strict.origin import born
-from minitrain.accounting.strict.rules import note_update, require_pass, require_step, require_update
+from minitrain.accounting.strict.provenance import new_origin
 from minitrain.accounting.strict.stores import FollowedStore, JournalledFollowedStore
-from minitrain.accounting.strict.strangers import Final
-from minitrain.accounting.strict.written import Written
+from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, HandedIn
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
@@ -30,16 +39,16 @@ _frame = sys._getframe
 
 
 def unbound(method: Callable[..., R]) -> Callable[..., R]:
-    """Return the function of a method: a bound one that a model keeps would keep the model alive."""
+    """Return the function of a method: a bound method that a model keeps would be a cycle and keep it alive."""
     return method.__func__  # type: ignore[attr-defined,no-any-return]
 
 
-class StrictComputing(Model):
+class StrictComputation(Model):
     """The operations on a rank's compute stream.
 
-    Each requires genuine tensors, notes what is held outside the stores while it begins, and gives its results an
-    origin. What they make is the engine's: no tensor need look who makes it. The operations that they extend are
-    looked up once: `super()` takes as long as to check a tensor.
+    Each adds to what `minitrain.rank` does: it requires valid tensors, notes what is held outside the stores while it
+    begins, and gives its results an origin. While it runs, tensors need not look who makes them: the engine does. The
+    operations that it extends are looked up once for each model, since `super()` takes as long as checking a tensor.
 
     Attributes:
         ledger: what the rank holds over all tensors alive.
@@ -78,39 +87,39 @@ class StrictComputing(Model):
         ledger = self.ledger
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        NOTING.on = NOTING.in_operations
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             loaded = weight, opt_state = self._load_weights(self, layer, shard, num_shards)
         finally:
-            NOTING.on = NOTING.in_strategies
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         line = ledger.line(_frame(1))
         fields = weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards
-        weight._origin = born(ledger, weight._units, fields, None, line)
-        opt_state._origin = born(ledger, opt_state._units, fields, None, line)
+        weight._origin = new_origin(ledger, weight._units, fields, None, line)
+        opt_state._origin = new_origin(ledger, opt_state._units, fields, None, line)
         return loaded
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in a trained weight: a copy is kept, which holds no memory; see `Model.set_final_weight`."""
         ledger = self.ledger
-        if not is_usual(ledger, weight):
-            require_genuine(ledger, "set_final_weight", (weight,))
+        if not is_surely_valid(ledger, weight):
+            require_valid(ledger, "set_final_weight", (weight,))
         self._set_final_weight(self, layer, weight)
-        NOTING.on = NOTING.in_operations
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
         finally:
-            NOTING.on = NOTING.in_strategies
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         self.final_weights[layer] = kept
         if hasattr(weight, "_content"):
             kept._content = weight._content  # type: ignore[misc]  # a slot of the base
-        kept._origin = Final(weight._origin)
+        kept._origin = HandedIn(weight._origin)
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input; see `Model.get_input_activation`."""
         ledger = self.ledger
         activation = super().get_input_activation(samples)
         units = ledger.size(activation)
-        activation._origin = born(ledger, units, SAMPLED(activation), None, ledger.line(_frame(1)))
+        activation._origin = new_origin(ledger, units, SAMPLED(activation), None, ledger.line(_frame(1)))
         return activation
 
     def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
@@ -131,24 +140,24 @@ class StrictComputing(Model):
             require_pass(ledger, "forward", inp, weight)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        NOTING.on = NOTING.in_operations
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             out = self._forward(self, layer, inp, weight)
         finally:
-            NOTING.on = NOTING.in_strategies
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         fields = out.layer, out.layers, out.samples, out.total_samples
-        out._origin = born(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
+        out._origin = new_origin(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the model's output; see `Model.loss`."""
         ledger = self.ledger
-        if not is_usual(ledger, inp):
-            require_genuine(ledger, "loss", (inp,))
+        if not is_surely_valid(ledger, inp):
+            require_valid(ledger, "loss", (inp,))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad = super().loss(inp)
-        grad._origin = born(ledger, ledger.size(grad), SAMPLED(grad), inp._origin.step, ledger.line(_frame(1)))
+        grad._origin = new_origin(ledger, ledger.size(grad), SAMPLED(grad), inp._origin.step, ledger.line(_frame(1)))
         return grad
 
     def backward(
@@ -156,34 +165,34 @@ class StrictComputing(Model):
     ) -> tuple[WeightGrad, ActivationGrad]:
         """Take a gradient back through a layer; see `Model.backward`."""
         ledger = self.ledger
-        if not self._is_usual(inp, grad, weight):
+        if not self._are_surely_valid(inp, grad, weight):
             require_pass(ledger, "backward", inp, weight, grad)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        NOTING.on = NOTING.in_operations
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             both = weight_grad, grad_inp = self._backward(self, layer, inp, grad, weight)
         finally:
-            NOTING.on = NOTING.in_strategies
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         line = ledger.line(_frame(1))
-        weight_grad._origin = born(ledger, weight_grad._units, SUMMED(weight_grad), weight.step, line)
+        weight_grad._origin = new_origin(ledger, weight_grad._units, SUMMED(weight_grad), weight.step, line)
         fields = grad_inp.layer, grad_inp.layers, grad_inp.samples, grad_inp.total_samples
-        grad_inp._origin = born(ledger, grad_inp._units, fields, weight.step, line)
+        grad_inp._origin = new_origin(ledger, grad_inp._units, fields, weight.step, line)
         return both
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input; see `Model.backward_input`."""
         ledger = self.ledger
-        if not self._is_usual(inp, grad, weight):
+        if not self._are_surely_valid(inp, grad, weight):
             require_pass(ledger, "backward_input", inp, weight, grad)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        grad_inp._origin = born(ledger, grad_inp._units, SAMPLED(grad_inp), weight.step, ledger.line(_frame(1)))
+        grad_inp._origin = new_origin(ledger, grad_inp._units, SAMPLED(grad_inp), weight.step, ledger.line(_frame(1)))
         return grad_inp
 
-    def _is_usual(self, inp: Any, grad: Any, weight: Any) -> bool:
-        """Return whether what a backward is given is surely genuine and of one step."""
+    def _are_surely_valid(self, inp: Any, grad: Any, weight: Any) -> bool:
+        """Return whether the tensors given to a backward are surely valid and of one step."""
         ledger = self.ledger
         try:
             given, back, used = inp._origin, grad._origin, weight._origin
@@ -204,14 +213,14 @@ class StrictComputing(Model):
     def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
         """Return the gradient of a layer's weight; see `Model.backward_weight`."""
         ledger = self.ledger
-        require_genuine(ledger, "backward_weight", (inp, grad))
+        require_valid(ledger, "backward_weight", (inp, grad))
         if inp.__class__ is Activation and grad.__class__ is ActivationGrad:
             require_step(ledger, "backward_weight", "the input", inp, grad._origin.step)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         weight_grad = super().backward_weight(layer, inp, grad)
         line = ledger.line(_frame(1))
-        weight_grad._origin = born(ledger, weight_grad._units, SUMMED(weight_grad), grad._origin.step, line)
+        weight_grad._origin = new_origin(ledger, weight_grad._units, SUMMED(weight_grad), grad._origin.step, line)
         return weight_grad
 
     def update(
@@ -231,21 +240,21 @@ class StrictComputing(Model):
         except AttributeError:
             usual = False
         if not usual:
-            require_genuine(ledger, "update", (weight_grad, weight, opt_state))
+            require_valid(ledger, "update", (weight_grad, weight, opt_state))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         if weight_grad.__class__ is WeightGrad and weight.__class__ is Weight and opt_state.__class__ is OptState:
             require_update(ledger, layer, weight_grad, weight, opt_state)
-        NOTING.on = NOTING.in_operations
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             new = updated, state = self._update(self, layer, weight_grad, weight, opt_state)
         finally:
-            NOTING.on = NOTING.in_strategies
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         note_update(ledger, weight)
-        written = Written("update", ledger.line(_frame(1)))
+        overwrite = Overwrite("update", ledger.line(_frame(1)))
         fields = state_fields = STEPPED(updated)
         if state.shards is not updated.shards or state.num_shards != updated.num_shards:
             state_fields = STEPPED(state)
-        weight._origin.hand_over(weight, updated, fields, None, written)
-        opt_state._origin.hand_over(opt_state, state, state_fields, None, written)
+        weight._origin.replace_owner(weight, updated, fields, None, overwrite)
+        opt_state._origin.replace_owner(opt_state, state, state_fields, None, overwrite)
         return new

@@ -1,8 +1,10 @@
-"""What a rank can do alone: load, forward, loss, backward, update.
+"""What a rank does alone: load, forward, loss, backward, update.
 
-The laws are asked twice: first by one expression that every legal call passes, since this is the hot path of a
-simulation, then, where that fails, by the functions of `minitrain.rank.laws`, which know the rarer legal cases and the
-message for every other one.
+This is the hot path of a simulation, so three things are written out here that stand elsewhere too. The laws are
+checked first by one expression that every usual legal call passes; only where it is false, the functions of
+`minitrain.rank.laws` are asked, which know the rarer legal cases and the message for every illegal one. The rows of the
+log are added without `RankState._record`. The sizes of results are taken from their arguments instead of
+`Account.size`. Laws, rows and sizes must agree with those places, which tests/rank/test_quick_laws.py checks.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import laws
-from minitrain.rank.state import Rank
+from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import alone
 
 
-class Computing(Rank):
+class Computation(RankState):
     """The operations on a rank's compute stream.
 
     A result knows its size when it is returned. Where all layers of the workload are alike, that is the size of a
