@@ -48,27 +48,6 @@ def union(left: Numbers, right: Numbers) -> Numbers:
     return both
 
 
-def overlapping_shards(shard: int, num_shards: int, other_num_shards: int) -> range:
-    """Return which shards, of a whole that is cut otherwise, overlap a shard: shards are intervals [i/n, (i+1)/n).
-
-    Args:
-        shard: which shard.
-        num_shards: number of shards that the whole is cut into.
-        other_num_shards: number of shards of the other cut.
-
-    >>> overlapping_shards(1, num_shards=2, other_num_shards=6)
-    range(3, 6)
-    """
-    return range(shard * other_num_shards // num_shards, -(-(shard + 1) * other_num_shards // num_shards))
-
-
-def shards_overlap(shards: Numbers, num_shards: int, others: Numbers, other_num_shards: int) -> bool:
-    """Return whether some shards of one cut have a part in common with some shards of another cut."""
-    if num_shards == other_num_shards:
-        return not shards.isdisjoint(others)
-    return any(not others.isdisjoint(overlapping_shards(shard, num_shards, other_num_shards)) for shard in shards)
-
-
 def ranges(numbers: Iterable[int]) -> str:
     """Write whole numbers compactly, in order.
 
@@ -104,3 +83,24 @@ def _common_step(ordered: list[int]) -> int:
     step = ordered[1] - ordered[0]
     even = all(later - earlier == step for earlier, later in pairwise(ordered))
     return step if even else 0
+
+
+def overlapping_shards(shard: int, num_shards: int, other_num_shards: int) -> range:
+    """Return which shards, of a whole that is cut otherwise, overlap a shard: shards are intervals [i/n, (i+1)/n).
+
+    Args:
+        shard: which shard.
+        num_shards: number of shards that the whole is cut into.
+        other_num_shards: number of shards of the other cut.
+
+    >>> overlapping_shards(1, num_shards=2, other_num_shards=6)
+    range(3, 6)
+    """
+    return range(shard * other_num_shards // num_shards, -(-(shard + 1) * other_num_shards // num_shards))
+
+
+def shards_overlap(shards: Numbers, num_shards: int, others: Numbers, other_num_shards: int) -> bool:
+    """Return whether some shards of one cut have a part in common with some shards of another cut."""
+    if num_shards == other_num_shards:
+        return not shards.isdisjoint(others)
+    return any(not others.isdisjoint(overlapping_shards(shard, num_shards, other_num_shards)) for shard in shards)
