@@ -56,7 +56,7 @@ def _all_gather(value: Any, group: FoldedGroup) -> Any:
         whole: Any = WeightGrad(value.layer, value.layers, value.samples, value.total_samples, shards, value.num_shards)
     else:
         whole = type(value)(value.layer, value.layers, value.step, shards, value.num_shards)
-    if group.communicator.whole and not whole.is_complete():
+    if group.communicator.is_world and not whole.is_complete():
         raise CollectiveMismatchError(f"all ranks of all_gather must together bring every shard, got {describe(whole)}")
     return whole
 

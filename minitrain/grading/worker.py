@@ -186,7 +186,7 @@ def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submissio
     parts = (
         "run.simulation",
         "accounting.strict.audit",
-        "accounting.strict.handmade",
+        "accounting.strict.unusable_tensors",
         "grading.recorder",
         "grading.wire",
     )
