@@ -1,4 +1,4 @@
-"""Judging one run of a submission, from its programs alone."""
+"""Judging one run of a submission by replaying its recorded programs."""
 
 from __future__ import annotations
 

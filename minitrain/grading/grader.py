@@ -28,7 +28,7 @@ _GATE = ("runs", "laws", "numerics")
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a submission is worth, and why.
+    """The points of a submission, check by check.
 
     Args:
         exercise: the exercise's name.
@@ -53,7 +53,7 @@ class Grade:
 
     @property
     def score(self) -> int:
-        """Points, 0 to `max_score`; 0 for what does not train as a single device does."""
+        """Points, 0 to `max_score`; 0 if the submission does not train as a single device does."""
         return sum(self.points(result) for result in self.results)
 
     @property
@@ -68,7 +68,7 @@ class Grade:
 
     @staticmethod
     def points_of(check: str) -> int:
-        """Return what a check is worth."""
+        """Return the points of a check that passes."""
         return POINTS[check]
 
     @property

@@ -1,8 +1,8 @@
-"""Writing down what a strategy does: one list of steps a rank, in program order, as plain data.
+"""Recording the operations of a strategy: one list of steps a rank, in program order, as plain data.
 
-A step is a list that begins with its kind. A tensor is named by the step that made it and its place among that step's
-results. That a tensor is no longer held anywhere is a step too, so that whoever runs the program again holds as much as
-the strategy did, wherever it kept its tensors.
+A step is a list that begins with its kind. A tensor is named by the number of the step that made it and its place
+among that step's results. A step is also recorded when a tensor is freed, so that a replay has the same tensors alive
+at every step as the strategy had, wherever the strategy kept them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Program:
         return len(self.steps) - 1
 
     def add_late(self, *step: Any) -> None:
-        """Add that something is no longer held, from wherever Python lets go of it."""
+        """Add that a tensor or an operation was freed; Python may do that at any point of the program."""
         self.steps.append([*step])
         self.lines.append(None)
 
 
 class Made:
-    """What a tensor carries while it is recorded: which step of which program made it.
+    """The origin of a tensor, which it carries while a run is recorded: the step that made it.
 
     Args:
         program: of the rank that has it.
@@ -89,7 +89,7 @@ class Made:
 
 
 def name_of(value: Any) -> Any:
-    """Return how a step names a tensor: its maker, or what it looks like if nobody but the strategy made it."""
+    """Return how a step names a tensor: by its origin, or by its fields if the strategy itself made it."""
     content = value if isinstance(value, Made) else getattr(value, "_content", None)
     if isinstance(content, Made):
         return [content.step, content.place]
@@ -145,7 +145,7 @@ class RecordedStore(FollowedStore[Any]):
 
 
 class RecordedOperation(Operation):
-    """An operation whose end is recorded, and that nobody holds it any longer."""
+    """An operation that records when it is awaited and when it is freed."""
 
     __slots__ = ()
 
@@ -161,7 +161,7 @@ class RecordedOperation(Operation):
 
 
 class RecordingModel(StrictModel):
-    """A rank that writes down what it is asked to do, under strict accounting.
+    """A rank that records its operations, under strict accounting.
 
     Adds:
         load_weights, get_input_activation, set_final_weight: write a step, and name the results.

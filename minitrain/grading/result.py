@@ -1,4 +1,4 @@
-"""What grading finds: one result a check."""
+"""The checks of a grading, their points, and the result of one check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Status = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found.
+    """The result of one check.
 
     Args:
         name: one of `CHECKS`.

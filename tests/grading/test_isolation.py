@@ -23,9 +23,10 @@ from minitrain.grading import Grade, grade, isolation, load_exercise, sandbox
 from minitrain.grading.confinement import PROPERTIES, not_held
 from minitrain.grading.isolation import Isolation, from_worker
 from minitrain.grading.report import as_gradescope, as_json, as_junit, as_text
-from minitrain.grading.sandbox import Limits, probe
+from minitrain.grading.sandbox import Limits
 
-DDP = (Path(__file__).parent / "submissions" / "ddp_as_it_goes.py").read_text()
+RIGHT = Path(__file__).parent / "submissions" / "ddp_as_it_goes.py"
+DDP = RIGHT.read_text()
 REFERENCE = load_exercise("02").folder / "reference.py"
 STRATEGY = Path(mt.strategies()["ddp"].__code__.co_filename)
 
@@ -46,7 +47,9 @@ os.system = posix.system
 @pytest.fixture(scope="module")
 def held() -> Isolation:
     """What this machine offers; skips the test where the kernel does not hold a submission."""
-    found = probe()
+    right = grade(RIGHT, "02", hidden=False)
+    assert right.passed, str(right)  # a process that cannot even start is a failure, not a reason to skip
+    found = right.isolation
     if found.open:
         pytest.skip(f"the kernel does not hold {', '.join(found.open)} here ({found})")
     return found
