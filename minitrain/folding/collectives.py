@@ -8,7 +8,7 @@ from minitrain.errors import CollectiveMismatchError
 from minitrain.folding.index_ranges import Spans
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.rank_values import Fold
-from minitrain.tensors import OptState, Weight, WeightGrad
+from minitrain.tensors import Sharded, WeightGrad
 from minitrain.tensors.index_sets import alone
 from minitrain.transport.collectives import describe
 
@@ -30,7 +30,7 @@ def perform(fold: Fold, op: str, value: Any, group: FoldedGroup) -> Any:
         return value  # there is none
     if isinstance(value, list) and op != "all_to_all":
         return [perform(fold, op, item, group) for item in value]
-    if op == "all_gather" and type(value) in (Weight, OptState, WeightGrad):
+    if op == "all_gather" and isinstance(value, Sharded):
         return _all_gather(value, group)
     if op in ("all_reduce", "reduce_scatter") and type(value) is WeightGrad:
         return _reduce(op, value, group)
@@ -53,9 +53,7 @@ def _all_gather(value: Any, group: FoldedGroup) -> Any:
     shards = _over(value.shards, group)
     if type(value) is WeightGrad:
         _require_same("all_gather", "samples", value, value.samples, group)
-        whole: Any = WeightGrad(value.layer, value.layers, value.samples, value.total_samples, shards, value.num_shards)
-    else:
-        whole = type(value)(value.layer, value.layers, value.step, shards, value.num_shards)
+    whole = value.with_shards(shards, value.num_shards)
     if group.communicator.whole and not whole.is_complete():
         raise CollectiveMismatchError(f"all ranks of all_gather must together bring every shard, got {describe(whole)}")
     return whole

@@ -12,7 +12,7 @@ from minitrain.hardware.price import PENDING
 from minitrain.rank.launched_memory import InFlight
 from minitrain.rank.operations import Launched, PeerStream, Work
 from minitrain.rank.state import Rank
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import KINDS
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 Groupish = Group | Iterable[int] | None
 
-_TENSORS = frozenset({Weight, WeightGrad, OptState, Activation, ActivationGrad})
+_TENSORS = frozenset(KINDS)
 
 
 class Communicating(Rank):

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
-from minitrain.tensors import OptState, Tensor, Weight, WeightGrad
+from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
 from minitrain.tensors.index_sets import alone
 
 Results = list[Any]
@@ -170,7 +170,7 @@ def _combine(values: Sequence[Any]) -> Any:
 def require_whole(results: Results, values: Sequence[Any], ranks: Sequence[int]) -> None:
     """Raise a LawError if what all ranks of the world gathered is not complete."""
     first = results[0]
-    if isinstance(first, Weight | OptState | WeightGrad) and not first.is_complete():
+    if isinstance(first, Sharded) and not first.is_complete():
         raise mismatch("all_gather", values, ranks, "must together bring every shard")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minitrain.accounting.strict.genuine import FIELDS
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.replay import Replay, tampered
 from minitrain.accounting.strict.strangers import Final
 from minitrain.errors import LawError, StrategyError
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, TYP
 from minitrain.hardware.price import Price
+from minitrain.tensors import FIELDS
 from minitrain.transport.collectives import describe
 
 _PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from minitrain.accounting.strict.computing import StrictComputing, unbound
 from minitrain.accounting.strict.flights import Flight, LaunchedOnce, items
-from minitrain.accounting.strict.genuine import FIELDS, is_usual, require_genuine
+from minitrain.accounting.strict.genuine import is_usual, require_genuine
 from minitrain.accounting.strict.handmade import NOTING
 from minitrain.accounting.strict.ledger import Line
 from minitrain.accounting.strict.origin import Alias, born
@@ -16,7 +16,7 @@ from minitrain.accounting.strict.rules import require_gatherable, require_reduci
 from minitrain.accounting.strict.strangers import Message, Stranger
 from minitrain.accounting.strict.written import Written
 from minitrain.rank.operations import Launched, Work
-from minitrain.tensors import WeightGrad, clone
+from minitrain.tensors import FIELDS, WeightGrad, clone
 
 T = TypeVar("T")
 

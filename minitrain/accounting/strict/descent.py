@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from minitrain.accounting.strict.genuine import FIELDS, is_usual, require_genuine
+from minitrain.accounting.strict.genuine import is_usual, require_genuine
 from minitrain.errors import LawError
+from minitrain.tensors import FIELDS
 from minitrain.transport.collectives import describe
 
 _frame = sys._getframe

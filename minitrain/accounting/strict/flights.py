@@ -6,10 +6,10 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
-from minitrain.accounting.strict.genuine import FIELDS
 from minitrain.accounting.strict.origin import Origin
 from minitrain.errors import StrategyError
 from minitrain.rank.operations import Launched, Work
+from minitrain.tensors import FIELDS
 
 T = TypeVar("T")
 

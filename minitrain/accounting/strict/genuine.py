@@ -7,29 +7,18 @@ with no other passes; where it does not hold, they ask here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import FIELDS, KINDS, Activation, Weight, WeightGrad
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
     from minitrain.accounting.strict.ledger import Ledger
 
-SAMPLED = attrgetter("layer", "layers", "samples", "total_samples")
-STEPPED = attrgetter("layer", "layers", "step", "shards", "num_shards")
-SUMMED = attrgetter("layer", "layers", "samples", "total_samples", "shards", "num_shards")
-FIELDS = {
-    Weight: STEPPED,
-    OptState: STEPPED,
-    Activation: SAMPLED,
-    ActivationGrad: SAMPLED,
-    WeightGrad: SUMMED,
-}
-"""What gives the values of all fields of a tensor, by kind."""
-
-_KINDS: tuple[type[Any], ...] = tuple(FIELDS)
+SAMPLED = FIELDS[Activation]
+STEPPED = FIELDS[Weight]
+SUMMED = FIELDS[WeightGrad]
 
 
 def is_usual(ledger: Ledger, value: Any) -> bool:
@@ -58,7 +47,7 @@ def require_genuine(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_
                 "did not come out of an operation of this run: it was made before the run, or came through the "
                 "transport behind the model's back; use the model's operations alone"
             )
-        if isinstance(value, _KINDS):
+        if isinstance(value, KINDS):
             raise LawError(
                 f"{op} on rank {ledger.rank}: {describe(value)} {fault}",
                 op=op,

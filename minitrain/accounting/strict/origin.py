@@ -17,9 +17,10 @@ from weakref import ReferenceType, ref
 
 from minitrain.accounting.strict.buffer import Buffer
 from minitrain.accounting.strict.descent import descend
-from minitrain.accounting.strict.genuine import FIELDS, alteration
+from minitrain.accounting.strict.genuine import alteration
 from minitrain.accounting.strict.ledger import Ledger, Line
 from minitrain.accounting.strict.written import Torn, Written
+from minitrain.tensors import FIELDS
 
 
 class Origin(Buffer):
