@@ -16,11 +16,9 @@ from minitrain.errors import UsageError, require_count
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.device import Device, RooflineDevice
 from minitrain.hardware.network import Network, select_tier
-from minitrain.hardware.price import FREE, PENDING, Predictor, Price
+from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.workload import MATMUL_LAYER, Cost, Workload
-
-__all__ = ["FREE", "PENDING", "DevicePredictor", "Predictor", "Price", "RuntimePredictor"]
 
 
 class DevicePredictor:

@@ -90,7 +90,10 @@ class Work(Call):
         return self.flight is not None or super().is_wanted
 
     def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
-        """Return the price of a collective and the samples of its results, None where they differ."""
+        """Return the price of a collective and the samples of its results, None where they differ.
+
+        The price is the same for all members: it comes from the network, which their predictors share.
+        """
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
         price = model.runtime_predictor.collective
         if self.op == "all_to_all":

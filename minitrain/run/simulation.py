@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import UsageError, require_count
 from minitrain.events import TIME
 from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.rank_predictors import RankPredictors, predictor_of
+from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
 from minitrain.run.contention import with_contention
 from minitrain.run.garbage_collection import rare_collections

@@ -13,7 +13,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware.faults import key_path, label_of, refuse
+from minitrain.hardware.config_faults import key_path, label_of, refuse
 
 MAX_BYTES = 1_000_000
 
