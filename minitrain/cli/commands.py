@@ -1,4 +1,4 @@
-"""The commands: `minitrain compare`, `run`, `hw` and `strategies`."""
+"""The commands: `minitrain compare`, `run`, `hw`, `models` and `strategies`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, Commands, complain, message_of, running
 from minitrain.cli.hw import hw
 from minitrain.cli.learn import learn
+from minitrain.cli.models import app as models
 from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.progress import Progress
 from minitrain.cli.sweep import sweep
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(hw, name="hw")
 app.add_typer(learn, name="learn")
+app.add_typer(models, name="models")
 app.command()(sweep)
 app.add_typer(saved_runs, name="trace")
 
@@ -72,17 +74,17 @@ def compare(
             show_default=" ".join(DEFAULT_STRATEGIES),
         ),
     ] = None,
-    world_size: given.WorldSize = 8,
-    layers: given.Layers = 32,
-    batch: given.Batch = 64,
+    world_size: given.WorldSize = given.DEFAULT.world_size,
+    layers: given.Layers = given.DEFAULT.num_layers,
+    batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
     durations: given.Durations = None,
-    strict: given.Strict = False,
-    strict_memory: given.StrictMemory = False,
-    log: given.Log = "full",
+    strict: given.Strict = given.DEFAULT.strict,
+    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
+    log: given.Log = given.DEFAULT.log,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
@@ -127,17 +129,17 @@ def compare(
 @app.command()
 def run(
     strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
-    world_size: given.WorldSize = 8,
-    layers: given.Layers = 32,
-    batch: given.Batch = 64,
+    world_size: given.WorldSize = given.DEFAULT.world_size,
+    layers: given.Layers = given.DEFAULT.num_layers,
+    batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
     durations: given.Durations = None,
-    strict: given.Strict = False,
-    strict_memory: given.StrictMemory = False,
-    log: given.Log = "full",
+    strict: given.Strict = given.DEFAULT.strict,
+    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
+    log: given.Log = given.DEFAULT.log,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,

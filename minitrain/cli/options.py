@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,10 @@ import typer
 
 from minitrain.errors import UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.run.simulation import make_predictor, simulate_async
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
 from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
 
-DEFAULT_HARDWARE = "h100_80g_nvl8"
+DEFAULT = RunParameters()
 
 # More than anybody simulates; it keeps a slip of the keyboard from filling the memory.
 MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
@@ -70,7 +69,7 @@ Hardware = Annotated[
         "--hw",
         metavar="CONFIG",
         help="A shipped hardware config (see `minitrain hw list`) or a file.",
-        show_default=DEFAULT_HARDWARE,
+        show_default=DEFAULT.hardware,
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -80,7 +79,7 @@ Network = Annotated[
         "--network",
         metavar="KIND",
         help="flat: one network tier for the run; hierarchical: the tier that each group needs.",
-        show_default="flat",
+        show_default=DEFAULT.network,
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -140,6 +139,7 @@ _OWN_OPTIONS: Mapping[str, str] = {
     "strict_memory": "--strict-memory",
     "log": "--log",
 }
+_NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
 def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
@@ -148,12 +148,12 @@ def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
     Raises:
         UsageError: there is no such log, or it does not go with what else is wanted.
     """
-    if log not in ("full", "summary"):
+    if log not in LOGS:
         raise UsageError(f"--log must be full or summary, got {log!r}")
-    if trace and log != "full":
-        raise UsageError(f"--trace needs every event, but --log {log} keeps totals; leave one out")
-    if strict and log != "full":
-        raise UsageError(f"--strict needs every event, but --log {log} keeps totals; leave one out")
+    excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": trace, "strict": strict})
+    for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
+        if name in excluded:
+            raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
     return log == "full" and trace is not False
 
 
@@ -165,7 +165,7 @@ def priced(world_size: int, hardware: str | None, network: str | None, durations
         HardwareConfigError: the hardware cannot be found, read or believed.
     """
     if durations is None:
-        return make_predictor(hardware or DEFAULT_HARDWARE, world_size, network or "flat")
+        return make_predictor(hardware or DEFAULT.hardware, world_size, network or DEFAULT.network)
     if hardware is not None or network is not None:
         other = "--hw" if hardware is not None else "--network"
         raise UsageError(f"--durations stands for a machine of its own; give it or {other}, not both")
@@ -197,10 +197,9 @@ def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[
     {'microbatch_size': 4, 'num_chunks': 2, 'order': 'breadth_first'}
     """
     options: dict[str, Any] = {} if microbatch_size is None else {"microbatch_size": microbatch_size}
-    simulation = inspect.signature(simulate_async).parameters
     for pair in pairs:
         name, value = _pair("--option", pair, options)
-        if name in simulation:
+        if name in DEFAULTS or name in _NO_OPTIONS:
             own = f"use {_OWN_OPTIONS[name]}" if name in _OWN_OPTIONS else "it is set in Python only"
             raise UsageError(f"--option: {name} is no option of a strategy; {own}")
         options[name] = literal(value)

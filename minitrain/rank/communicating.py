@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 Groupish = Group | Iterable[int] | None
 
-_TENSORS = frozenset(KINDS)
+TENSORS = frozenset(KINDS)
 
 
 class Communicating(Rank):
@@ -243,7 +243,7 @@ class Communicating(Rank):
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
-        value = v if v.__class__ in _TENSORS else self._communicable(op, v)
+        value = v if v.__class__ in TENSORS else self._communicable(op, v)
         work = self.work_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         communicator = member.communicator
         if communicator.size == 1:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from minitrain.rank.communicating import Communicating
 from minitrain.rank.computing import Computing
-from minitrain.run.final_weights import check_final_weights
+from minitrain.rank.final_weights import check_final_weights
 
 
 class Model(Computing, Communicating):
@@ -37,7 +37,7 @@ class Model(Computing, Communicating):
 
     @staticmethod
     def check(models: Sequence[Model]) -> None:
-        """Verify that every layer was trained: see `minitrain.run.final_weights.check_final_weights`.
+        """Verify that every layer was trained: see `minitrain.rank.final_weights.check_final_weights`.
 
         Raises:
             LawError: a final weight is missing, incomplete, of the wrong step, or differs between replicas.

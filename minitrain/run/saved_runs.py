@@ -1,11 +1,11 @@
-"""The event-log file: JSON Lines that `Run.save` writes and `load_run` reads.
+"""The file of a run: JSON Lines that `Run.save` writes and `load_run` reads.
 
 The first line is an object with the run's figures, `"format": "minitrain-run"`, `"version"`, and `"fields"`, the names
 of an event's places. Every further line is one event as an array in that order, trailing defaults left out; the events
 of a rank stand in program order, rank after rank. `samples` and `group` are lists of [first, past-the-last] ranges;
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
-The first line of a strict run says in `held_outside` what was held outside the stores.
+The first line of a strict run has `held_outside`: what was held outside the stores.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from minitrain.errors import UsageError
 from minitrain.events import Event, MemoryChange
 from minitrain.files import write_text
-from minitrain.run.result import HeldOutside, OutOfMemory, Run, plain
+from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 
 FORMAT = "minitrain-run"
 VERSION, VERSION_WITH_JOURNALS = 1, 2
@@ -50,12 +50,45 @@ _HEADER = (
 )
 
 
-def save_run(run: Run, path: str | PathLike[str]) -> None:
+class SavableRun(Protocol):
+    """What is saved of a run, beside the figures of the first line."""
+
+    @property
+    def logs(self) -> Sequence[Sequence[Event]]:
+        """The events of each rank."""
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The strategy's options."""
+
+    @property
+    def oom(self) -> OutOfMemory | None:
+        """Where the device's memory was exceeded."""
+
+    @property
+    def memory_journals(self) -> Sequence[Sequence[MemoryChange]]:
+        """Every change of every store of each rank."""
+
+    @property
+    def held_outside(self) -> MemoryOutsideStores | None:
+        """What was held outside the stores."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold."""
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def save_run(run: SavableRun, path: str | PathLike[str]) -> None:
     """Write a run to a file, whole or not at all."""
     write_text(Path(path), (line + "\n" for line in _lines(run)))
 
 
-def _lines(run: Run) -> Iterator[str]:
+def _lines(run: SavableRun) -> Iterator[str]:
     """Yield the lines of the file."""
     oom = run.oom and {
         "rank": run.oom.rank,
@@ -104,7 +137,7 @@ def _pack(event: Event, ranges: _Ranges) -> list[Any]:
 
 
 def _shared_ranges(numbers: Iterable[int], known: _Ranges) -> list[list[int]]:
-    """Return a set as ranges, which are made once: events share their sets, and each may be as large as the batch."""
+    """Return a set as ranges. They are made once a set: events share sets, and a set may be as large as the batch."""
     found = known.get(id(numbers))
     if found is None:
         found = known[id(numbers)] = numbers, to_ranges(numbers)
@@ -122,8 +155,8 @@ def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
     return ranges
 
 
-def load_run(path: str | PathLike[str]) -> Run:
-    """Read a run that `Run.save` wrote.
+def read_run(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return the fields of a saved run by name.
 
     Raises:
         UsageError: the file is missing, damaged, or of an unknown version.
@@ -134,8 +167,8 @@ def load_run(path: str | PathLike[str]) -> Run:
             header = _header(json.loads(next(lines, "")))
             logs, journals = _logs(lines, header)
         oom = None if header["oom"] is None else OutOfMemory(**header["oom"])
-        outside = header.get("held_outside")  # of strict runs, and unknown to older writers
-        held_outside = None if outside is None else HeldOutside(**outside)
+        outside = header.get("held_outside")  # of strict runs only; older writers did not know it
+        held_outside = None if outside is None else MemoryOutsideStores(**outside)
     except OSError as error:
         raise UsageError(f"the run file {file} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, LookupError, EOFError, RecursionError) as error:
@@ -144,14 +177,13 @@ def load_run(path: str | PathLike[str]) -> Run:
         raise UsageError(
             f"{file} is not a {FORMAT} file, or it is damaged: {error}; write it with run.save()"
         ) from error
-    return Run(
-        **{name: header[name] for name in _HEADER},
-        options=header["options"],
-        logs=logs,
-        oom=oom,
-        memory_journals=journals,
-        held_outside=held_outside,
-    )
+    return {
+        **{name: header[name] for name in (*_HEADER, "options")},
+        "logs": logs,
+        "oom": oom,
+        "memory_journals": journals,
+        "held_outside": held_outside,
+    }
 
 
 def _open(file: Path) -> TextIO:

@@ -19,13 +19,13 @@ from itertools import zip_longest
 from typing import Any, cast
 
 from minitrain.errors import StrategyError
-from minitrain.folding.index_ranges import span
 from minitrain.rank.model import Model
 from minitrain.rank.operations import Launched
 from minitrain.run.strategy_loading import Strategy
 from minitrain.schedules import Action, Schedule, validate
 from minitrain.source_lines import count_as_strategy
 from minitrain.tensors import Weight, WeightGrad
+from minitrain.tensors.index_sets import span
 from minitrain.transport.groups import Mesh
 
 ZERO_STAGES = (0, 1, 2, 3)

@@ -1,18 +1,26 @@
-"""Sets of shards and of samples that tensors share, since a set is larger than all tensors that refer to it."""
+"""Sets of shards and of samples, and ranges of them, as tensors and strategies use them.
+
+Tensors share their sets, since a set is larger than all tensors that refer to it. An index need not be an int: a value
+that stands for many ranks (see `minitrain.folding`) brings ranges and sets of its own kind.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 Numbers = frozenset[int]
 
 
-def alone(shard: Any) -> Numbers:
-    """Return the set of one shard, the same one each time.
+def span(start: Any, stop: Any) -> Sequence[Any]:
+    """Return `range(start, stop)`, also where each rank of a class has its own start and stop."""
+    end = start if hasattr(start, "span") else stop  # an end that has a `span` stands for many ranks
+    return end.span(start, stop) if hasattr(end, "span") else range(start, stop)
 
-    An index that stands for many ranks makes its own (see `minitrain.folding`).
-    """
+
+def alone(shard: Any) -> Numbers:
+    """Return the set of one shard, the same one each time; a shard that stands for many ranks makes its own."""
     if shard.__class__ is int:
         return _alone(shard)
     return shard.alone() if hasattr(shard, "alone") else frozenset([shard])

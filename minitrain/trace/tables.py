@@ -15,7 +15,8 @@ from minitrain.trace.run_folder import title_of
 if TYPE_CHECKING:
     from minitrain.hardware import SystemConfig
     from minitrain.run.comparison import Comparison
-    from minitrain.run.result import HeldOutside, Run
+    from minitrain.run.memory_reports import MemoryOutsideStores
+    from minitrain.run.result import Run
 
 GIB = 2**30
 
@@ -26,7 +27,7 @@ def comparison_table(comparison: Comparison) -> Table:
     Args:
         comparison: the runs.
     """
-    table = _table(title_of(comparison))
+    table = plain_table(title_of(comparison))
     table.add_column("", width=1)
     table.add_column("\nstrategy", overflow="fold", min_width=8)
     scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
@@ -87,7 +88,7 @@ def run_table(run: Run) -> Table:
     return facts_table(rows)
 
 
-def _outside(run: Run, held: HeldOutside) -> str:
+def _outside(run: Run, held: MemoryOutsideStores) -> str:
     """Return what a strict run held outside its stores, and which lines had made it."""
     if not held.elements:
         return "nothing"
@@ -115,7 +116,7 @@ def ranks_table(run: Run, most: int = 16) -> Table:
         run: the run.
         most: ranks shown; of more, the first and the last ones are.
     """
-    table = _table("")
+    table = plain_table("")
     scale, unit = _unit(run.step_time)
     for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -139,7 +140,7 @@ def _ends(count: int, most: int) -> Iterable[int | None]:
 
 def hardware_table(systems: Sequence[SystemConfig]) -> Table:
     """Return one row a hardware config."""
-    table = _table("")
+    table = plain_table("")
     table.add_column("\nname", overflow="fold", min_width=15)
     for column in ("float16\nTFLOP/s", "HBM\nGiB", "HBM\nGB/s"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -172,7 +173,7 @@ def strategies_table(docs: Mapping[str, str]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
     """Return an empty table in the one style that all have."""
     return Table(
         title=Text(title) if title else None,

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.folding import driver
-from minitrain.folding.index_ranges import span
-from minitrain.folding.job import Job
-from minitrain.folding.known_splits import Parted
-from minitrain.folding.rank_values import Fold
-from minitrain.folding.rehearsal import rehearse
+from minitrain.folding.attempt import FoldAttempt
+from minitrain.folding.early_divergence import DivergenceHistory, find_early_divergence
 from minitrain.folding.run import FoldedRun
-from minitrain.sweeps.batches import Portion, work_off
+from minitrain.run.prepared_run import prepare
+from minitrain.sweeps.batches import Batch, run_batch
+from minitrain.tensors.index_sets import span
 
 Configuration = tuple[Any, dict[str, Any]]
 
@@ -44,7 +43,7 @@ def _by_turns(name: str) -> list[Configuration]:
     ]
 
 
-def _outcome(configuration: Configuration, fold: bool | Parted) -> Any:
+def _outcome(configuration: Configuration, fold: bool | DivergenceHistory) -> Any:
     """Return all that a configuration comes to: its figures, its classes and their logs, or why there are none."""
     strategy, parameters = configuration
     try:
@@ -59,7 +58,7 @@ def _outcome(configuration: Configuration, fold: bool | Parted) -> Any:
 
 
 def _require_nothing_depends_on_what_came_before(configurations: Sequence[Configuration]) -> None:
-    shared = Parted()
+    shared = DivergenceHistory()
     for configuration in configurations:
         assert _outcome(configuration, shared) == _outcome(configuration, True)
 
@@ -76,10 +75,10 @@ def _figures(configuration: Configuration, *, fold: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MESHED)
-def test_rows_of_a_portion_are_those_of_runs_alone_and_in_full(name: str) -> None:
+def test_rows_of_a_batch_are_those_of_runs_alone_and_in_full(name: str) -> None:
     configurations = _by_turns(name)
-    portion: Portion = [("", (name, {**parameters, "fold": True})) for _, parameters in configurations]
-    for configuration, (_, row) in zip(configurations, work_off(portion)[1], strict=True):
+    batch: Batch = [("", (name, {**parameters, "fold": True})) for _, parameters in configurations]
+    for configuration, (_, row) in zip(configurations, run_batch(batch)[1], strict=True):
         for fold in (True, False):
             figures = _figures(configuration, fold=fold)
             assert {key: row[key] for key in figures} == figures
@@ -233,28 +232,28 @@ def test_no_order_of_configurations_matters(configurations: list[Configuration])
     _require_nothing_depends_on_what_came_before(configurations)
 
 
-def test_a_rehearsal_leaves_no_task_behind() -> None:
+def test_a_dry_run_leaves_no_task_behind() -> None:
     async def main() -> set[asyncio.Task[Any]]:
-        parted = Parted()
+        history = DivergenceHistory()
         strategy, sizes = _of_batch("_beginning_tasks", BATCHES[1])
         for _ in range(3):
-            await mt.simulate_async(strategy, fold=parted, **sizes)
+            await mt.simulate_async(strategy, fold=history, **sizes)
         return asyncio.all_tasks()
 
     assert len(asyncio.run(main())) == 1
 
 
 @pytest.mark.parametrize("name", ["_swallowing", "_waiting_by_batch", "_beginning_tasks", "_failing_by_batch"])
-def test_a_rehearsal_tells_only_what_an_attempt_would_to_its_end(name: str) -> None:
+def test_a_dry_run_finds_only_what_the_whole_attempt_would(name: str) -> None:
     strategy, sizes = _of_batch(name, BATCHES[2])
     del sizes["check"]
     predictor = mt.FixedPredictor(forward=1)
-    job = Job(name, strategy, predictor, "", {}, **sizes, p2p_buffer=1, check=False, strict_memory=False)
-    fold = Fold({"world": job.world_size}, frozenset(), free=True)
-    assert asyncio.run(rehearse(job, fold)) is None
+    prepared = prepare(strategy, sizes | {"hardware": predictor})
+    attempt = FoldAttempt({"world": sizes["world_size"]}, frozenset(), may_change_axes=True)
+    assert asyncio.run(find_early_divergence(prepared, attempt)) is None
 
 
-def test_memory_that_runs_out_while_rehearsing_is_told_as_alone() -> None:
+def test_memory_that_runs_out_in_a_dry_run_is_reported_as_alone() -> None:
     large = {"world_size": 8, "num_layers": 32, "global_batch_size": 8, "pp": 2, "strict_memory": True}
     _require_nothing_depends_on_what_came_before(
         [("pp_dp", large | {"global_batch_size": batch}) for batch in (8, 8, 2**16, 8)]
@@ -265,13 +264,13 @@ def test_memory_that_runs_out_while_rehearsing_is_told_as_alone() -> None:
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the classes of every attempt that is made in full."""
     counted: list[int] = []
-    performed = driver._performed
+    performed = driver._simulate_classes
 
     async def counting(job: Any, fold: Any, representatives: Sequence[int]) -> Any:
         counted.append(len(representatives))
         return await performed(job, fold, representatives)
 
-    monkeypatch.setattr(driver, "_performed", counting)
+    monkeypatch.setattr(driver, "_simulate_classes", counting)
     return counted
 
 
@@ -289,7 +288,7 @@ def test_an_attempt_that_was_in_vain_is_not_made_again(
     name: str, options: dict[str, Any], expected: list[int], attempts: list[int]
 ) -> None:
     sizes = {"world_size": 8, "num_layers": 8, "fold": True}
-    work_off([("", (name, {**sizes, **options, "global_batch_size": batch})) for batch in (8, 16, 24)])
+    run_batch([("", (name, {**sizes, **options, "global_batch_size": batch})) for batch in (8, 16, 24)])
     assert attempts == expected
 
 
@@ -307,11 +306,11 @@ async def _grid_of_stages(model: mt.Model) -> mt.Model:
 
 def test_of_several_classes_all_are_tried(attempts: list[int]) -> None:
     sizes = {"world_size": 8, "num_layers": 1, "check": False, "fold": True}
-    work_off([("", (_grid_of_stages, {**sizes, "global_batch_size": batch})) for batch in (8, 16, 24)])
+    run_batch([("", (_grid_of_stages, {**sizes, "global_batch_size": batch})) for batch in (8, 16, 24)])
     assert attempts == [1, 2, 4, 2, 4, 2, 4]
 
 
 def test_a_guess_that_did_not_hold_is_given_up(attempts: list[int]) -> None:
     small, large = (_of_batch("_stages_by_batch", batch) for batch in BATCHES[:2])
-    work_off([("", (strategy, sizes | {"fold": True})) for strategy, sizes in (large, large, small, small, large)])
+    run_batch([("", (strategy, sizes | {"fold": True})) for strategy, sizes in (large, large, small, small, large)])
     assert attempts == [1, 2, 2, 1, 1, 1, 2]

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minitrain.folding.index_ranges import Spans, span
-from minitrain.folding.rank_values import DivergesError, Each, Fold
+from minitrain.folding.attempt import DivergesError, FoldAttempt
+from minitrain.folding.per_rank_sets import PerRankSet
+from minitrain.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.tensors.index_sets import span
 
-FOLD = Fold({"a": 3, "b": 4}, frozenset())
+FOLD = FoldAttempt({"a": 3, "b": 4}, frozenset())
 
 
-def _members(values: Spans, a: int, b: int) -> set[int]:
+def _members(values: PerRankSet, a: int, b: int) -> set[int]:
     """Return the set of the rank with coordinates a and b."""
     coordinates = {"a": a, "b": b}
     moved = [value if isinstance(value, int) else _value(value, coordinates) for value in values]
@@ -24,7 +26,7 @@ def _members(values: Spans, a: int, b: int) -> set[int]:
     return set(moved)
 
 
-def _value(each: Each, coordinates: dict[str, int]) -> int:
+def _value(each: PerRankInt, coordinates: dict[str, int]) -> int:
     return each.const + sum(slope * coordinates[axis] for axis, slope in each.slopes.items())
 
 
@@ -37,8 +39,8 @@ RANKS = [(a, b) for a in range(3) for b in range(4)]
 def test_a_union_over_axes_is_that_of_every_rank(
     pieces: list[tuple[int, int]], slopes: dict[str, int], axes: set[str]
 ) -> None:
-    whole = Spans(FOLD, pieces, slopes)
-    united = whole.over(axes)
+    whole = PerRankSet(FOLD, pieces, slopes)
+    united = whole.union_over(axes)
     for a, b in RANKS:
         expected: set[int] = set()
         for other_a, other_b in RANKS:
@@ -54,7 +56,7 @@ def test_a_union_over_axes_is_that_of_every_rank(
 def test_a_union_of_two_is_that_of_every_rank(
     left: list[tuple[int, int]], right: list[tuple[int, int]], slopes: dict[str, int]
 ) -> None:
-    one, other = Spans(FOLD, left, slopes), Spans(FOLD, right, slopes)
+    one, other = PerRankSet(FOLD, left, slopes), PerRankSet(FOLD, right, slopes)
     both = one | other
     for a, b in RANKS:
         assert _members(both, a, b) == _members(one, a, b) | _members(other, a, b)
@@ -64,7 +66,7 @@ def test_a_union_of_two_is_that_of_every_rank(
 def test_sets_that_are_the_same_for_all_compare_as_plain_sets(
     left: list[tuple[int, int]], right: list[tuple[int, int]], step: int
 ) -> None:
-    one, other = Spans(FOLD, left, {"b": step}).over(["b"]), Spans(FOLD, right)
+    one, other = PerRankSet(FOLD, left, {"b": step}).union_over(["b"]), PerRankSet(FOLD, right)
     assert (one == other) == (set(one) == set(other))
     assert one == frozenset(one)
     assert set(one | other) == set(one) | set(other) == set(one.union(other))
@@ -73,62 +75,62 @@ def test_sets_that_are_the_same_for_all_compare_as_plain_sets(
 
 
 def test_a_batch_takes_no_memory_a_sample() -> None:
-    fold = Fold({"dp": 2**20}, frozenset())
-    half = Spans(fold, [(0, 2**10)], {"dp": 2**11})
-    other = Spans(fold, [(2**10, 2**11)], {"dp": 2**11})
-    assert len(half.over(["dp"])) == 2**30
-    assert (half.over(["dp"]) | other.over(["dp"])).pieces == ((0, 2**31),)
-    assert half.over(["dp"]) == half.over(["dp"])
-    assert 2**11 in half.over(["dp"])
-    assert 2**10 not in half.over(["dp"])
+    fold = FoldAttempt({"dp": 2**20}, frozenset())
+    half = PerRankSet(fold, [(0, 2**10)], {"dp": 2**11})
+    other = PerRankSet(fold, [(2**10, 2**11)], {"dp": 2**11})
+    assert len(half.union_over(["dp"])) == 2**30
+    assert (half.union_over(["dp"]) | other.union_over(["dp"])).intervals == ((0, 2**31),)
+    assert half.union_over(["dp"]) == half.union_over(["dp"])
+    assert 2**11 in half.union_over(["dp"])
+    assert 2**10 not in half.union_over(["dp"])
 
 
 def test_a_union_of_too_many_pieces_is_refused() -> None:
-    fold = Fold({"dp": 2**20}, frozenset())
+    fold = FoldAttempt({"dp": 2**20}, frozenset())
     with pytest.raises(DivergesError, match="more than 4096 intervals"):
-        Spans(fold, [(0, 1), (100, 102)], {"dp": 3}).over(["dp"])
+        PerRankSet(fold, [(0, 1), (100, 102)], {"dp": 3}).union_over(["dp"])
 
 
 def test_sets_that_move_differently_do_not_mix() -> None:
-    one, other = Spans(FOLD, [(0, 2)], {"a": 2}), Spans(FOLD, [(0, 2)], {"b": 2})
+    one, other = PerRankSet(FOLD, [(0, 2)], {"a": 2}), PerRankSet(FOLD, [(0, 2)], {"b": 2})
     for work in (lambda: one | other, lambda: one == other):
         fold_error: Any = pytest.raises(DivergesError, match="part ways")
         with fold_error:
             work()
-    assert one != Spans(FOLD, [(0, 3)], {"b": 2})
+    assert one != PerRankSet(FOLD, [(0, 3)], {"b": 2})
 
 
 def test_a_look_up_in_a_strided_set_is_of_one_value() -> None:
-    strided = Spans(FOLD, [(0, 1)], {"b": 10}).over(["b"])
+    strided = PerRankSet(FOLD, [(0, 1)], {"b": 10}).union_over(["b"])
     with pytest.raises(DivergesError, match="on some ranks only"):
-        assert Each(FOLD, 0, {"a": 1}) in strided
-    assert strided == Spans(FOLD, [(0, 1), (10, 11), (20, 21), (30, 31)])
+        assert PerRankInt(FOLD, 0, {"a": 1}) in strided
+    assert strided == PerRankSet(FOLD, [(0, 1), (10, 11), (20, 21), (30, 31)])
     assert hash(strided) == hash(frozenset({0, 10, 20, 30}))
     assert (strided | frozenset()) is strided
     assert frozenset() | strided == strided
-    assert (Spans(FOLD, []) | strided) == strided
+    assert (PerRankSet(FOLD, []) | strided) == strided
     with pytest.raises(TypeError):
         strided | [1]
 
 
 def test_a_large_set_is_no_key_for_a_strategy() -> None:
-    fold = Fold({"dp": 2**20}, frozenset())
-    large = Spans(fold, [(0, 2**20)])
+    fold = FoldAttempt({"dp": 2**20}, frozenset())
+    large = PerRankSet(fold, [(0, 2**20)])
     with pytest.raises(DivergesError, match="more than 4096 members"):
         hash(large)
-    fold.over = True
-    assert hash(large) == hash(Spans(fold, [(0, 1)], {"dp": 1}).over(["dp"]))
+    fold.is_over = True
+    assert hash(large) == hash(PerRankSet(fold, [(0, 1)], {"dp": 1}).union_over(["dp"]))
 
 
 def test_sets_of_all_kinds_of_values() -> None:
-    each = Each(FOLD, 3, {"a": 1})
-    assert len(Spans.of(FOLD, [each, each + 1])) == 2
-    assert Spans.of(FOLD, range(2, 6)) == {2, 3, 4, 5}
-    assert Spans.of(FOLD, range(0)) == frozenset()
-    assert Spans.of(FOLD, range(0, 6, 2)) == {0, 2, 4}
-    assert len(Spans.of(FOLD, span(each, each))) == 0
-    assert None not in Spans.of(FOLD, [1])
-    assert Spans.of(FOLD, [1]) & {1, 2} == {1}
+    each = PerRankInt(FOLD, 3, {"a": 1})
+    assert len(PerRankSet.of(FOLD, [each, each + 1])) == 2
+    assert PerRankSet.of(FOLD, range(2, 6)) == {2, 3, 4, 5}
+    assert PerRankSet.of(FOLD, range(0)) == frozenset()
+    assert PerRankSet.of(FOLD, range(0, 6, 2)) == {0, 2, 4}
+    assert len(PerRankSet.of(FOLD, span(each, each))) == 0
+    assert None not in PerRankSet.of(FOLD, [1])
+    assert PerRankSet.of(FOLD, [1]) & {1, 2} == {1}
 
 
 # What is computed from a rank, held against the same for every rank.
@@ -175,17 +177,17 @@ def _outcome(compute: Callable[[], Any]) -> Any:
 def test_what_is_computed_is_that_of_every_rank_or_refused(
     term: Term, size_a: int, size_b: int, kept: set[str]
 ) -> None:
-    fold = Fold({"a": size_a, "b": size_b}, frozenset(kept))
+    fold = FoldAttempt({"a": size_a, "b": size_b}, frozenset(kept))
     for lowest in fold.representatives():
         here = {"a": lowest // size_b, "b": lowest % size_b}
-        places = {axis: fold.each(here[axis], {axis: 1}) for axis in here}
+        places = {axis: per_rank(fold, here[axis], {axis: 1}) for axis in here}
         try:
-            found = _outcome(lambda: _computed(term, fold.each(lowest, fold.strides), places))  # noqa: B023
+            found = _outcome(lambda: _computed(term, per_rank(fold, lowest, fold.strides), places))  # noqa: B023
         except DivergesError:
             continue
         for rank in range(size_a * size_b):
             own = {"a": rank // size_b, "b": rank % size_b}
-            if all(own[axis] == here[axis] for axis in here if axis not in fold.sizes):
-                value = _value(found, own) if isinstance(found, Each) else found
+            if all(own[axis] == here[axis] for axis in here if axis not in fold.folded_sizes):
+                value = _value(found, own) if isinstance(found, PerRankInt) else found
                 expected = _outcome(lambda: _computed(term, rank, own))  # noqa: B023
                 assert (value, type(value)) == (expected, type(expected))

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from minitrain.errors import LawError
 from minitrain.tensors import Weight
 from minitrain.transport.collectives import describe
 
-if TYPE_CHECKING:
-    from minitrain.rank.model import Model
+
+class TrainedRank(Protocol):
+    """What is asked of a rank's model after the run."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the trained model."""
+
+    @property
+    def final_weights(self) -> Mapping[int, Weight]:
+        """Final weight by layer."""
 
 
-def check_final_weights(models: Sequence[Model]) -> None:
+def check_final_weights(models: Sequence[TrainedRank]) -> None:
     """Verify that every layer has a final weight: complete over all ranks, one step on, equal across replicas.
 
     Args:
@@ -23,7 +36,7 @@ def check_final_weights(models: Sequence[Model]) -> None:
     Raises:
         LawError: a layer's final weight is missing, incomplete, not of step 1, or differs between the ranks.
     """
-    holders: defaultdict[int, list[Model]] = defaultdict(list)
+    holders: defaultdict[int, list[TrainedRank]] = defaultdict(list)
     for model in models:  # each rank is asked once, not once a layer: a pipeline may have as many layers as ranks
         for layer in model.final_weights:
             holders[layer].append(model)
