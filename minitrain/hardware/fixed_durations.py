@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from minitrain.errors import UsageError
 from minitrain.hardware.price import Price
-from minitrain.workloads.workload import MATMUL_LAYER, Workload
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Workload
 
 EVENT_TYPES = (
     "load_weights",

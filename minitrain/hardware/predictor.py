@@ -18,7 +18,8 @@ from minitrain.hardware.device import Device, RooflineDevice
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
-from minitrain.workloads.workload import MATMUL_LAYER, Cost, Workload
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Cost, Workload
 
 
 class DevicePredictor:

@@ -14,7 +14,7 @@ from minitrain.hardware import FlatTopology, load_config
 from minitrain.hardware.device import RooflineDevice
 from minitrain.hardware.predictor import DevicePredictor, RuntimePredictor
 from minitrain.hardware.price import RankPredictors
-from minitrain.workloads.workload import MATMUL_LAYER, MatmulLayer
+from minitrain.workloads.matmul import MATMUL_LAYER, MatmulLayer
 
 H100, A100 = load_config("h100_80g_nvl8"), load_config("a100_80g")
 NETWORK = FlatTopology(H100.network(4))
