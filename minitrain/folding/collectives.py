@@ -9,7 +9,7 @@ from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.tensors import Sharded, WeightGrad
-from minitrain.tensors.index_sets import alone
+from minitrain.tensors.index_sets import singleton
 from minitrain.transport.collectives import describe
 
 
@@ -45,7 +45,7 @@ def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:
         return WeightGrad(value.layer, value.layers, samples, value.total_samples, value.shards, value.num_shards)
     if not value.is_complete():
         raise CollectiveMismatchError(f"all ranks of {op} must bring complete gradients, got {describe(value)}", op=op)
-    return WeightGrad(value.layer, value.layers, samples, value.total_samples, alone(group.index), group.size)
+    return WeightGrad(value.layer, value.layers, samples, value.total_samples, singleton(group.index), group.size)
 
 
 def _all_gather(value: Any, group: FoldedGroup) -> Any:

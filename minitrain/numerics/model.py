@@ -36,7 +36,7 @@ class NumericModel(Model):
         final_states: optimizer state by layer as this rank's last update left it, where it updated.
     """
 
-    attentive = True
+    follows_tensors = True
 
     def __init__(self, *args: Any, problem: Problem | None = None, **named: Any) -> None:
         super().__init__(*args, **named)

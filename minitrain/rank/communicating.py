@@ -50,7 +50,7 @@ class Communicating(Rank):
             runtime_predictor=runtime_predictor,
             memory_by_kind=memory_by_kind,
         )
-        self.work_kind = self.work_kind  # as `attentive`
+        self.work_kind = self.work_kind  # as `follows_tensors`
         self.launching = False
         self.in_flight: dict[int, Work] = {}
         self._groups: dict[Communicator, Group] = {self.dist.world: self._world}

@@ -13,7 +13,7 @@ from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import laws
 from minitrain.rank.state import Rank
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import alone
+from minitrain.tensors.index_sets import singleton
 
 
 class Computing(Rank):
@@ -41,7 +41,7 @@ class Computing(Rank):
 
     def _load_units(self, layer: int, num_shards: int) -> tuple[int, int]:
         """Measure one shard of a weight and of its optimizer state; remember their sizes if all layers are alike."""
-        shard = (layer, self.num_layers, 0, alone(0), num_shards)
+        shard = (layer, self.num_layers, 0, singleton(0), num_shards)
         found = self.account.size(Weight(*shard)), self.account.size(OptState(*shard))
         if self._is_uniform:
             self._shard_units[num_shards] = found
@@ -71,7 +71,7 @@ class Computing(Rank):
             ("load_weights", layer, time, price, self.account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
         )
         self.time = time + price.seconds
-        shards = alone(shard)
+        shards = singleton(shard)
         weight = Weight(layer, self.num_layers, 0, shards, num_shards)
         opt_state = OptState(layer, self.num_layers, 0, shards, num_shards)
         weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(layer, num_shards)  # type: ignore[misc]  # a slot of the base

@@ -35,7 +35,7 @@ class InFlight:
         for value in _items(work.value):
             if getattr(value, "_home", None) is account:
                 self.lent.append(value)
-                account.loans[id(value)] = 0
+                account.used_by_launches[id(value)] = 0
             elif value is not None:
                 self.units += account.units_of(value)
         account.grow(self.units)
@@ -66,7 +66,7 @@ class InFlight:
         self.awaited = True
         account = work.model.account
         for value in self.lent:
-            self.units += account.loans.pop(id(value), 0)
+            self.units += account.used_by_launches.pop(id(value), 0)
         account.units -= self.units
         _enter(work, -self.units, len(work.model.log))
         del work.model.in_flight[id(work)]

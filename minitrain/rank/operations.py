@@ -113,7 +113,7 @@ class Work(Call):
         waited = start >= communicator.free
         begin = start if waited else communicator.free
         communicator.free = end = begin + price.seconds
-        if calls[0].model.attentive:
+        if calls[0].model.follows_tensors:
             calls[0].model.after_collective(calls, results)
         units = calls[0].model.account.size(results[0]) if isinstance(results[0], Tensor) else None
         for work, result, clock in zip(calls, results, clocks, strict=True):
@@ -142,7 +142,7 @@ class Work(Call):
         """Take a message; it is received once those before it on the stream are."""
         self.outcome = clone(value)
         self.outcome._units = self.model.account.units_of(value)
-        if self.model.attentive:
+        if self.model.follows_tensors:
             self.model.after_message(value, self.outcome)
         self.carried = sent
         self.owner.receive()  # type: ignore[union-attr]  # a receive's owner is its peer's stream
@@ -200,7 +200,7 @@ class Work(Call):
             model.time = self.end
         if self.flight is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
-        return self._hand_over() if model.attentive and self.flight is None else self.outcome
+        return self._hand_over() if model.follows_tensors and self.flight is None else self.outcome
 
     def _give_up(self) -> None:
         """Let those behind a receive go on that its task has given up; a message that is here already is lost."""

@@ -1,4 +1,4 @@
-"""What a rank is before it does anything: its stores, its clock and its log."""
+"""The state of a rank: its stores, its clock, its log, and what prices its operations."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from minitrain.events import (
 )
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import FREE, Predictor, Price
-from minitrain.rank.store_journal import JournalledStore
-from minitrain.rank.stores import Account, Store
+from minitrain.rank.stores import Account, JournalledStore, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.annotations import follow
+from minitrain.tensors.annotations import enable_annotations
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
 
@@ -45,14 +44,14 @@ class Rank:
 
     Args and Attributes: see `minitrain.rank.model.Model`.
 
-    A model that follows its tensors (strict accounting, numerics) is a subclass that extends the operations; what
-    the transport makes, it is told of by `after_collective` and `after_message`, if it is `attentive`.
+    Strict accounting and numerics follow tensors: they are subclasses that extend the operations. The transport makes
+    tensors too. A class that sets `follows_tensors` gets these through `after_collective` and `after_message`.
     """
 
-    attentive = False
+    follows_tensors = False
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
-        """Take note of the results of a collective, before anybody gets them; asked of the lowest member.
+        """Take note of the results of a collective before any rank gets them; called on the lowest member.
 
         Args:
             works: each member's part, in rank order, with its `model` and the `value` it brought.
@@ -99,13 +98,13 @@ class Rank:
         self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
         self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
-        self.attentive = self.attentive  # asked for by every operation, and found sooner here than in the class
-        if self.attentive:
-            follow()
+        self.follows_tensors = self.follows_tensors  # every operation asks, and an attribute is found sooner here
+        if self.follows_tensors:
+            enable_annotations()
         self._rows = self.log.rows
         self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
-        self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
+        self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
         self._world = Group(self.dist.world, rank)
 
     def _store(self, name: str) -> Store[Any]:
@@ -213,8 +212,8 @@ class Rank:
     def held_bytes(self, value: Any) -> int:
         """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.
 
-        By the specification a sharded tensor counts whole; that is right where all ranks work on all of it, and would
-        make sharding useless where some ranks exchange one shard among themselves (hybrid sharding).
+        By the specification a sharded tensor counts whole. That is right where all ranks work on all of it. Where some
+        ranks exchange one shard among themselves (hybrid sharding), each of them moves that shard alone.
         """
         if isinstance(value, list):
             return sum(map(self.held_bytes, value))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from minitrain.errors import LawError
 from minitrain.tensors.annotations import Content, combined, sharded, summed
-from minitrain.tensors.index_sets import alone, union
+from minitrain.tensors.index_sets import singleton, union
 
 HIDDEN_SIZE = 4096
 BLOCK_SIZE = 1024
@@ -67,11 +67,9 @@ class ReduceableGatherable(Reduceable[TO], Gatherable[TO], Protocol[TO]):
 class Tensor:
     """The common root of the five kinds.
 
-    Its slots take no part in equality, repr, copies or pickles. `_home` and `_units` belong to the rank that stores
-    the tensor (see `minitrain.rank.stores`), and are unset until it enters a store. `_content` is what whoever follows
-    tensors makes of this one (numbers, in `minitrain.numerics`), and is unset where nobody does; `_origin` is where it
-    came from, in a strict run (see `minitrain.accounting.strict`). Both are passed on by
-    `minitrain.tensors.annotations`.
+    Its slots take no part in equality, repr, copies or pickles. `_units` is the size of the tensor, unset until it is
+    measured, and `_home` the account of the rank that stores it (see `minitrain.rank.stores`). `_content` and `_origin`
+    are annotations (see `minitrain.tensors.annotations`).
     """
 
     __slots__ = ("__weakref__", "_content", "_home", "_origin", "_units")
@@ -146,7 +144,7 @@ class Sharded(Tensor, Gatherable[O]):
             LawError: the tensor is not complete, or there is no such shard.
         """
         self._require_shardable(shard, num_shards)
-        return sharded(self.with_shards(alone(shard), num_shards), self, shard, num_shards)
+        return sharded(self.with_shards(singleton(shard), num_shards), self, shard, num_shards)
 
     def combine(self, other: O) -> O:
         """Return a tensor that holds the shards of both.

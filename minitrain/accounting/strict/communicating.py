@@ -33,7 +33,7 @@ _frame = sys._getframe
 class StrictCommunicating(StrictComputing):
     """The operations on a rank's communication streams."""
 
-    attentive = True
+    follows_tensors = True
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)

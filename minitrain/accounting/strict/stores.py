@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from minitrain.rank.store_journal import JournalledStore
-from minitrain.rank.stores import Store
+from minitrain.rank.stores import JournalledStore, Store
 
 V = TypeVar("V")
 
@@ -49,8 +48,8 @@ class FollowedStore(Store[V]):
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
-        if account.loans:
-            account.change_hands(value, stored=True)
+        if account.used_by_launches:
+            account.count_once(value, stored=True)
         account.units += units
 
     def _leave(self, value: Any) -> None:
@@ -58,8 +57,8 @@ class FollowedStore(Store[V]):
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        if account.used_by_launches:
+            account.count_once(value, stored=False)
         try:
             origin = value._origin
             if origin.usable_by is None:
