@@ -1,8 +1,8 @@
-"""What a rank can do alone: load, forward, loss, backward, update.
+"""What a rank does without others: load, forward, loss, backward, update.
 
-The laws are asked twice: first by one expression that every legal call passes, since this is the hot path of a
-simulation, then, where that fails, by the functions of `minitrain.rank.laws`, which know the rarer legal cases and the
-message for every other one.
+The laws of training are written down in `minitrain.rank.laws`, and checked in two steps for speed. An operation first
+evaluates one expression (`is_legal`) that holds for all usual calls. Only where it does not hold does the operation
+call the function of `laws`, which accepts the remaining legal calls and raises for all others.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from minitrain.tensors.index_sets import singleton
 class Computing(Rank):
     """The operations on a rank's compute stream.
 
-    A result knows its size when it is returned. Where all layers of the workload are alike, that is the size of a
-    tensor of its kind with as many samples or shards: measuring each one would double the cost of storing it.
+    A result has its size when it is returned. Measuring each result would double the cost of storing it. Where all
+    layers of the workload are alike, the size is therefore that of another tensor of the same kind, with the same number
+    of samples or shards.
     """
 
     _whole_grad_units = 0
 
     def _is_whole_batch(self, samples: frozenset[int]) -> bool:
-        """Return whether a set holds every sample; the ranks share the answer, as they share the sets."""
+        """Return whether a set holds every sample. Ranks share such sets, and what is known of them."""
         whole = len(samples) == self.global_batch_size and samples == frozenset(range(self.global_batch_size))
         if whole:
             self._whole_batches[id(samples)] = samples
         return whole
 
     def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
-        """Measure a whole gradient, and remember its size for all layers if they are alike."""
+        """Measure a complete gradient, and remember its size for all layers if they are alike."""
         units = self.account.size(weight_grad)
         if self._is_uniform:
             self._whole_grad_units = units
