@@ -20,8 +20,8 @@ class Computing(Rank):
     """The operations on a rank's compute stream.
 
     A result has its size when it is returned. Measuring each result would double the cost of storing it. Where all
-    layers of the workload are alike, the size is therefore that of another tensor of the same kind, with the same number
-    of samples or shards.
+    layers of the workload are alike, the size is therefore taken from another tensor of the same kind, with as many
+    samples or shards.
     """
 
     _whole_grad_units = 0
