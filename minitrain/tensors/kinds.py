@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from minitrain.errors import LawError
@@ -325,7 +324,7 @@ class ActivationGrad(Sampled):
 KINDS: tuple[type[Any], ...] = (Weight, OptState, Activation, ActivationGrad, WeightGrad)
 """The five kinds."""
 
-FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = MappingProxyType(
-    {kind: attrgetter(*kind.__dataclass_fields__) for kind in KINDS}
-)
+FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
+    kind: attrgetter(*kind.__dataclass_fields__) for kind in KINDS
+}
 """What returns the values of all fields of a tensor in order, by kind."""
