@@ -54,7 +54,7 @@ def _all_gather(value: Any, group: FoldedGroup) -> Any:
     if type(value) is WeightGrad:
         _require_same("all_gather", "samples", value, value.samples, group)
     whole = value.with_shards(shards, value.num_shards)
-    if group.communicator.whole and not whole.is_complete():
+    if group.communicator.is_world and not whole.is_complete():
         raise CollectiveMismatchError(f"all ranks of all_gather must together bring every shard, got {describe(whole)}")
     return whole
 

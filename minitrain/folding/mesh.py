@@ -15,13 +15,13 @@ from minitrain.transport.groups import Group, Mesh
 class FoldedCommunicator:
     """What pricing reads of a group: its size, and when its stream is free. All groups of a class are alike."""
 
-    __slots__ = ("free", "ranks", "size", "whole")
+    __slots__ = ("busy_until", "is_world", "ranks", "size")
 
-    def __init__(self, size: int, *, whole: bool) -> None:
+    def __init__(self, size: int, *, is_world: bool) -> None:
         self.size = size
-        self.whole = whole
+        self.is_world = is_world
         self.ranks = range(size)  # a flat network reads their number alone
-        self.free = 0.0
+        self.busy_until = 0.0
 
 
 class FoldedGroup(Group):
@@ -44,10 +44,10 @@ class FoldedGroup(Group):
         self.kept = axes & attempt.kept
         self._lowest_rank = rank
         size = prod(attempt.axes[axis] for axis in axes)
-        whole = size == attempt.world_size
-        self.communicator: Any = FoldedCommunicator(size, whole=whole)
+        is_world = size == attempt.world_size
+        self.communicator: Any = FoldedCommunicator(size, is_world=is_world)
         self._index = self._indices()
-        self._stream = Stream(COMM, None if whole else tuple(self._members()))
+        self._stream = Stream(COMM, None if is_world else tuple(self._members()))
 
     def _indices(self) -> Any:
         """Return the place of each rank among its group's members."""

@@ -15,9 +15,9 @@ from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.per_rank_values import PerRankInt, per_rank
 from minitrain.hardware.price import Predictor
 from minitrain.rank import laws
-from minitrain.rank.communicating import TENSORS, Groupish
+from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.model import Model
-from minitrain.rank.operations import Work
+from minitrain.rank.operations import Operation
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.transport.dist import Dist
@@ -34,6 +34,15 @@ class FoldedModel(Model):
         num_layers: layers of the trained model.
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
+
+    Adds:
+        rank: a number to the engine, and to the strategy one that stands for every rank of the class.
+        log: refuses to be read by the strategy.
+        mesh, group, _member: give groups that stand for those of every rank of the class.
+        _collective: completes at once, as all ranks of the class do the same at the same time.
+        _send, _receive: go to and come from another class.
+        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
     def __init__(
@@ -118,7 +127,7 @@ class FoldedModel(Model):
         assert isinstance(named, FoldedGroup)  # the model makes all of them
         return named if named.is_of_class(self._rank) else self._group_along(named.axes)
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
         if member.kept:
@@ -128,10 +137,10 @@ class FoldedModel(Model):
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
-        work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        operation = Operation(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         result = value if member.size == 1 else perform(self.attempt, op, value, member)
-        work.settle_all([work], [result], [work.clock], work.clock, self._rank)
-        return work
+        operation.settle_alone(result)
+        return operation
 
     def _require_one_task(self) -> None:
         """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
@@ -145,11 +154,11 @@ class FoldedModel(Model):
         if isinstance(value, PerRankInt):
             self.attempt.diverge(f"{what} that differs between ranks", value.slopes)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message to another class."""
         return super()._send(self._class_of(dest), v, tag)
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive from another class."""
         return super()._receive(self._class_of(source), tag)
 

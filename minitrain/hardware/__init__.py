@@ -1,6 +1,7 @@
 """What a machine costs: how long it computes, reads memory and communicates. Numbers go in, seconds come out.
 
-May import: `errors`, `workloads`. Nothing here knows of ranks' state, of strategies or of events.
+May import: `errors`, `workloads`, and the names of types from `events`. Nothing here knows of strategies or of the
+state of ranks.
 
 Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
 a price is, and what every predictor answers. `device` is a processor with its memory. `network` is one tier of a

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import overlapping_shards
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
-    from minitrain.rank.state import Rank
+    from minitrain.rank.state import RankState
 
 
-def _broken(model: Rank, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
+def _broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
     """Return the error for a broken law."""
     return LawError(f"{op} on rank {model.rank}: {rule}", op=op, rank=model.rank, layer=layer, **facts)
 
 
-def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> None:
+def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
     """Require a tensor of one kind."""
     if value.__class__ is not kind and not isinstance(value, kind):
         raise TensorTypeError(
@@ -36,7 +37,7 @@ def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> Non
         )
 
 
-def _require_layer(model: Rank, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
+def _require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
     """Require a tensor of the layer that the operation works on."""
     if value.layer != expected:
         raise _broken(
@@ -48,7 +49,7 @@ def _require_layer(model: Rank, op: str, name: str, value: Any, expected: int, l
         )
 
 
-def _require_complete(model: Rank, op: str, weight: Weight) -> None:
+def _require_complete(model: RankState, op: str, weight: Weight) -> None:
     """Require all shards of a weight."""
     if not weight.is_complete():
         raise _broken(
@@ -60,7 +61,7 @@ def _require_complete(model: Rank, op: str, weight: Weight) -> None:
         )
 
 
-def _require_stored(model: Rank, op: str, name: str, value: Any) -> None:
+def _require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a tensor (or an equal one) in one of the rank's stores."""
     if not model.holds(value):
         raise _broken(
@@ -73,7 +74,7 @@ def _require_stored(model: Rank, op: str, name: str, value: Any) -> None:
         )
 
 
-def forward(model: Rank, op: str, layer: int, inp: Any, weight: Any) -> None:
+def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> None:
     """Require a complete weight, in storage, and an input, both of the layer."""
     require_kind(model, op, "weight", weight, Weight)
     require_kind(model, op, "inp", inp, Activation)
@@ -83,7 +84,7 @@ def forward(model: Rank, op: str, layer: int, inp: Any, weight: Any) -> None:
     _require_stored(model, op, "weight", weight)
 
 
-def backward(model: Rank, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
+def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
     """Require input, output gradient and complete weight of the layer, in storage, for the same samples."""
     require_kind(model, op, "inp", inp, Activation)
     require_kind(model, op, "grad", grad, ActivationGrad)
@@ -106,13 +107,13 @@ def backward(model: Rank, op: str, layer: int, inp: Any, grad: Any, weight: Any 
         _require_stored(model, op, "weight", weight)
 
 
-def loss(model: Rank, inp: Any) -> None:
+def loss(model: RankState, inp: Any) -> None:
     """Require the model's output."""
     require_kind(model, "loss", "inp", inp, Activation)
     _require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
 
 
-def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
+def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
     """Require gradient, weight and state of the layer and step, all samples, and matching shards."""
     require_kind(model, "update", "weight_grad", weight_grad, WeightGrad)
     require_kind(model, "update", "weight", weight, Weight)
@@ -138,7 +139,7 @@ def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: An
             )
 
 
-def _require_all_samples(model: Rank, layer: int, weight_grad: WeightGrad) -> None:
+def _require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
     """Require a gradient of the whole batch."""
     if weight_grad.samples != _all_samples(model.global_batch_size):
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
@@ -161,19 +162,15 @@ def _all_samples(global_batch_size: int) -> frozenset[int]:
 
 
 def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
-    """Return whether a tensor holds every part of the weight, shards being intervals [i/n, (i+1)/n)."""
+    """Return whether a tensor holds every part of the weight, however both are cut into shards."""
     if held.is_complete() or (held.num_shards == weight.num_shards and weight.shards <= held.shards):
         return True
-    pieces = held.num_shards
-    for shard in weight.shards:
-        first = shard * pieces // weight.num_shards
-        last = -(-(shard + 1) * pieces // weight.num_shards)
-        if any(piece not in held.shards for piece in range(first, last)):
-            return False
-    return True
+    return all(
+        held.shards.issuperset(overlapping_shards(shard, weight.num_shards, held.num_shards)) for shard in weight.shards
+    )
 
 
-def input_samples(model: Rank, samples: Iterable[int]) -> frozenset[int]:
+def input_samples(model: RankState, samples: Iterable[int]) -> frozenset[int]:
     """Return the samples as a set; require that all are of the global batch."""
     try:
         found = frozenset(samples)
@@ -195,13 +192,13 @@ def input_samples(model: Rank, samples: Iterable[int]) -> frozenset[int]:
     return found
 
 
-def final_weight(model: Rank, layer: int, weight: Any) -> None:
+def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
     _require_layer(model, "set_final_weight", "weight", weight, layer, layer)
 
 
-def load(model: Rank, layer: Any, shard: Any, num_shards: Any) -> None:
+def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     """Require a layer of the model and a shard of it."""
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
         raise _broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)

@@ -1,4 +1,7 @@
-"""The state of a rank: its stores, its clock, its log, and what prices its operations."""
+"""The state of a rank: its stores, its clock, its log, and what prices its operations.
+
+The operations that change this state are in `minitrain.rank.computation` and `minitrain.rank.communication`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from minitrain.events import (
     ON_COMPUTE,
     RECV,
     SEND,
+    STORES,
     UNITS_PER_ELEMENT,
     EventLog,
     MemoryChange,
@@ -28,9 +32,9 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 from minitrain.tensors.annotations import enable_annotations
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
+from minitrain.transport.protocol import Transport
 
 _IN_SHARDS = (Weight, WeightGrad)
-STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
 
 
 @lru_cache
@@ -39,22 +43,22 @@ def _default_predictor(world_size: int) -> RuntimePredictor:
     return RuntimePredictor(world_size)
 
 
-class Rank:
+class RankState:
     """The state of one rank: the common root of what a `Model` can do.
 
     Args and Attributes: see `minitrain.rank.model.Model`.
 
-    Strict accounting and numerics follow tensors: they are subclasses that extend the operations. The transport makes
-    tensors too. A class that sets `follows_tensors` gets these through `after_collective` and `after_message`.
+    Kinds of model that add to the operations are listed in `minitrain.rank.model`. A kind that follows tensors sets
+    `follows_tensors`; then `after_collective` and `after_message` are called with what the transport has made.
     """
 
     follows_tensors = False
 
-    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
-        """Take note of the results of a collective before any rank gets them; called on the lowest member.
+    def after_collective(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
+        """Take note of the results of a collective, before any rank gets them; called on the lowest member.
 
         Args:
-            works: each member's part, in rank order, with its `model` and the `value` it brought.
+            operations: each member's part, in rank order, with its `model` and the `value` it brought.
             results: each member's result.
         """
 
@@ -77,7 +81,8 @@ class Rank:
         memory_by_kind: bool = False,
     ) -> None:
         self.dist = Dist(1) if dist is None else dist
-        self.world_size = self.dist.world_size
+        self._transport: Transport = self.dist  # all that operations use of it
+        self.world_size = self._transport.world_size
         self.rank = require_count("rank", rank, 0)
         if rank >= self.world_size > 1:
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {rank}", rank=rank)
@@ -102,10 +107,10 @@ class Rank:
         if self.follows_tensors:
             enable_annotations()
         self._rows = self.log.rows
-        self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
+        self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
         self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
-        self._world = Group(self.dist.world, rank)
+        self._world = Group(self._transport.world, rank)
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
@@ -114,9 +119,9 @@ class Rank:
         return JournalledStore(self.account, name, self.log)
 
     def _enter(self) -> None:
-        """Tell the transport, once, that a task uses this model."""
+        """Tell the transport that a task uses this model, once."""
         self._entered = True
-        self.dist.watch.entered.add(self.rank)
+        self._transport.start(self.rank)
 
     def storage(
         self,

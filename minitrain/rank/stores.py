@@ -31,7 +31,7 @@ class Account:
     Attributes:
         units: the total now.
         peak_units: the highest total since the last window was opened, or since the start if no window is open.
-        used_by_launches: the tensors that were in a store when an operation that uses them was launched, by identity.
+        launched_tensors: the tensors that were in a store when an operation that uses them was launched, by identity.
             The value is the number of units that count for the operation: 0 while a store holds the tensor, since it
             counts there; its size otherwise.
         journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
@@ -41,12 +41,12 @@ class Account:
         "_open_windows",
         "_past_peaks",
         "journal",
+        "launched_tensors",
         "limit_units",
         "measure",
         "on_overflow",
         "peak_units",
         "units",
-        "used_by_launches",
     )
 
     def __init__(
@@ -59,7 +59,7 @@ class Account:
         self.limit_units = limit_units
         self.on_overflow = on_overflow
         self.journal: list[tuple[int, str, int]] | None = None
-        self.used_by_launches: dict[int, int] = {}
+        self.launched_tensors: dict[int, int] = {}
         self.units = 0
         self.peak_units = 0
         self._past_peaks: list[int] = []
@@ -94,13 +94,13 @@ class Account:
             if total > self.limit_units:
                 self.overflow()
 
-    def count_once(self, value: Any, *, stored: bool) -> None:
+    def recount_launched(self, value: Any, *, stored: bool) -> None:
         """Count a tensor that a launched operation may use for that operation only while no store holds it."""
-        counted = self.used_by_launches.get(id(value))
+        counted = self.launched_tensors.get(id(value))
         if counted is not None:
             wanted = 0 if stored else value._units
             self.units += wanted - counted
-            self.used_by_launches[id(value)] = wanted
+            self.launched_tensors[id(value)] = wanted
 
     def high_water(self) -> int:
         """Return the highest total ever."""
@@ -167,8 +167,8 @@ class Store(dict[Any, V]):
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
-        if account.used_by_launches:
-            account.count_once(value, stored=True)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=True)
         account.units = total = account.units + units
         if total > account.peak_units:
             account.peak_units = total
@@ -180,16 +180,16 @@ class Store(dict[Any, V]):
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.used_by_launches:
-            account.count_once(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
 
     def _leave(self, value: Any) -> None:
-        """Take a tensor's size off the account."""
+        """Take a tensor's size off the account, as it is no longer stored."""
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.used_by_launches:
-            account.count_once(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:
         """Remove a key and return its value."""
@@ -255,7 +255,7 @@ class JournalledStore(Store[V]):
     def _enter(self, before: int, change: int) -> None:
         """Write down how the store changed.
 
-        The rest of the change of the total since `before` comes from launched operations (see `Account.count_once`).
+        The rest of the change of the total since `before` is of launched operations (see `Account.recount_launched`).
         """
         journal = self.account.journal
         if journal is not None:

@@ -1,4 +1,4 @@
-"""Sets of shards and of samples, and ranges of them, as tensors and strategies use them.
+"""Sets of shards and of samples, ranges of them, and their text, as tensors and strategies use them.
 
 Tensors share their sets, since a set is larger than all tensors that refer to it. An index need not be an int: a value
 that stands for many ranks (see `minitrain.folding`) brings ranges and sets of its own kind.
@@ -6,11 +6,14 @@ that stands for many ranks (see `minitrain.folding`) brings ranges and sets of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 Numbers = frozenset[int]
+
+_MOST_RUNS = 8  # shown by `ranges`
 
 
 def span(start: Any, stop: Any) -> Sequence[Any]:
@@ -50,3 +53,61 @@ def union(left: Numbers, right: Numbers) -> Numbers:
         both = left | right
         _latest = left, right, both
     return both
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers compactly, in order.
+
+    >>> ranges([3, 0, 1, 2, 8])
+    '0-3,8'
+    >>> ranges(range(0, 64, 8))
+    '0-56 step 8'
+    """
+    ordered = sorted(numbers)
+    step = _common_step(ordered)
+    if step > 1:
+        return f"{ordered[0]}-{ordered[-1]} step {step}"
+    found = runs(ordered)
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:_MOST_RUNS]]
+    return ",".join(shown) + (f",... ({len(ordered)} in all)" if len(found) > _MOST_RUNS else "")
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of consecutive numbers, in order."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def _common_step(ordered: list[int]) -> int:
+    """Return the step of at least three evenly spaced numbers, 0 otherwise."""
+    if len(ordered) < 3:
+        return 0
+    step = ordered[1] - ordered[0]
+    even = all(later - earlier == step for earlier, later in pairwise(ordered))
+    return step if even else 0
+
+
+def overlapping_shards(shard: int, num_shards: int, other_num_shards: int) -> range:
+    """Return which shards, of a whole that is cut otherwise, overlap a shard: shards are intervals [i/n, (i+1)/n).
+
+    Args:
+        shard: which shard.
+        num_shards: number of shards that the whole is cut into.
+        other_num_shards: number of shards of the other cut.
+
+    >>> overlapping_shards(1, num_shards=2, other_num_shards=6)
+    range(3, 6)
+    """
+    return range(shard * other_num_shards // num_shards, -(-(shard + 1) * other_num_shards // num_shards))
+
+
+def shards_overlap(shards: Numbers, num_shards: int, others: Numbers, other_num_shards: int) -> bool:
+    """Return whether some shards of one cut have a part in common with some shards of another cut."""
+    if num_shards == other_num_shards:
+        return not shards.isdisjoint(others)
+    return any(not others.isdisjoint(overlapping_shards(shard, num_shards, other_num_shards)) for shard in shards)
