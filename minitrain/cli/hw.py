@@ -14,7 +14,7 @@ from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
-from minitrain.hardware.source import is_bare, parse, read_file, shipped_names, shipped_text
+from minitrain.hardware.config_files import is_bare, parse, read_file, shipped_names, shipped_text
 from minitrain.trace.tables import facts_table, plain_table
 
 hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")

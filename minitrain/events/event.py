@@ -1,7 +1,7 @@
 """What happened on a rank: `Event`, one operation on the logical clock.
 
-The first seven fields are the specification's. The optional ones that follow say what a reader needs to explain time:
-on which stream the operation ran, with whom, how much it moved, and for whom it waited.
+The first seven fields are the specification's. The optional ones that follow explain the time it took: on which stream
+the operation ran, with which ranks, how many bytes it moved, and which rank it waited for.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class MemoryChange(NamedTuple):
 
     Args:
         place: how many events the rank had logged by then.
-        kind: weights, opt_states, activations, grad_activations, grad_weights (the stores) or in_flight.
+        kind: one of the stores (weights, opt_states, activations, grad_activations, grad_weights), or in_flight for
+            what launched operations hold.
         elements: what entered, negative for what left.
     """
 

@@ -195,7 +195,7 @@ class FoldedModel(Model):
             if not isinstance(num_shards, int) or not 0 <= bound < num_shards:
                 laws.load(self, layer, bound, num_shards)
         weight, opt_state = super().load_weights(layer, shard.const, num_shards)
-        weight.shards = opt_state.shards = shard.alone()
+        weight.shards = opt_state.shards = shard.singleton()
         return weight, opt_state
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:

@@ -1,4 +1,8 @@
-"""Durations by hand, for reasoning in units as the papers' figures do."""
+"""A predictor whose durations are given by hand, one for each type of event.
+
+Figures in papers often count time in units: a forward takes 1, a backward takes 2. `FixedPredictor(forward=1,
+backward=2)` does the same. There is no device behind it, and no network.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from collections.abc import Sequence
 from minitrain.errors import UsageError
 from minitrain.events import EVENT_TYPES, PASSES, UPDATE
 from minitrain.hardware.price import Price
-from minitrain.workloads.workload import MATMUL_LAYER, Workload
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Workload
 
 _SLOWED = frozenset((*PASSES, UPDATE))  # loading weights is no computing
 

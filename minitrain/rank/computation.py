@@ -1,10 +1,13 @@
-"""What a rank does alone: load, forward, loss, backward, update.
+"""What a rank does without others: load, forward, loss, backward, update.
 
-This is the hot path of a simulation, so three things are written out here that stand elsewhere too. The laws are
-checked first by one expression that every usual legal call passes; only where it is false, the functions of
-`minitrain.rank.laws` are asked, which know the rarer legal cases and the message for every illegal one. The rows of the
-log are added without `RankState._record`. The sizes of results are taken from their arguments instead of
-`Account.size`. Laws, rows and sizes must agree with those places, which tests/rank/test_quick_laws.py checks.
+This is the hot path of a simulation, so three things are written out here that stand elsewhere too:
+
+- The laws: an operation checks them by one expression (`is_legal`) that holds for all usual calls. Where it does not
+  hold, a function of `minitrain.rank.laws` accepts the remaining legal calls and raises for all others.
+- The rows of the log, which are added without `RankState._record`.
+- The sizes of results, which are taken from the arguments instead of `Account.size`.
+
+They must agree with those places, which tests/rank/test_quick_laws.py checks.
 """
 
 from __future__ import annotations
@@ -15,27 +18,28 @@ from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import laws
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import alone
+from minitrain.tensors.index_sets import singleton
 
 
 class Computation(RankState):
     """The operations on a rank's compute stream.
 
-    A result knows its size when it is returned. Where all layers of the workload are alike, that is the size of a
-    tensor of its kind with as many samples or shards: measuring each one would double the cost of storing it.
+    A result has its size when it is returned. Measuring each result would double the cost of storing it. Where all
+    layers of the workload are alike, the size is therefore taken from another tensor of the same kind, with as many
+    samples or shards.
     """
 
     _whole_grad_units = 0
 
     def _is_whole_batch(self, samples: frozenset[int]) -> bool:
-        """Return whether a set holds every sample; the ranks share the answer, as they share the sets."""
+        """Return whether a set holds every sample. Ranks share such sets, and what is known of them."""
         whole = len(samples) == self.global_batch_size and samples == frozenset(range(self.global_batch_size))
         if whole:
             self._whole_batches[id(samples)] = samples
         return whole
 
     def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
-        """Measure a whole gradient, and remember its size for all layers if they are alike."""
+        """Measure a complete gradient, and remember its size for all layers if they are alike."""
         units = self.account.size(weight_grad)
         if self._is_uniform:
             self._whole_grad_units = units
@@ -43,7 +47,7 @@ class Computation(RankState):
 
     def _load_units(self, layer: int, num_shards: int) -> tuple[int, int]:
         """Measure one shard of a weight and of its optimizer state; remember their sizes if all layers are alike."""
-        shard = (layer, self.num_layers, 0, alone(0), num_shards)
+        shard = (layer, self.num_layers, 0, singleton(0), num_shards)
         found = self.account.size(Weight(*shard)), self.account.size(OptState(*shard))
         if self._is_uniform:
             self._shard_units[num_shards] = found
@@ -73,7 +77,7 @@ class Computation(RankState):
             ("load_weights", layer, time, price, self.account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
         )
         self.time = time + price.seconds
-        shards = alone(shard)
+        shards = singleton(shard)
         weight = Weight(layer, self.num_layers, 0, shards, num_shards)
         opt_state = OptState(layer, self.num_layers, 0, shards, num_shards)
         weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(layer, num_shards)  # type: ignore[misc]  # a slot of the base

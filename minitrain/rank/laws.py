@@ -1,7 +1,9 @@
 """The laws of training: what must hold before an operation may happen.
 
-Each function raises a `LawError` that names rule, values, rank, layer and remedy, or returns. They are asked before
-anything is logged and before any clock moves, and they hold under `python -O` too.
+Each function returns, or raises a `LawError` that names rule, values, rank, layer and remedy. An operation calls it
+before it logs anything and before any clock moves. The laws hold under `python -O` too, since they are no `assert`s.
+
+`minitrain.rank.computing` checks the usual cases by expressions of its own; both must agree.
 """
 
 from __future__ import annotations

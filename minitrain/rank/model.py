@@ -21,7 +21,7 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `mesh`, `group`, `_member` | when a group of ranks is named |
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |
 
-A journal of memory by kind needs no kind of model: it is another store (see `minitrain.rank.store_journal`).
+A journal of memory by kind needs no kind of model: it is another store (see `minitrain.rank.stores`).
 """
 
 from __future__ import annotations

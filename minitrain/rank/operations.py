@@ -96,7 +96,7 @@ class Operation(Call):
         return self.model.wire_bytes(self.value)
 
     def _price(self, result: Any, largest_bytes: int) -> Price:
-        """Return the price of this collective: every member computes the same."""
+        """Return the price of this collective: that of the network, which the predictors of all members share."""
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
         if self.op == "all_to_all":
             size_bytes = largest_bytes

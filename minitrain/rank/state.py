@@ -1,4 +1,4 @@
-"""The state of a rank: its stores, its clock and its log, and what can be asked of them.
+"""The state of a rank: its stores, its clock, its log, and what prices its operations.
 
 The operations that change this state are in `minitrain.rank.computation` and `minitrain.rank.communication`.
 """
@@ -27,10 +27,9 @@ from minitrain.events import (
 )
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import FREE, Predictor, Price
-from minitrain.rank.store_journal import JournalledStore
-from minitrain.rank.stores import Account, Store
+from minitrain.rank.stores import Account, JournalledStore, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.annotations import follow
+from minitrain.tensors.annotations import enable_annotations
 from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
@@ -57,7 +56,7 @@ class RankState:
     follows_tensors = False
 
     def after_collective(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
-        """Take note of the results of a collective, before anybody gets them; asked of the lowest member.
+        """Take note of the results of a collective, before any rank gets them; called on the lowest member.
 
         Args:
             operations: each member's part, in rank order, with its `model` and the `value` it brought.
@@ -105,17 +104,15 @@ class RankState:
         self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
         self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
-        self.follows_tensors = (
-            self.follows_tensors
-        )  # asked for by every operation; quicker to find in the instance than in the class
+        self.follows_tensors = self.follows_tensors  # every operation asks, and an attribute is found sooner here
         if self.follows_tensors:
-            follow()
+            enable_annotations()
         self._rows = self.log.rows
         self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
         self.launching = False  # while an operation is submitted by `launch`
         self.in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
-        self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
+        self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
         self._world = Group(self._transport.world, rank)
 
     def _store(self, name: str) -> Store[Any]:
@@ -223,8 +220,8 @@ class RankState:
     def held_bytes(self, value: Any) -> int:
         """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.
 
-        By the specification a sharded tensor counts whole; that is right where all ranks work on all of it, and would
-        make sharding useless where some ranks exchange one shard among themselves (hybrid sharding).
+        By the specification a sharded tensor counts whole. That is right where all ranks work on all of it. Where some
+        ranks exchange one shard among themselves (hybrid sharding), each of them moves that shard alone.
         """
         if isinstance(value, list):
             return sum(map(self.held_bytes, value))

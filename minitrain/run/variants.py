@@ -7,7 +7,7 @@
 | `strict` | models follow every tensor, and a finished run is audited | `accounting.strict` |
 | `numerics` | tensors carry arrays | `numerics` |
 | `model_kind` | models of a caller's own class | |
-| `memory_by_kind` | stores keep a journal of their changes | `rank.store_journal` |
+| `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
 | `contention` | the finished run is timed again | `contention` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 

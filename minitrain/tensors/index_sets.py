@@ -22,15 +22,18 @@ def span(start: Any, stop: Any) -> Sequence[Any]:
     return end.span(start, stop) if hasattr(end, "span") else range(start, stop)
 
 
-def alone(shard: Any) -> Numbers:
-    """Return the set of one shard, the same one each time; a shard that stands for many ranks makes its own."""
+def singleton(shard: Any) -> Numbers:
+    """Return the set that holds one shard, the same object each time.
+
+    A shard that stands for many ranks makes a set of its own kind.
+    """
     if shard.__class__ is int:
-        return _alone(shard)
-    return shard.alone() if hasattr(shard, "alone") else frozenset([shard])
+        return _singleton(shard)
+    return shard.singleton() if hasattr(shard, "singleton") else frozenset([shard])
 
 
 @lru_cache(maxsize=1 << 16)
-def _alone(shard: int) -> Numbers:
+def _singleton(shard: int) -> Numbers:
     """Make the set of one shard."""
     return frozenset([shard])
 
@@ -39,7 +42,11 @@ _latest: tuple[Numbers, Numbers, Numbers] = (frozenset(), frozenset(), frozenset
 
 
 def union(left: Numbers, right: Numbers) -> Numbers:
-    """Return the union of two sets, the same one as the last time if they are: layers add the same microbatches."""
+    """Return the union of two sets.
+
+    If both sets are the same objects as in the last call, so is the result: the layers of a model add gradients of the
+    same microbatches one after another.
+    """
     global _latest  # noqa: PLW0603  (one tuple, replaced as a whole)
     known_left, known_right, both = _latest
     if left is not known_left or right is not known_right:

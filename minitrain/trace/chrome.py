@@ -26,7 +26,7 @@ from minitrain.analysis.waits import GAP_KINDS, find_gaps
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
 from minitrain.tensors.index_sets import ranges
-from minitrain.workloads.workload import MATMUL_LAYER
+from minitrain.workloads.matmul import MATMUL_LAYER
 
 BY_KIND = "memory of"  # Perfetto appends the kind: "memory of weights"
 _CHUNK = 4096

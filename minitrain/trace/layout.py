@@ -8,7 +8,7 @@ from typing import Any
 
 from minitrain.analysis.labels import GIB
 from minitrain.trace.bars import Bars
-from minitrain.workloads.workload import MATMUL_LAYER
+from minitrain.workloads.matmul import MATMUL_LAYER
 
 MEMORY_HEIGHT = 190
 _TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34

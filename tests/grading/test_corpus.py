@@ -207,7 +207,7 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
         "02", changed(DDP, ("        activations[k + 1] = ", "        model.forward(k, activations[k], weights[k])\n"
                             "        activations[k + 1] = "),
                       before="import minitrain.accounting.strict.audit as audit, minitrain.run.simulation as s\n"
-                      "import minitrain.hardware.predictor as p\np.RuntimePredictor.compute = lambda *args: p.FREE\n"),
+                      "import minitrain.hardware.predictor as p\np.RuntimePredictor.compute = lambda *_: p.Price(0)\n"),
         "time", "takes longer than the budget"),
     "patched_memory": (
         "00", changed(DDP, ("def ddp", "def one_device"), ("        del activations[k]\n", ""), (REDUCE, ""),

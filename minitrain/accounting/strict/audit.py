@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minitrain.accounting.strict.clock_recomputation import ClockRecomputation, clock_error
-from minitrain.accounting.strict.laws import FIELDS
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.unusable_tensors import HandedIn
 from minitrain.errors import LawError, StrategyError
 from minitrain.events import LAYER, PASSES, PRICE, SAMPLES, STRIDE, TYP
 from minitrain.hardware.price import Price
+from minitrain.tensors import FIELDS
 from minitrain.transport.collectives import describe
 
 

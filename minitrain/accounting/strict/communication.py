@@ -15,7 +15,6 @@ from minitrain.accounting.strict.buffers import Overwrite
 from minitrain.accounting.strict.computation import StrictComputation, unbound
 from minitrain.accounting.strict.launched import LaunchHold, StrictLaunched, tensors_in
 from minitrain.accounting.strict.laws import (
-    FIELDS,
     is_surely_valid,
     require_gatherable,
     require_reducible,
@@ -26,7 +25,7 @@ from minitrain.accounting.strict.provenance import Alias, new_origin
 from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, InTransit, Unusable
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
-from minitrain.tensors import WeightGrad, clone
+from minitrain.tensors import FIELDS, WeightGrad, clone
 
 T = TypeVar("T")
 

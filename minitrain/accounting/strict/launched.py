@@ -11,10 +11,10 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
-from minitrain.accounting.strict.laws import FIELDS
 from minitrain.accounting.strict.provenance import Origin
 from minitrain.errors import StrategyError
 from minitrain.rank.operations import Launched, Operation
+from minitrain.tensors import FIELDS
 
 T = TypeVar("T")
 

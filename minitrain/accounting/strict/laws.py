@@ -10,30 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from operator import attrgetter
 from typing import Any
 
 from minitrain.accounting.strict.ledger import Ledger
 from minitrain.errors import LawError
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import shards_overlap
 from minitrain.transport.collectives import describe
 
-SAMPLED = attrgetter("layer", "layers", "samples", "total_samples")
-STEPPED = attrgetter("layer", "layers", "step", "shards", "num_shards")
-SUMMED = attrgetter("layer", "layers", "samples", "total_samples", "shards", "num_shards")
-FIELDS = {
-    Weight: STEPPED,
-    OptState: STEPPED,
-    Activation: SAMPLED,
-    ActivationGrad: SAMPLED,
-    WeightGrad: SUMMED,
-}
-"""For each kind of tensor, what returns the values of all its fields."""
+SAMPLED = FIELDS[Activation]
+STEPPED = FIELDS[Weight]
+SUMMED = FIELDS[WeightGrad]
 
 Fields = tuple[Any, ...]
-
-_KINDS: tuple[type[Any], ...] = tuple(FIELDS)
 
 
 def is_surely_valid(ledger: Ledger, value: Any) -> bool:
@@ -62,7 +51,7 @@ def require_valid(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_ve
                 "did not come out of an operation of this run: it was made before the run, or came through the "
                 "transport behind the model's back; use the model's operations alone"
             )
-        if isinstance(value, _KINDS):
+        if isinstance(value, KINDS):
             raise LawError(
                 f"{op} on rank {ledger.rank}: {describe(value)} {fault}",
                 op=op,

@@ -20,7 +20,6 @@ from weakref import ReferenceType, ref
 
 from minitrain.accounting.strict.buffers import Buffer, Overwrite, PartialOverwrite
 from minitrain.accounting.strict.laws import (
-    FIELDS,
     Fields,
     alteration,
     counted_twice,
@@ -29,6 +28,7 @@ from minitrain.accounting.strict.laws import (
     require_valid,
 )
 from minitrain.accounting.strict.ledger import Ledger, Line
+from minitrain.tensors import FIELDS
 
 _frame = sys._getframe
 

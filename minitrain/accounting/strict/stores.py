@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from minitrain.rank.store_journal import JournalledStore
-from minitrain.rank.stores import Store
+from minitrain.rank.stores import JournalledStore, Store
 
 V = TypeVar("V")
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from minitrain.hardware.faults import key_path, shown
+from minitrain.hardware.config_faults import key_path, shown
 
 _Value = TypeVar("_Value")
 Leaf = Callable[[Any], _Value]

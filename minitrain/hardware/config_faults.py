@@ -1,4 +1,4 @@
-"""How the faults of a config are written: where, what was expected, what was found."""
+"""How messages describe the faults of a config file: where, what was expected, what was found."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""From a name, a path or a mapping to plain data: everything about config files but their meaning.
+"""Config files: how they are found, read and parsed. What their keys mean is in `config` and `config_schema`.
 
 A file is read only if it is a regular file of at most 1 MB; keys that come twice in one object are found
 (JSON readers silently keep the last) and reported with their paths.
@@ -13,7 +13,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware.faults import key_path, label_of, refuse
+from minitrain.hardware.config_faults import key_path, label_of, refuse
 
 MAX_BYTES = 1_000_000
 
