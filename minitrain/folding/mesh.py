@@ -9,18 +9,25 @@ from typing import Any
 from minitrain.events import COMM, Stream
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.hardware import HierarchicalTopology
 from minitrain.transport.groups import Group, Mesh
 
 
 class FoldedCommunicator:
-    """What pricing reads of a group: its size, and when its stream is free. All groups of a class are alike."""
+    """What pricing reads of a group: its ranks, and when its stream is free.
 
-    __slots__ = ("free", "ranks", "size", "whole")
+    Args:
+        shapes: a group for each way in which the groups of a class lie in the network, that of the lowest rank first.
+        whole: whether it holds all ranks.
+    """
 
-    def __init__(self, size: int, *, whole: bool) -> None:
-        self.size = size
+    __slots__ = ("free", "ranks", "shapes", "size", "whole")
+
+    def __init__(self, shapes: Sequence[Sequence[int]], *, whole: bool) -> None:
+        self.shapes = shapes
+        self.ranks = shapes[0]
+        self.size = len(self.ranks)
         self.whole = whole
-        self.ranks = range(size)  # a flat network reads their number alone
         self.free = 0.0
 
 
@@ -31,6 +38,7 @@ class FoldedGroup(Group):
         attempt: how ranks are folded.
         axes: those along which its ranks differ, each of more than one rank.
         rank: the class's lowest rank.
+        nodes: where ranks sit; None on a flat network, which reads the number of ranks alone.
 
     Attributes:
         kept: those of its axes along which classes differ.
@@ -38,14 +46,17 @@ class FoldedGroup(Group):
 
     __slots__ = ("_index", "_lowest_rank", "_stream", "attempt", "axes", "kept")
 
-    def __init__(self, attempt: FoldAttempt, axes: frozenset[str], rank: int) -> None:
+    def __init__(
+        self, attempt: FoldAttempt, axes: frozenset[str], rank: int, nodes: HierarchicalTopology | None = None
+    ) -> None:
         self.attempt = attempt
         self.axes = axes
         self.kept = axes & attempt.kept
         self._lowest_rank = rank
         size = prod(attempt.axes[axis] for axis in axes)
         whole = size == attempt.world_size
-        self.communicator: Any = FoldedCommunicator(size, whole=whole)
+        shapes = [range(size)] if nodes is None else self._shapes(nodes)
+        self.communicator: Any = FoldedCommunicator(shapes, whole=whole)
         self._index = self._indices()
         self._stream = Stream(COMM, None if whole else tuple(self._members()))
 
@@ -66,6 +77,13 @@ class FoldedGroup(Group):
     def _members(self) -> list[int]:
         """Return the members of the lowest rank's group, ascending."""
         return members_along(self.attempt, self._lowest_rank, self.axes)
+
+    def _shapes(self, nodes: HierarchicalTopology) -> list[Sequence[int]]:
+        """Return a group of the class for each way in which they lie in nodes."""
+        if self.kept:
+            return [self._members()]  # its ranks are of several classes: it is refused as soon as it is used
+        ranks = _range_along(self.attempt, self._lowest_rank, self.axes) or tuple(self._members())
+        return nodes.one_of_each_shape(ranks, self.attempt.steps_without(self.axes))
 
     @property
     def rank(self) -> Any:  # type: ignore[override]
@@ -156,6 +174,17 @@ def axes_along(attempt: FoldAttempt, rank: int, members: Sequence[Any]) -> froze
     slopes = {axis: attempt.strides[axis] for axis in attempt.folded_sizes if axis not in found}
     moves_along = all((member.slopes if isinstance(member, PerRankInt) else {}) == slopes for member in members)
     return found if moves_along and sorted(consts) == sorted(members_along(attempt, rank, found)) else None
+
+
+def _range_along(attempt: FoldAttempt, rank: int, axes: frozenset[str]) -> range | None:
+    """Return `members_along` as a range, None where the ranks are not at equal distances."""
+    sizes = {attempt.strides[axis]: attempt.axes[axis] for axis in axes}
+    first = step = min(sizes, default=1)
+    size = 1
+    while step * size in sizes:
+        size *= sizes.pop(step * size)
+    lowest = rank - sum(rank // attempt.strides[axis] % attempt.axes[axis] * attempt.strides[axis] for axis in axes)
+    return None if sizes else range(lowest, lowest + first * size, first)
 
 
 def members_along(attempt: FoldAttempt, rank: int, axes: frozenset[str]) -> list[int]:
