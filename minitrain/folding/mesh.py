@@ -9,6 +9,7 @@ from typing import Any
 from minitrain.events import COMM, Stream
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.folding.prices import groups_by_shape
 from minitrain.hardware import HierarchicalTopology
 from minitrain.transport.groups import Group, Mesh
 
@@ -55,7 +56,10 @@ class FoldedGroup(Group):
         self._lowest_rank = rank
         size = prod(attempt.axes[axis] for axis in axes)
         whole = size == attempt.world_size
-        shapes = [range(size)] if nodes is None else self._shapes(nodes)
+        if nodes is None or self.kept:  # a group of several classes is refused when it is used
+            shapes: Sequence[Sequence[int]] = [range(size)]
+        else:
+            shapes = groups_by_shape(attempt, nodes, rank, axes)
         self.communicator: Any = FoldedCommunicator(shapes, whole=whole)
         self._index = self._indices()
         self._stream = Stream(COMM, None if whole else tuple(self._members()))
@@ -77,13 +81,6 @@ class FoldedGroup(Group):
     def _members(self) -> list[int]:
         """Return the members of the lowest rank's group, ascending."""
         return members_along(self.attempt, self._lowest_rank, self.axes)
-
-    def _shapes(self, nodes: HierarchicalTopology) -> list[Sequence[int]]:
-        """Return a group of the class for each way in which they lie in nodes."""
-        if self.kept:
-            return [self._members()]  # its ranks are of several classes: it is refused as soon as it is used
-        ranks = _range_along(self.attempt, self._lowest_rank, self.axes) or tuple(self._members())
-        return nodes.one_of_each_shape(ranks, self.attempt.steps_without(self.axes))
 
     @property
     def rank(self) -> Any:  # type: ignore[override]
@@ -174,17 +171,6 @@ def axes_along(attempt: FoldAttempt, rank: int, members: Sequence[Any]) -> froze
     slopes = {axis: attempt.strides[axis] for axis in attempt.folded_sizes if axis not in found}
     moves_along = all((member.slopes if isinstance(member, PerRankInt) else {}) == slopes for member in members)
     return found if moves_along and sorted(consts) == sorted(members_along(attempt, rank, found)) else None
-
-
-def _range_along(attempt: FoldAttempt, rank: int, axes: frozenset[str]) -> range | None:
-    """Return `members_along` as a range, None where the ranks are not at equal distances."""
-    sizes = {attempt.strides[axis]: attempt.axes[axis] for axis in axes}
-    first = step = min(sizes, default=1)
-    size = 1
-    while step * size in sizes:
-        size *= sizes.pop(step * size)
-    lowest = rank - sum(rank // attempt.strides[axis] % attempt.axes[axis] * attempt.strides[axis] for axis in axes)
-    return None if sizes else range(lowest, lowest + first * size, first)
 
 
 def members_along(attempt: FoldAttempt, rank: int, axes: frozenset[str]) -> list[int]:

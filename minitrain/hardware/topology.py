@@ -163,6 +163,7 @@ class HierarchicalTopology:
             self._check_filled()
         self._period = self._shift_that_changes_nothing()
         self._shapes: dict[Sequence[int], _Shape] = {}
+        self._copies: dict[tuple[range, tuple[Step, ...]], list[Sequence[int]]] = {}  # runs of a sweep share it
         # Hashing a tuple of a million ranks takes milliseconds: one seen before is known by its identity.
         self._recent: dict[int, tuple[Sequence[int], _Shape]] = {}
 
@@ -190,6 +191,16 @@ class HierarchicalTopology:
         Raises:
             UsageError: as for `collective`.
         """
+        if not isinstance(ranks, range):
+            return self._one_of_each_shape(ranks, steps)
+        key = ranks, tuple(steps)
+        found = self._copies.get(key)
+        if found is None:
+            found = self._copies[key] = self._one_of_each_shape(*key)
+        return found
+
+    def _one_of_each_shape(self, ranks: Sequence[int], steps: Iterable[Step]) -> list[Sequence[int]]:
+        """Find out what `one_of_each_shape` returns."""
         by_shape = {self._shape(ranks): ranks}
         for shift in distinct_shifts(steps, self._period):
             copy = _shifted(ranks, shift)
