@@ -44,6 +44,8 @@ class Run:
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.
+        network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
+        num_nodes: how many units of the smallest network tier the ranks sit in.
         models: the model of each rank; empty for a run that was read from a file.
     """
 
@@ -62,6 +64,8 @@ class Run:
     oom: OutOfMemory | None = None
     memory_journals: Sequence[Sequence[MemoryChange]] = field(default=(), repr=False)
     held_outside: MemoryOutsideStores | None = None
+    network: str = "flat"
+    num_nodes: int = 1
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
 
     @cached_property
@@ -170,6 +174,7 @@ class Run:
             "num_layers": self.num_layers,
             "global_batch_size": self.global_batch_size,
             "hardware": self.hardware,
+            "network": self.network,
             "options": {name: plain(value) for name, value in self.options.items()},
             "step_time_s": self.step_time,
             "peak_memory_elements": self.peak_memory,

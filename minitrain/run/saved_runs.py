@@ -5,7 +5,8 @@ of an event's places. Every further line is one event as an array in that order,
 of a rank stand in program order, rank after rank. `samples` and `group` are lists of [first, past-the-last] ranges;
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
-The first line of a strict run has `held_outside`: what was held outside the stores.
+The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
+has `network` ("flat" or "hierarchical") and `num_nodes`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -49,6 +50,9 @@ _HEADER = (
     "capacity_bytes",
 )
 
+_NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
+"""What is true of the run where its first line says nothing: it fits into one tier, or older writers did not tell."""
+
 
 class SavableRun(Protocol):
     """What is saved of a run, beside the figures of the first line."""
@@ -72,6 +76,14 @@ class SavableRun(Protocol):
     @property
     def memory_journals(self) -> Sequence[Sequence[MemoryChange]]:
         """Every change of every store of each rank."""
+
+    @property
+    def network(self) -> str:
+        """How transfers were priced."""
+
+    @property
+    def num_nodes(self) -> int:
+        """In how many units of the smallest network tier the ranks sit."""
 
     @property
     def held_outside(self) -> MemoryOutsideStores | None:
@@ -101,6 +113,9 @@ def _lines(run: SavableRun) -> Iterator[str]:
     header["num_events"] = run.num_events
     header["options"] = {name: plain(value) for name, value in run.options.items()}
     header["oom"] = oom
+    network = {name: getattr(run, name) for name in _NETWORK}
+    if network != _NETWORK:
+        header |= network
     if run.held_outside is not None:
         header["held_outside"] = asdict(run.held_outside)
     yield json.dumps(header)
@@ -183,6 +198,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "oom": oom,
         "memory_journals": journals,
         "held_outside": held_outside,
+        **{name: header.get(name, default) for name, default in _NETWORK.items()},
     }
 
 

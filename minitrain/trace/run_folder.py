@@ -42,7 +42,8 @@ def conditions(run: Run) -> str:
     """Return in words the sizes and the hardware of a run."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
-    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}"
+    network = f", {run.network} network" if run.num_nodes > 1 else ""  # in one tier, all are the same
+    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}{network}"
 
 
 def _memory(run: Run) -> str:
