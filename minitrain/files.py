@@ -1,4 +1,7 @@
-"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one."""
+"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one.
+
+What exists and is no regular file (a pipe, a device such as /dev/stdout) is written to as it is: a move would replace it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,13 @@ def write_bytes(path: str | Path, chunks: Iterable[bytes]) -> Path:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Offer a temporary name beside the target; move it into place, or remove it after an error."""
+    """Offer a temporary name beside the target; move it into place, or remove it after an error.
+
+    Where the target is no regular file, offer the target itself.
+    """
+    if target.exists() and not target.is_file():
+        yield target
+        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary
