@@ -1,6 +1,7 @@
 """Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one.
 
-What exists and is no regular file (a pipe, a device such as /dev/stdout) is written to as it is: a move would replace it.
+What exists and is no regular file (a pipe, a device such as /dev/stdout) is opened and written to: a move would replace
+it.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def compare(
         traced = given.writes_traces(trace, log, strict=strict)
         chosen = given.strategy_options(option or (), microbatch)
         priced = given.priced(world_size, hw, network, durations)
-        functions = given.load_strategies(strategy or DEFAULT_STRATEGIES, chosen)
+        functions = given.choose_strategies(strategy or DEFAULT_STRATEGIES, chosen)
         given.require_folder(out)
         with running():
             comparison = mt.compare(
@@ -152,7 +152,7 @@ def run(
         traced = given.writes_traces(trace, log, strict=strict)
         chosen = given.strategy_options(option or (), microbatch)
         priced = given.priced(world_size, hw, network, durations)
-        function = given.load_strategies([strategy], chosen)[0]
+        function = given.choose_strategies([strategy], chosen)[0]
         given.require_folder(out)
         progress.say(f"simulating {strategy}")
         with running():

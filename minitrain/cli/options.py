@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from minitrain.errors import UsageError
+from minitrain.errors import StrategyError, UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
-from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
+from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy, literal, takes_option
 
 DEFAULT = RunParameters()
 
@@ -78,7 +76,8 @@ Network = Annotated[
     typer.Option(
         "--network",
         metavar="KIND",
-        help="flat: one network tier for the run; hierarchical: the tier that each group needs.",
+        help="flat: one network tier for the run; hierarchical: the tier that each group needs; auto: flat where all "
+        "ranks fit into one tier, else hierarchical.",
         show_default=DEFAULT.network,
         rich_help_panel=_MACHINE,
     ),
@@ -217,25 +216,28 @@ def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
     return name, value
 
 
-def literal(text: str) -> Any:
-    """Return the Python literal that a text is, or the text."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # warnings about odd spellings such as "1if"
-            return ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return text
-
-
-def load_strategies(names: Sequence[str], options: Mapping[str, Any]) -> list[Strategy]:
-    """Return strategies by name or "path.py:function"; each must take the options.
+def choose_strategies(names: Sequence[str], common: Mapping[str, Any]) -> list[ChosenStrategy]:
+    """Return strategies by name, "path.py:function" or either with options; each must take the common options too.
 
     Raises:
         StrategyError: a strategy cannot be found, loaded, or called so.
     """
-    found = [load_strategy(name) for name in names]
-    for name, function in found:
-        require_options(name, function, dict(options))
-    return [function for _, function in found]
+    found = [choose_strategy(name) for name in names]
+    for chosen in found:
+        try:
+            chosen.options_with(common, DEFAULTS)
+        except StrategyError as error:
+            raise _with_remedy(error, found, common) from error
+    return found
+
+
+def _with_remedy(error: StrategyError, found: Sequence[ChosenStrategy], common: Mapping[str, Any]) -> StrategyError:
+    """Return an error that says how to give an option to one of several strategies, if one of them takes it."""
+    takers = [(chosen, name) for name in common for chosen in found if takes_option(chosen.function, name)]
+    if len(found) == 1 or not takers:
+        return error
+    chosen, name = takers[0]
+    return StrategyError(f"{error}; an option for one strategy is written {chosen.name}:{name}={common[name]}")
 
 
 def require_folder(path: Path) -> None:

@@ -15,6 +15,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
+from minitrain.run.strategy_loading import literal
 from minitrain.sweeps.batches import Row, succeeded
 
 SHOWN = 10
@@ -100,7 +101,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise UsageError(f"--grid takes name=value,value,..., got {text!r}")
         if name in axes:
             raise UsageError(f"--grid: {name} is given twice")
-        axes[name] = [given.literal(value.strip()) for value in values.split(",")]
+        axes[name] = [literal(value.strip()) for value in values.split(",")]
     return axes
 
 

@@ -14,7 +14,7 @@ from minitrain.run.parameters import DEFAULTS, SIZES
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import Strategy, load_strategy
+from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,7 +125,7 @@ def compare(
 
     Args:
         strategies: what `simulate` takes, each (one name may stand alone); the shipped ddp, zero1, zero2, zero3, gpipe
-            and 1f1b by default.
+            and 1f1b by default. A name may have options of its own, "pp_dp:pp=4", and is shown with them.
         progress: called with each strategy's name before it is simulated.
         parameters: those of `simulate` (8 ranks, 32 layers and a batch of 64 on an H100 server by default).
 
@@ -139,13 +139,13 @@ def compare(
         require_count(name, parameters.get(name, 1))
     if strategies is None or isinstance(strategies, str):
         strategies = DEFAULT_STRATEGIES if strategies is None else (strategies,)
-    found = [load_strategy(strategy) for strategy in strategies]
+    found = [choose_strategy(strategy) for strategy in strategies]
     runs: dict[str, Run | FailedRun] = {}
-    for name, function in found:
-        unique = _unused(name, runs)
+    for chosen in found:
+        unique = _unused(chosen.label, runs)
         if progress is not None:
             progress(unique)
-        runs[unique] = _simulate(unique, function, parameters)
+        runs[unique] = _simulate(unique, chosen, parameters)
     return Comparison(runs)
 
 
@@ -158,11 +158,11 @@ def _unused(name: str, taken: Mapping[str, Any]) -> str:
     return unique
 
 
-def _simulate(name: str, function: Strategy, parameters: Mapping[str, Any]) -> Run | FailedRun:
+def _simulate(name: str, chosen: ChosenStrategy, parameters: Mapping[str, Any]) -> Run | FailedRun:
     """Return a run under a name, or its failure."""
     try:
-        return replace(simulate(function, **parameters), strategy=name)
+        return replace(simulate(chosen, **parameters), strategy=name)
     except HardwareConfigError:
         raise  # of no use to any of the strategies
     except Exception as error:  # a user's strategy may raise anything, and the others go on
-        return FailedRun(name, parameters, error)
+        return FailedRun(name, {**parameters, **chosen.options}, error)

@@ -177,6 +177,29 @@ def test_a_strategy_from_a_file_gets_its_options() -> None:
     assert "2 'a=b' [1, None]" in result.stdout
 
 
+def test_a_strategy_takes_options_that_the_others_do_not_have() -> None:
+    runs = printed_json("compare", "ddp", "pp_dp:pp=4", "pp_dp", *SMALL, "--no-trace")
+    assert [run["strategy"] for run in runs] == ["ddp", "pp_dp:pp=4", "pp_dp"]
+    assert [run["options"] for run in runs] == [{}, {"pp": 4}, {}]
+    alone = mt.simulate("pp_dp", world_size=4, num_layers=4, global_batch_size=8, pp=4)
+    assert runs[1]["step_time_s"] == alone.step_time != runs[2]["step_time_s"]
+
+
+def test_options_of_one_strategy_join_those_of_all_and_name_its_folder() -> None:
+    minitrain("compare", "gpipe", "pp_dp:pp=4", *SMALL, "--microbatch", "1")
+    assert mt.load_run("traces/pp_dp-pp-4/run.jsonl").options == {"microbatch_size": 1, "pp": 4}
+
+
+def test_a_file_with_one_strategy_needs_no_name() -> None:
+    Path("mine.py").write_text(
+        "from minitrain.strategies import ddp\n"
+        "async def helper(model, layer):\n    pass\n"
+        "async def mine(model, depth=1):\n    print(depth)\n    return await ddp(model)\n"
+    )
+    result = minitrain("run", "mine.py:depth=7", *SMALL, "--no-trace")
+    assert result.stdout.startswith("7\n7\n7\n7\nmine: 4 ranks")
+
+
 def test_what_a_strategy_prints_goes_to_stderr_under_json() -> None:
     Path("mine.py").write_text(
         "from minitrain.strategies import ddp\nprint('loaded')\n"

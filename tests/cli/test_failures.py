@@ -39,7 +39,23 @@ number = 3
 USAGE = [
     ("compare nope", "there is no strategy 'nope'; use one of ddp"),
     ("run zero33", "there is no strategy 'zero33'; did you mean zero3?"),
-    ("run mine.py", "there is no strategy 'mine.py'; use one of"),
+    ("run mine.py", "mine.py has 9 strategies, mute, boom, leave, cancel, interrupt, recurse, lost, stuck, lazy; say"),
+    ("run empty.py", "empty.py has no strategy, an async function of one argument: `async def mine(model): ...`"),
+    ("run missing.py", "there is no strategy file missing.py; give path.py:function"),
+    ("run pp_dp:pp", "there is no strategy 'pp_dp:pp'"),
+    ("run pp_dp:pp=", "options of one strategy are written name:option=value,option=value, each once; got 'pp_dp:pp='"),
+    ("run pp_dp:pp=2,pp=4", "options of one strategy are written name:option=value,option=value, each once; got"),
+    (
+        "run pp_dp:ppp=4",
+        "cannot be called with (model, ppp=4): got an unexpected keyword argument 'ppp'; did you mean pp?",
+    ),
+    (
+        "run pp_dp:world_size=4",
+        "world_size in pp_dp:world_size=4 is no option of a strategy, but a parameter of the run",
+    ),
+    ("run pp_dp:pp=4 -o pp=2", "pp is given twice: in pp_dp:pp=4, and as pp=2 for all; leave one out"),
+    ("compare ddp pp_dp -o pp=4", "'pp'; an option for one strategy is written pp_dp:pp=4"),
+    ("compare ddp gpipe --option worldsize=2", "unexpected keyword argument 'worldsize'; did you mean world_size?"),
     ("run missing.py:f", "there is no strategy file missing.py"),
     ("run folder.py:f", "there is no strategy file folder.py"),
     ("run broken.py:f", "the strategy file broken.py cannot be loaded: SyntaxError: "),
@@ -75,7 +91,7 @@ USAGE = [
     ("run ddp --log none", "--log must be full or summary, got 'none'"),
     ("compare ddp --log summary --trace", "--trace needs every event, but --log summary keeps totals; leave one out"),
     ("run ddp --log summary --strict", "--strict needs every event, but --log summary keeps totals; leave one out"),
-    ("run ddp --network ring", 'network must be "flat" or "hierarchical", got \'ring\''),
+    ("run ddp --network ring", 'network must be "auto", "flat" or "hierarchical", got \'ring\''),
     ("run ddp --hw h100", "expected the name of a shipped config or of a file, found no such thing; did you mean"),
     ("run ddp --hw ./missing.json", "./missing.json: expected a config file, found no such file"),
     ("run ddp --hw folder.py", "folder.py: expected a config file, found a directory"),
@@ -133,6 +149,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("broken.py").write_text("def f(:\n")
     Path("raises.py").write_text("1 / 0\n")
     Path("exits.py").write_text("raise SystemExit(0)\n")
+    Path("empty.py").write_text("async def helper(model, layer): ...\nasync def _hidden(model): ...\n")
     Path("latin.py").write_bytes("name é".encode("latin-1"))
     Path("deep.json").write_text("[" * 100_000)
     Path("twice.json").write_text('{"mem1": 1, "mem1": 2}')
