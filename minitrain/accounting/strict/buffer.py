@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import ReferenceType
+from weakref import WeakValueDictionary
 
 from minitrain.accounting.strict.ledger import Ledger, Line
 from minitrain.accounting.strict.written import Torn, Written
@@ -20,7 +20,7 @@ class Buffer:
         stored: how many entries of stores, and operations in flight, hold it.
         written: what overwrote it last.
         seen: what had overwritten it when the owner was made, if that is not what `written` says.
-        views: the shards cut from it.
+        views: the shards cut from it, by (shard, num_shards).
     """
 
     __slots__ = ("__weakref__", "ledger", "line", "seen", "stored", "units", "usable_by", "views", "written")
@@ -31,7 +31,7 @@ class Buffer:
     stored: int
     units: int
     usable_by: Ledger | None
-    views: list[ReferenceType[Any]] | None
+    views: WeakValueDictionary[tuple[int, int], Any] | None
     written: Written | None
 
     def __del__(self) -> None:
@@ -42,10 +42,8 @@ class Buffer:
         else:
             self.line.outside -= units
         if self.views is not None:
-            for found in self.views:
-                view = found()
-                if view is not None:
-                    view.outlive()
+            for view in self.views.values():
+                view.outlive()
 
     @property
     def version(self) -> Written | None:
@@ -75,19 +73,13 @@ class Buffer:
 
     def _outdate_views(self, written: Written) -> None:
         """Note that the content of its views is another one too."""
-        for found in self.views or ():
-            view = found()
-            if view is not None:
-                Buffer.overwrite(view, written)  # not as a view: the whole is what it should be
+        for view in (self.views or {}).values():
+            Buffer.overwrite(view, written)  # not as a view: the whole is what it should be
 
     def tear(self, written: Written, place: tuple[int, int]) -> None:
         """Note that one of its views was overwritten, so that the whole is neither the old nor the new one."""
         self._outdate_owner()
-        last = self.written
-        if isinstance(last, Torn):
-            self.written = Torn(written, last.before, last.shards | {place})
-        else:
-            self.written = Torn(written, last, frozenset([place]))
+        self.written = Torn(written, self.written, place)
 
     def _outdate_owner(self) -> None:
         """Let its owner not be used any more."""

@@ -13,7 +13,7 @@ afterwards.
 from __future__ import annotations
 
 from typing import Any, ClassVar
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 from minitrain.accounting.strict.buffer import Buffer
 from minitrain.accounting.strict.descent import descend
@@ -98,15 +98,13 @@ class Origin(Buffer):
         (shard,) = result.shards
         place = shard, result.num_shards
         if self.views is None:
-            self.views = []
-        else:
-            self.views = [found for found in self.views if found() is not None]
-            for known in [found() for found in self.views]:
-                if known is not None and known.place == place:
-                    result._origin = Alias(known, fields, step, known.written)
-                    return
+            self.views = WeakValueDictionary()
+        known = self.views.get(place)
+        if known is not None:
+            result._origin = Alias(known, fields, step, known.written)
+            return
         result._origin = view = View(self, place, self.ledger.units_of(result), fields, step, line)
-        self.views.append(ref(view))
+        self.views[place] = view
 
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
         """Let a tensor made of the owner by `+`, `combine` or `shard` be genuine too; see `descend`."""

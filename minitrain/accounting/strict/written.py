@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+
 from minitrain.accounting.strict.ledger import Line
 
 
@@ -32,21 +34,38 @@ class Torn(Written):
 
     Args:
         written: what overwrote a shard last.
-        before: what had overwritten the whole before.
-        shards: what was overwritten since, as (shard, num_shards).
+        whole: what had overwritten the buffer until then: the whole, or a part of it too.
+        place: the shard, as (shard, num_shards).
     """
 
     __slots__ = ("before", "shards")
 
-    def __init__(self, written: Written, before: Written | None, shards: frozenset[tuple[int, int]]) -> None:
+    def __init__(self, written: Written, whole: Written | None, place: tuple[int, int]) -> None:
         self.op = written.op
         self.line = written.line
-        self.before = before
-        self.shards = shards
+        if isinstance(whole, Torn):  # which nothing is asked any more: a copy each time would be quadratic
+            self.before: Written | None = whole.before
+            self.shards: dict[int, set[int]] = whole.shards
+        else:
+            self.before, self.shards = whole, {}
+        shard, num_shards = place
+        self.shards.setdefault(num_shards, set()).add(shard)
 
     def spares(self, shard: int, num_shards: int, version: Written | None) -> bool:
         """Return whether a shard is still what it was before, in a given version."""
-        return self.before is version and not any(
-            other * num_shards < (shard + 1) * count and shard * count < (other + 1) * num_shards
-            for other, count in self.shards
-        )
+        return self.before is version and not meets(self.shards, shard, num_shards)
+
+
+def meets(parts: Mapping[int, Set[int]], shard: int, num_shards: int) -> bool:
+    """Return whether a shard, as the interval [i/n, (i+1)/n), has a part in common with others.
+
+    Args:
+        parts: the others, by the number of shards that the whole is cut into.
+        shard: which one.
+        num_shards: of how many.
+    """
+    for count, others in parts.items():
+        touched = range(shard * count // num_shards, -(-(shard + 1) * count // num_shards))
+        if any(map(others.__contains__, touched) if len(touched) <= len(others) else map(touched.__contains__, others)):
+            return True
+    return False
