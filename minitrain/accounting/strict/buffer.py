@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ReferenceType
 
 from minitrain.accounting.strict.ledger import Ledger, Line
 from minitrain.accounting.strict.written import Torn, Written
@@ -31,7 +31,7 @@ class Buffer:
     stored: int
     units: int
     usable_by: Ledger | None
-    views: WeakValueDictionary[tuple[int, int], Any] | None
+    views: dict[tuple[int, int], ReferenceType[Any]] | None
     written: Written | None
 
     def __del__(self) -> None:
@@ -42,8 +42,10 @@ class Buffer:
         else:
             self.line.outside -= units
         if self.views is not None:
-            for view in self.views.values():
-                view.outlive()
+            for found in self.views.values():
+                view = found()
+                if view is not None:
+                    view.outlive()
 
     @property
     def version(self) -> Written | None:
@@ -73,8 +75,10 @@ class Buffer:
 
     def _outdate_views(self, written: Written) -> None:
         """Note that the content of its views is another one too."""
-        for view in (self.views or {}).values():
-            Buffer.overwrite(view, written)  # not as a view: the whole is what it should be
+        for found in (self.views or {}).values():
+            view = found()
+            if view is not None:
+                Buffer.overwrite(view, written)  # not as a view: the whole is what it should be
 
     def tear(self, written: Written, place: tuple[int, int]) -> None:
         """Note that one of its views was overwritten, so that the whole is neither the old nor the new one."""

@@ -13,7 +13,7 @@ afterwards.
 from __future__ import annotations
 
 from typing import Any, ClassVar
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import ReferenceType, ref
 
 from minitrain.accounting.strict.buffer import Buffer
 from minitrain.accounting.strict.descent import descend
@@ -98,13 +98,16 @@ class Origin(Buffer):
         (shard,) = result.shards
         place = shard, result.num_shards
         if self.views is None:
-            self.views = WeakValueDictionary()
-        known = self.views.get(place)
+            self.views = {}
+        elif not len(self.views) & (len(self.views) - 1):  # seldom enough to look at them all, and often enough
+            self.views = {of: found for of, found in self.views.items() if found() is not None}
+        found = self.views.get(place)
+        known = None if found is None else found()
         if known is not None:
             result._origin = Alias(known, fields, step, known.written)
             return
         result._origin = view = View(self, place, self.ledger.units_of(result), fields, step, line)
-        self.views[place] = view
+        self.views[place] = ref(view)
 
     def descend(self, result: Any, how: str, parent: Any, other: Any) -> None:
         """Let a tensor made of the owner by `+`, `combine` or `shard` be genuine too; see `descend`."""
