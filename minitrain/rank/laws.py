@@ -118,6 +118,7 @@ def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: An
     for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
         _require_layer(model, "update", name, value, layer, layer)
     _require_all_samples(model, layer, weight_grad)
+    _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
         raise _broken(
             model,
@@ -209,4 +210,20 @@ def load(model: Rank, layer: Any, shard: Any, num_shards: Any) -> None:
             "load_weights",
             f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}",
             layer,
+        )
+    _require_rows(model, "load_weights", layer, num_shards)
+
+
+def _require_rows(model: Rank, op: str, layer: int, num_shards: int) -> None:
+    """Require that each shard of a layer holds one of its rows at least."""
+    most = model.runtime_predictor.workload.max_shards
+    if num_shards > most:
+        raise _broken(
+            model,
+            op,
+            f"a layer of {most} rows cannot be cut into {num_shards} shards, each of which needs a row; use at most "
+            f"{most} shards, for example within groups of ranks, as hsdp does",
+            layer,
+            num_shards=num_shards,
+            max_shards=most,
         )

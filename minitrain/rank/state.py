@@ -104,6 +104,7 @@ class Rank:
         self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
         self._shard_units: dict[int, tuple[int, int]] = {}
+        self._max_shards = self.runtime_predictor.workload.max_shards
         self._world = Group(self.dist.world, rank)
 
     def _store(self, name: str) -> Store[Any]:

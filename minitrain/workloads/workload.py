@@ -47,6 +47,8 @@ class Workload(Protocol):
 
     datatype: str
     bytes_per_element: int
+    max_shards: int
+    """The most shards that a layer can be cut into: its rows, since what is less than a row would cost nothing."""
 
     def compute_cost(self, typ: str, num_samples: int) -> Cost:
         """Return the cost of forward, backward, backward_input or backward_weight for some samples."""
@@ -83,6 +85,7 @@ class MatmulLayer:
 
     datatype = DATATYPE
     bytes_per_element = BYTES_PER_ELEMENT
+    max_shards = HIDDEN_SIZE
 
     def compute_cost(self, typ: str, num_samples: int) -> Cost:
         """Return the cost of one pass: 2 H^2 flop a token, and weight, input and output moved once."""
