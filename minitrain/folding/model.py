@@ -9,7 +9,7 @@ from typing import Any
 
 from minitrain.events import LAYER, SAMPLES, STRIDE, EventLog
 from minitrain.folding.collectives import perform
-from minitrain.folding.index_ranges import Spans
+from minitrain.folding.index_ranges import EachRange, Spans
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.rank_values import Each, Fold, in_engine
 from minitrain.hardware.predictor import Predictor
@@ -183,12 +183,14 @@ class FoldedModel(Model):
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
-        listed: Any = samples if hasattr(samples, "__len__") else list(samples)
-        if not len(listed) or not all(isinstance(item, int | Each) for item in (*listed[:1],)):
-            return super().get_input_activation(listed)
+        listed: Any = samples
+        if not isinstance(samples, EachRange | Spans):
+            listed = laws.sample_numbers(self, samples, Each)
+            laws.require_inside(self, listed if isinstance(listed, range) else ())
+        if not len(listed):
+            return super().get_input_activation(())
         found = Spans.of(self.fold, listed)
-        for bound in found.bounds():
-            laws.input_samples(self, [bound])
+        laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
     def _is_whole_batch(self, samples: Any) -> bool:
