@@ -52,7 +52,11 @@ REFUSED: list[tuple[Any, type[LawError], str]] = [
     (range(-1, -(10**12), -2), LawError, "samples must lie in 0..3 .*"),
     (range(0, 10**12, 3), LawError, r"samples must lie in 0..3 .*, got \[0, 3, 6, 9, 12, 15, 18, 21\]"),
     (itertools.count, LawError, r"samples must lie in 0..3 .*, got \[0, 1, 2, 3, 4\]"),
-    (lambda: itertools.repeat(0), LawError, "samples must be at most the 4 of the global batch, got more; give each once"),
+    (
+        lambda: itertools.repeat(0),
+        LawError,
+        "samples must be at most the 4 of the global batch, got more; give each once",
+    ),
 ]
 
 
