@@ -23,7 +23,8 @@ from minitrain.folding.rehearsal import rehearse
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware import FlatTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.hardware.predictor import Predictor, RuntimePredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import Predictor
 from minitrain.run.final_weights import check_final_weights
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory

@@ -9,7 +9,7 @@ from typing import Any
 from minitrain.folding.known_splits import Parted
 from minitrain.folding.model import FoldedModel
 from minitrain.folding.rank_values import Fold
-from minitrain.hardware.predictor import Predictor
+from minitrain.hardware.price import Predictor
 from minitrain.run.strategy_loading import Strategy
 from minitrain.transport.dist import Dist
 

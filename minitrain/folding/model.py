@@ -12,7 +12,7 @@ from minitrain.folding.collectives import perform
 from minitrain.folding.index_ranges import EachRange, Spans
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.rank_values import Each, Fold, in_engine
-from minitrain.hardware.predictor import Predictor
+from minitrain.hardware.price import Predictor
 from minitrain.rank import laws
 from minitrain.rank.communicating import _TENSORS, Groupish
 from minitrain.rank.model import Model

@@ -14,13 +14,10 @@ from minitrain.events import COMMUNICATIONS
 from minitrain.grading.exercise import Case, Exercise, load_exercise
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.tensors import BYTES_PER_ELEMENT, HIDDEN_SIZE
+from minitrain.tensors import OptState, Weight, WeightGrad
 
 TIME_MARGIN = 1.02
 """Other orders of the same work may wait a little longer."""
-
-LAYER_BYTES = 3 * HIDDEN_SIZE * HIDDEN_SIZE * BYTES_PER_ELEMENT
-"""One layer's weight, gradient and optimizer state: room for temporaries."""
 
 _WEIGHTS: Mapping[str, int] = {"all_reduce": 2, "recv": 0, "barrier": 0}
 """How often what an operation carries crosses the wire; once if it is not here. A receive is its send's other end."""
@@ -56,8 +53,20 @@ def communication_by_kind(run: Run) -> dict[str, float]:
 def budget_of(run: Run, exercise: Exercise) -> Budget:
     """Return the budget that a reference's run sets."""
     by_kind = communication_by_kind(run)
-    memory = exercise.memory_limit_bytes or run.peak_memory_bytes + LAYER_BYTES
+    memory = exercise.memory_limit_bytes or run.peak_memory_bytes + _largest_layer_bytes(run)
     return Budget(sum(by_kind.values()), by_kind, run.step_time * TIME_MARGIN, memory)
+
+
+def _largest_layer_bytes(run: Run) -> float:
+    """Return the size of one layer's weight, gradient and optimizer state: room for temporaries."""
+    num_layers, workload = run.num_layers, run.models[0].runtime_predictor.workload
+    nothing: frozenset[int] = frozenset()
+    return run.bytes_per_element * max(
+        workload.memory_elements(Weight(layer, num_layers, 0))
+        + workload.memory_elements(WeightGrad(layer, num_layers, nothing, run.global_batch_size))
+        + workload.memory_elements(OptState(layer, num_layers, 0))
+        for layer in range(num_layers)
+    )
 
 
 def budget_for(exercise: Exercise, case: Case) -> Budget:

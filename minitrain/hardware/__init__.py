@@ -7,18 +7,18 @@ from minitrain.hardware.config import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.memory import Memory
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.processor import Processor, Rate
-from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Price, Topology
+from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 
 __all__ = [
     "FlatTopology",
     "HierarchicalTopology",
     "Memory",
     "Network",
-    "Price",
     "Processor",
     "Rate",
     "SystemConfig",
     "Topology",
+    "Transfer",
     "load_config",
     "select_tier",
     "shipped_configs",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from minitrain.errors import UsageError
-from minitrain.hardware.predictor import Price
+from minitrain.hardware.price import Price
 from minitrain.workloads.workload import MATMUL_LAYER, Workload
 
 EVENT_TYPES = (
@@ -70,15 +70,15 @@ class FixedPredictor:
         other._slowdown = self._slowdown * factor
         return other
 
-    def compute(self, typ: str, num_samples: int) -> Price:  # noqa: ARG002  (a Predictor's parameters)
+    def compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:  # noqa: ARG002  (a Predictor's parameters)
         """Price a pass through a layer."""
         return self._price(typ)
 
-    def update(self, num_shards_on_device: int, num_shards: int) -> Price:  # noqa: ARG002
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
         """Price an optimizer step."""
         return self._price("update")
 
-    def load(self, num_shards_on_device: int, num_shards: int) -> Price:  # noqa: ARG002
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
         """Price loading weights."""
         return self._price("load_weights")
 

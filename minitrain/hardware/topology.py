@@ -46,8 +46,8 @@ _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting ove
 
 @final
 @dataclass(frozen=True, slots=True)
-class Price:
-    """What an operation costs and how it is carried.
+class Transfer:
+    """How long a message or a collective takes, and how it is carried.
 
     Args:
         seconds: duration, at least 0.
@@ -66,11 +66,11 @@ class Price:
 class Topology(Protocol):
     """Prices communication between ranks."""
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
         """Price a collective of `size_bytes` bytes among `ranks`."""
         ...
 
-    def p2p(self, size_bytes: float, source: int, dest: int) -> Price:
+    def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
         ...
 
@@ -86,14 +86,14 @@ class FlatTopology:
 
     tier: Network
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
         """Price a collective: the tier's time for `len(ranks)` ranks; errors as for `Network.time`."""
-        return Price(self.tier.time(op, size_bytes, len(ranks)), None, self.tier)
+        return Transfer(self.tier.time(op, size_bytes, len(ranks)), None, self.tier)
 
-    def p2p(self, size_bytes: float, source: int, dest: int) -> Price:
+    def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message: the tier's p2p time, whoever the two ranks are."""
         del source, dest
-        return Price(self.tier.time("p2p", size_bytes, 2), None, self.tier)
+        return Transfer(self.tier.time("p2p", size_bytes, 2), None, self.tier)
 
 
 @final
@@ -150,7 +150,7 @@ class HierarchicalTopology:
         """Return the node that a rank sits in."""
         return rank // self._node_size if self.placement is None else self.placement[rank]
 
-    def p2p(self, size_bytes: float, source: int, dest: int) -> Price:
+    def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message on the smallest tier that contains its two ranks.
 
         A message may cross a `must_be_filled` tier freely: that rule is for groups.
@@ -169,9 +169,9 @@ class HierarchicalTopology:
         self._check_range(min(source, dest), max(source, dest))
         first, second = self.node(source), self.node(dest)
         tier = self.tiers[self._level(min(first, second), max(first, second))]
-        return Price(tier.time("p2p", size_bytes, 2), None, tier)
+        return Transfer(tier.time("p2p", size_bytes, 2), None, tier)
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
         """Price a collective on the smallest tier that contains its ranks.
 
         Costs O(len(ranks)) for ranks not seen before and O(1) for the same tuple object again.
@@ -191,12 +191,12 @@ class HierarchicalTopology:
         shape = self._shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
         if op not in RING_OPS or shape.num_ranks == 1:
-            return Price(seconds, None, shape.tier)
+            return Transfer(seconds, None, shape.tier)
         if shape.is_hierarchical:
             nested = _hierarchical(op, size_bytes, self.tiers[0], shape)
             if nested < seconds:
-                return Price(nested, "hierarchical", shape.tier)
-        return Price(seconds, "ring", shape.tier)
+                return Transfer(nested, "hierarchical", shape.tier)
+        return Transfer(seconds, "ring", shape.tier)
 
     def _shape(self, ranks: Sequence[int]) -> _Shape:
         """Return the shape of a group, remembered by identity and by value."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
-from minitrain.hardware.predictor import PENDING
+from minitrain.hardware.price import PENDING
 from minitrain.rank.launched_memory import InFlight
 from minitrain.rank.operations import Launched, PeerStream, Work
 from minitrain.rank.state import Rank
@@ -16,7 +16,7 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:
-    from minitrain.hardware.predictor import Predictor
+    from minitrain.hardware.price import Predictor
     from minitrain.transport.communicator import Communicator
     from minitrain.transport.dist import Dist
 

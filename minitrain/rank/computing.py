@@ -19,8 +19,8 @@ from minitrain.tensors.index_sets import alone
 class Computing(Rank):
     """The operations on a rank's compute stream.
 
-    A result knows its size from birth, from a tensor of its kind with as many samples or shards: measuring each one
-    would take longer than all else that storing it costs.
+    A result knows its size when it is returned. Where all layers of the workload are alike, that is the size of a
+    tensor of its kind with as many samples or shards: measuring each one would double the cost of storing it.
     """
 
     _whole_grad_units = 0
@@ -33,14 +33,18 @@ class Computing(Rank):
         return whole
 
     def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
-        """Measure the first whole gradient, in the name of all."""
-        self._whole_grad_units = self.account.size(weight_grad)
-        return self._whole_grad_units
+        """Measure a whole gradient, and remember its size for all layers if they are alike."""
+        units = self.account.size(weight_grad)
+        if self._is_uniform:
+            self._whole_grad_units = units
+        return units
 
-    def _load_units(self, num_shards: int) -> tuple[int, int]:
-        """Measure one shard of a weight and of its optimizer state, for all that follow."""
-        shard = (0, 1, 0, alone(0), num_shards)
-        found = self._shard_units[num_shards] = self.account.size(Weight(*shard)), self.account.size(OptState(*shard))
+    def _load_units(self, layer: int, num_shards: int) -> tuple[int, int]:
+        """Measure one shard of a weight and of its optimizer state; remember their sizes if all layers are alike."""
+        shard = (layer, self.num_layers, 0, alone(0), num_shards)
+        found = self.account.size(Weight(*shard)), self.account.size(OptState(*shard))
+        if self._is_uniform:
+            self._shard_units[num_shards] = found
         return found
 
     def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
@@ -62,7 +66,7 @@ class Computing(Rank):
             laws.load(self, layer, shard, num_shards)
         if not self._entered:
             self._enter()
-        price, time = self.runtime_predictor.load(1, num_shards), self.time
+        price, time = self.runtime_predictor.load(1, num_shards, layer), self.time
         self._rows.extend(
             ("load_weights", layer, time, price, self.account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
         )
@@ -70,7 +74,7 @@ class Computing(Rank):
         shards = alone(shard)
         weight = Weight(layer, self.num_layers, 0, shards, num_shards)
         opt_state = OptState(layer, self.num_layers, 0, shards, num_shards)
-        weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(num_shards)  # type: ignore[misc]  # a slot of the base
+        weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(layer, num_shards)  # type: ignore[misc]  # a slot of the base
         return weight, opt_state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -120,11 +124,11 @@ class Computing(Rank):
             laws.forward(self, "forward", layer, inp, weight)
             units = account.units_of(inp)
         samples = inp.samples
-        price, time = self.runtime_predictor.compute("forward", len(samples)), self.time
+        price, time = self.runtime_predictor.compute("forward", len(samples), layer), self.time
         self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         out = Activation(layer + 1, self.num_layers, samples, self.global_batch_size)
-        out._units = units  # type: ignore[misc]  # a slot of the base
+        out._units = units if self._is_uniform else account.size(out)  # type: ignore[misc]  # a slot of the base
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -135,7 +139,8 @@ class Computing(Rank):
         """
         laws.loss(self, inp)
         samples = inp.samples
-        self._record("loss", self.num_layers, self.runtime_predictor.compute("loss", len(samples)), samples)
+        price = self.runtime_predictor.compute("loss", len(samples), self.num_layers)
+        self._record("loss", self.num_layers, price, samples)
         return ActivationGrad(self.num_layers - 1, self.num_layers, samples, self.global_batch_size)
 
     def backward(
@@ -175,13 +180,13 @@ class Computing(Rank):
         if not is_legal:
             laws.backward(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
-        price, time = self.runtime_predictor.compute("backward", len(samples)), self.time
+        price, time = self.runtime_predictor.compute("backward", len(samples), layer), self.time
         self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
         grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
-        grad_inp._units = units  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = units if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # a slot of the base
         return weight_grad, grad_inp
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
@@ -194,10 +199,11 @@ class Computing(Rank):
         """
         laws.backward(self, "backward_input", layer, inp, grad, weight)
         samples = inp.samples
-        price = self.runtime_predictor.compute("backward_input", len(samples))
+        price = self.runtime_predictor.compute("backward_input", len(samples), layer)
         self._record("backward_input", layer, price, samples)
         grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
-        grad_inp._units = self.account.units_of(grad)  # type: ignore[misc]  # a slot of the base
+        account = self.account
+        grad_inp._units = account.units_of(grad) if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # as above
         return grad_inp
 
     def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
@@ -213,7 +219,7 @@ class Computing(Rank):
         """
         laws.backward(self, "backward_weight", layer, inp, grad)
         samples = inp.samples
-        price = self.runtime_predictor.compute("backward_weight", len(samples))
+        price = self.runtime_predictor.compute("backward_weight", len(samples), layer)
         self._record("backward_weight", layer, price, samples)
         weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
@@ -257,7 +263,7 @@ class Computing(Rank):
             units, state_units = weight._units, opt_state._units
         except AttributeError:  # a shard that was never in a store
             units, state_units = self.account.units_of(weight), self.account.units_of(opt_state)
-        price, time = self.runtime_predictor.update(len(shards), num_shards), self.time
+        price, time = self.runtime_predictor.update(len(shards), num_shards, layer), self.time
         self._rows.extend(("update", layer, time, price, self.account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         updated = Weight(layer, self.num_layers, weight.step + 1, shards, num_shards)

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
-from minitrain.hardware.predictor import Price
+from minitrain.hardware.price import Price
 from minitrain.rank.launched_memory import InFlight, mark_overlap
 from minitrain.tensors import Tensor, clone
 from minitrain.transport.calls import Call

@@ -21,7 +21,8 @@ from minitrain.events import (
     MemoryChange,
     Stream,
 )
-from minitrain.hardware.predictor import FREE, Predictor, Price, RuntimePredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import FREE, Predictor, Price
 from minitrain.rank.store_journal import JournalledStore
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
@@ -84,6 +85,7 @@ class Rank:
         self.num_layers = require_count("num_layers", num_layers)
         self.global_batch_size = require_count("global_batch_size", global_batch_size)
         self.runtime_predictor = runtime_predictor or _default_predictor(self.world_size)
+        self._is_uniform = self.runtime_predictor.workload.is_uniform
 
         self.time = 0.0
         self.log = EventLog(rank)
@@ -103,7 +105,7 @@ class Rank:
         self._rows = self.log.rows
         self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
-        self._shard_units: dict[int, tuple[int, int]] = {}
+        self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
         self._max_shards = self.runtime_predictor.workload.max_shards
         self._world = Group(self.dist.world, rank)
 
@@ -181,18 +183,20 @@ class Rank:
             num_shards: shards of the whole, for load_weights and update.
         """
         stream = Stream(COMM if typ in COLLECTIVES else typ) if typ in COMMUNICATIONS else ON_COMPUTE
-        price = self._price(typ, samples, input, num_shards_on_device, num_shards)
+        price = self._price(typ, layer or 0, samples, input, num_shards_on_device, num_shards)
         self._record(typ, layer, price, samples, stream)
 
-    def _price(self, typ: str, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None) -> Price:
+    def _price(
+        self, typ: str, layer: int, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None
+    ) -> Price:
         """Return the price of an event of a type."""
         predictor = self.runtime_predictor
         if typ in ("forward", "backward", "backward_input", "backward_weight"):
-            return predictor.compute(typ, len(samples))
+            return predictor.compute(typ, len(samples), layer)
         if typ == "update":
-            return predictor.update(held or 1, num_shards or 1)
+            return predictor.update(held or 1, num_shards or 1, layer)
         if typ == "load_weights":
-            return predictor.load(held or 1, num_shards or 1)
+            return predictor.load(held or 1, num_shards or 1, layer)
         if value is None or typ not in COMMUNICATIONS:
             return FREE
         if typ in (SEND, RECV):

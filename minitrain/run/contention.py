@@ -29,7 +29,7 @@ from minitrain.events import (
     EventLog,
 )
 from minitrain.events import LAUNCHED as LAUNCHED_AT
-from minitrain.hardware.predictor import Price
+from minitrain.hardware.price import Price
 
 _LEAST_RATE = 0.01  # however many tiers are in flight, computing goes on
 

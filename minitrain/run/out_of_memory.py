@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from minitrain.errors import OutOfMemoryError
 from minitrain.events import LAUNCHED, MEMORY, STRIDE, UNITS_PER_ELEMENT
@@ -18,30 +18,28 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
     """Let each rank report the first time that it holds more than the device can, into a list.
 
     Args:
-        models: the ranks; all have the same device.
+        models: the ranks, each with its own device.
         strict: raise at once, or at the end of the run where a launched result comes from another rank.
 
     Raises:
         OutOfMemoryError: with `strict`, a rank held too much.
     """
     excesses: list[OutOfMemory] = []
-    predictor = models[0].runtime_predictor
-    capacity_bytes, element_bytes = predictor.capacity_bytes, predictor.workload.bytes_per_element
+    element_bytes = models[0].runtime_predictor.workload.bytes_per_element  # all ranks train the same
 
-    def report(model: Model) -> None:
-        assert capacity_bytes is not None  # or nobody reports
+    def report(model: Model, capacity_bytes: float) -> None:
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
-        excess = OutOfMemory(model.rank, _moment(model, limit_units), capacity_bytes, held)
+        excess = OutOfMemory(model.rank, _moment(model, _units(capacity_bytes, element_bytes)), capacity_bytes, held)
         excesses.append(excess)
         _, running = RUN.get() or (None, model.rank)
         if strict and running == model.rank:  # or it is too much for one rank what another one's operation brings
             raise _error(excess)
 
-    limit_units = math.inf if capacity_bytes is None else capacity_bytes / element_bytes * UNITS_PER_ELEMENT
-    if capacity_bytes is not None:
-        for model in models:
-            model.counted.limit_units = limit_units
-            model.counted.on_overflow = lambda model=model: report(model)
+    for model in models:
+        capacity_bytes = model.runtime_predictor.capacity_bytes
+        if capacity_bytes is not None:
+            model.counted.limit_units = _units(capacity_bytes, element_bytes)
+            model.counted.on_overflow = partial(report, model, capacity_bytes)
     try:
         yield excesses
         if strict and excesses:
@@ -49,6 +47,11 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
     finally:
         for model in models:
             model.counted.on_overflow = None  # which keeps the model alive
+
+
+def _units(size_bytes: float, element_bytes: int) -> float:
+    """Return bytes in the units that an account of memory counts."""
+    return size_bytes / element_bytes * UNITS_PER_ELEMENT
 
 
 def _error(excess: OutOfMemory) -> OutOfMemoryError:

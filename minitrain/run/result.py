@@ -85,8 +85,9 @@ class Run:
         peak_memory_per_rank: high-water mark of each rank, elements.
         bytes_per_element: size of an element.
         useful_flop: floating-point operations that the step has to do.
-        peak_flop_per_s: the device's peak rate, or None where durations were given by hand.
-        capacity_bytes: the device's memory, or None likewise.
+        peak_flop_per_s: the device's peak rate, the mean of all ranks' where they differ; None where durations were
+            given by hand.
+        capacity_bytes: the device's memory; None likewise, or where ranks have different ones.
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.events import TIME
-from minitrain.hardware.predictor import Predictor, RuntimePredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.rank_predictors import RankPredictors, predictor_of
 from minitrain.rank.model import Model
 from minitrain.run.contention import with_contention
 from minitrain.run.garbage_collection import rare_collections
@@ -118,7 +120,7 @@ async def simulate_async(
         world_size: number of ranks.
         num_layers: layers of the trained model.
         global_batch_size: samples of the step, over all ranks.
-        hardware: a shipped config's name, a path, a loaded config, or a predictor.
+        hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank).
         network: "flat" (one tier for the run) or "hierarchical" (the tier that each group needs).
         placement: node of each rank, for the hierarchical network.
         slowdown: factor by which computing takes longer, by rank.
@@ -156,7 +158,7 @@ async def simulate_async(
         require_count(name, value)
     name, function = load_strategy(strategy)
     require_options(name, function, options)
-    predictor = make_predictor(hardware, world_size, network, placement)
+    predictor = _predictors(hardware, world_size, network, placement)
     beside = {"fold": fold, "contention": contention, "strict": strict, "numerics": numerics}
     _require_log(log, beside | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
     if fold:
@@ -164,6 +166,8 @@ async def simulate_async(
         from minitrain.folding.job import Job  # noqa: PLC0415
         from minitrain.folding.known_splits import Parted  # noqa: PLC0415
 
+        if isinstance(predictor, RankPredictors):
+            raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
         telling_apart = {"slowdown": slowdown, "contention": contention, "strict": strict, "numerics": numerics}
         require_foldable(predictor, telling_apart | {"memory_by_kind": memory_by_kind, "model_kind": model_kind})
         sizes: dict[str, Any] = {
@@ -189,7 +193,7 @@ async def simulate_async(
                 dist,
                 num_layers,
                 global_batch_size,
-                runtime_predictor=predictors.get(rank, predictor),
+                runtime_predictor=predictors.get(rank) or predictor_of(predictor, rank),
                 memory_by_kind=memory_by_kind,
             )
             for rank in range(world_size)
@@ -289,6 +293,17 @@ def _held_outside(models: Sequence[Any]) -> HeldOutside:
     return HeldOutside(model.rank, time, sum(lines.values()), lines)
 
 
+def _predictors(
+    hardware: Any, world_size: int, network: str, placement: Sequence[int] | None
+) -> Predictor | RankPredictors:
+    """Return what prices the operations of a run: one predictor, or one a rank."""
+    if not isinstance(hardware, RankPredictors):
+        return make_predictor(hardware, world_size, network, placement)
+    if len(hardware.predictors) != world_size:
+        raise UsageError(f"a run of {world_size} ranks needs one predictor a rank, got {len(hardware.predictors)}")
+    return hardware
+
+
 def make_predictor(
     hardware: Any, world_size: int, network: str = "flat", placement: Sequence[int] | None = None
 ) -> Predictor:
@@ -305,17 +320,19 @@ def make_predictor(
     return RuntimePredictor(world_size, hardware, network=network, placement=placement)
 
 
-def _hardware_name(hardware: Any, predictor: Predictor) -> str:
+def _hardware_name(hardware: Any, predictor: Predictor | RankPredictors) -> str:
     """Return how a run calls its hardware."""
     system = getattr(predictor, "system", None)
     return str(getattr(system, "name", None) or hardware)
 
 
-def _slowed(predictor: Predictor, world_size: int, slowdown: Mapping[int, float]) -> dict[int, Predictor]:
+def _slowed(
+    predictor: Predictor | RankPredictors, world_size: int, slowdown: Mapping[int, float]
+) -> dict[int, Predictor]:
     """Return the predictors of the stragglers."""
     for rank, factor in slowdown.items():
         if rank not in range(world_size):
             raise UsageError(f"slowdown names rank {rank!r}, but ranks are 0..{world_size - 1}")
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise UsageError(f"the slowdown of rank {rank} must be a positive number, got {factor!r}")
-    return {rank: predictor.slowed(factor) for rank, factor in slowdown.items()}
+    return {rank: predictor_of(predictor, rank).slowed(factor) for rank, factor in slowdown.items()}

@@ -28,7 +28,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
-from minitrain.hardware.predictor import Predictor
+from minitrain.hardware.price import Predictor
 from minitrain.run.comparison import FailedRun
 from minitrain.run.result import Run, plain
 from minitrain.run.simulation import make_predictor, simulate_async

@@ -43,22 +43,37 @@ class Cost:
 
 
 class Workload(Protocol):
-    """What the simulator asks of a trained model's layer."""
+    """What the simulator asks of a trained model: the cost of an operation on a layer, and the size of a tensor.
+
+    A tensor knows its layer, so that sizes may differ between layers too: an `Activation` of layer k is the input of
+    layer k and the output of layer k - 1, and an `ActivationGrad` of layer k belongs to the output of layer k.
+
+    Attributes:
+        datatype: the key of the hardware config's rates that apply.
+        bytes_per_element: size of an element.
+        is_uniform: whether all layers cost the same and hold tensors of the same sizes, so that the output of a layer
+            is as large as its input. Prices and sizes are then remembered for all layers together.
+        max_shards: the most shards that any layer can be cut into: its rows, since what is less than a row would cost
+            nothing.
+    """
 
     datatype: str
     bytes_per_element: int
+    is_uniform: bool
     max_shards: int
-    """The most shards that a layer can be cut into: its rows, since what is less than a row would cost nothing."""
 
-    def compute_cost(self, typ: str, num_samples: int) -> Cost:
-        """Return the cost of forward, backward, backward_input or backward_weight for some samples."""
+    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:
+        """Return the cost of forward, loss, backward, backward_input or backward_weight for some samples.
+
+        The loss is of layer `num_layers`, one after the last.
+        """
         ...
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int) -> Cost:
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:
         """Return the cost of an optimizer step on some shards of a layer."""
         ...
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int) -> int:
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:
         """Return the bytes read from storage to load some shards of a layer."""
         ...
 
@@ -71,7 +86,7 @@ class Workload(Protocol):
         ...
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
-        """Return the floating-point operations that one training step has to do."""
+        """Return the floating-point operations that one training step has to do, summed over its layers."""
         ...
 
 
@@ -85,10 +100,13 @@ class MatmulLayer:
 
     datatype = DATATYPE
     bytes_per_element = BYTES_PER_ELEMENT
+    is_uniform = True
     max_shards = HIDDEN_SIZE
 
-    def compute_cost(self, typ: str, num_samples: int) -> Cost:
-        """Return the cost of one pass: 2 H^2 flop a token, and weight, input and output moved once."""
+    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:  # noqa: ARG002  (all layers are alike)
+        """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""
+        if typ == "loss":
+            return Cost(0, 0)
         tokens = num_samples * BLOCK_SIZE
         return Cost(
             2 * HIDDEN_SIZE * HIDDEN_SIZE * tokens,
@@ -96,12 +114,12 @@ class MatmulLayer:
             _COMPUTE_SHARES[typ],
         )
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int) -> Cost:
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:  # noqa: ARG002
         """Return the cost of an optimizer step: one flop and three arrays of traffic an element."""
         rows = HIDDEN_SIZE * num_shards_on_device // num_shards
         return Cost(HIDDEN_SIZE * rows, BYTES_PER_ELEMENT * 3 * HIDDEN_SIZE * rows)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int) -> int:
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:  # noqa: ARG002
         """Return the bytes of some shards of a weight."""
         return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE * num_shards_on_device // num_shards)
 

@@ -12,7 +12,7 @@ from minitrain.analysis.breakdown import Breakdown, breakdown, pass_times
 from minitrain.analysis.timeline import Timeline
 from minitrain.errors import UsageError
 from minitrain.events import COMM, NO_SAMPLES, ON_COMPUTE, RECV, SEND, Event, EventLog, Stream
-from minitrain.hardware.predictor import Price
+from minitrain.hardware.price import Price
 
 _INTERVAL = st.tuples(
     st.sampled_from(["compute", COMM, SEND, RECV]),

@@ -9,8 +9,8 @@ from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.replay import Replay, tampered
 from minitrain.accounting.strict.strangers import Final
 from minitrain.errors import LawError, StrategyError
-from minitrain.events import PRICE, SAMPLES, STRIDE, TYP
-from minitrain.hardware.predictor import Price
+from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, TYP
+from minitrain.hardware.price import Price
 from minitrain.transport.collectives import describe
 
 _PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
@@ -60,12 +60,14 @@ def _check_prices(model: StrictModel) -> None:
     """Check what the passes through layers lasted; loads, updates and transfers do not say in the log what of."""
     compute = model.runtime_predictor.compute
     rows = model.log.rows
-    known: dict[tuple[str, int], Price] = {}
-    for typ, samples, price in zip(rows[TYP::STRIDE], rows[SAMPLES::STRIDE], rows[PRICE::STRIDE], strict=True):
-        if typ not in _PASSES or known.get((typ, len(samples))) is price:
+    known: dict[tuple[str, int], Price] = {}  # where they are the same in all layers
+    is_uniform = model.runtime_predictor.workload.is_uniform
+    columns = (rows[column::STRIDE] for column in (TYP, SAMPLES, LAYER, PRICE))
+    for typ, samples, layer, price in zip(*columns, strict=True):
+        if typ not in _PASSES or (is_uniform and known.get((typ, len(samples))) is price):
             continue
-        known[typ, len(samples)] = expected = compute(typ, len(samples))
-        if price != expected:
+        known[typ, len(samples)] = expected = compute(typ, len(samples), layer or 0)
+        if price is not expected and price != expected:
             raise tampered(model.rank, f"the duration of a {typ}", price.seconds, expected.seconds)
 
 

@@ -56,7 +56,7 @@ class StrictComputing(Model):
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores, and with the first one the ledger."""
         if not hasattr(self, "ledger"):
-            self.ledger = Ledger(self.account, self.rank)
+            self.ledger = Ledger(self.account, self.rank, is_uniform=self._is_uniform)
         if self.account.journal is None:
             return FollowedStore(self.account)
         return JournalledFollowedStore(self.account, name, self.log)

@@ -45,6 +45,7 @@ class Ledger(Account):
     Args:
         account: that of the rank's stores.
         rank: whose it is, for messages.
+        is_uniform: whether shards of one kind are of the same size in all layers, as the workload says.
 
     Attributes:
         stored: units of what the stores and operations in flight hold now.
@@ -54,17 +55,29 @@ class Ledger(Account):
         updated: the shards that were updated, by the number of shards, by layer and step.
     """
 
-    __slots__ = ("_lines", "_recent", "_sizes", "at_most", "at_row", "most_outside", "rank", "stored", "updated")
+    __slots__ = (
+        "_lines",
+        "_recent",
+        "_sizes",
+        "at_most",
+        "at_row",
+        "is_uniform",
+        "most_outside",
+        "rank",
+        "stored",
+        "updated",
+    )
 
-    def __init__(self, account: Account, rank: int) -> None:
+    def __init__(self, account: Account, rank: int, *, is_uniform: bool) -> None:
         super().__init__(account.measure)
         self.rank = rank
+        self.is_uniform = is_uniform
         self.stored = 0
         self.most_outside = 0
         self.at_most: dict[Line, int] = {}
         self.at_row = 0
         self.updated: dict[tuple[int, int], dict[int, set[int]]] = {}
-        self._sizes: dict[tuple[type, int, int], int] = {}
+        self._sizes: dict[tuple[type, int, int, int], int] = {}
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last
 
@@ -90,13 +103,14 @@ class Ledger(Account):
         return self._lines[key]
 
     def units_of(self, tensor: Any) -> int:
-        """Return the size of a tensor in units; shards of one kind are measured once."""
+        """Return the size of a tensor in units; shards of one kind (and layer) are measured once."""
         units: int | None = getattr(tensor, "_units", None)
         if units is not None:
             return units
         if not hasattr(tensor, "num_shards"):
             return self.size(tensor)
-        key = tensor.__class__, len(tensor.shards), tensor.num_shards
+        layer = 0 if self.is_uniform else tensor.layer
+        key = tensor.__class__, layer, len(tensor.shards), tensor.num_shards
         units = self._sizes.get(key)
         if units is None:
             units = self._sizes[key] = self.size(tensor)

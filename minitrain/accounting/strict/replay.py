@@ -15,7 +15,7 @@ from typing import Any
 from minitrain.errors import StrategyError
 from minitrain.events import COMM, NOTE, ON_COMPUTE, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, Stream
 from minitrain.events import LAUNCHED as LAUNCHED_AT
-from minitrain.hardware.predictor import PENDING
+from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
 
 
