@@ -13,6 +13,8 @@ from pathlib import Path
 def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
     """Write UTF-8 text, compressed if the name ends in ".gz"; the same text gives the same bytes.
 
+    Half a surrogate pair, such as Python makes of a path that is no UTF-8, is written as `\\udcff`.
+
     Args:
         path: where to; its folder is made if it does not exist.
         chunks: the text, piece by piece.
@@ -27,9 +29,9 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
             # a fixed time and no name in the header, and the level at which speed and size balance for JSON
             with temporary.open("wb") as raw, GzipFile("", "wb", 3, raw, mtime=0) as packed:
                 for chunk in chunks:
-                    packed.write(chunk.encode())
+                    packed.write(chunk.encode(errors="backslashreplace"))
         else:
-            with temporary.open("w", encoding="utf-8", newline="\n") as text:
+            with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as text:
                 text.writelines(chunks)
     return target
 

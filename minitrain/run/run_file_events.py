@@ -20,9 +20,11 @@ from minitrain.run.run_file_faults import (
     LIST,
     NUMBER,
     NUMBERS,
+    SMALLEST,
     TEXT,
     Faults,
     Rule,
+    is_number,
     one_of,
     whole,
 )
@@ -31,13 +33,15 @@ from minitrain.run.run_file_header import FIELDS, VERSION_WITH_JOURNALS, judge_r
 STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "in_flight")
 
 _TYPES = {typ: typ for typ in ("load_weights", *sorted(PASSES), "update", *COLLECTIVES, SEND, RECV)}
-_STREAMS = {kind: kind for kind in (COMPUTE, COMM, SEND, RECV)}
+_STREAM_OF = {typ: COMM if typ in COLLECTIVES else typ if typ in (SEND, RECV) else COMPUTE for typ in _TYPES}
+_UNKNOWN = object()  # equal to nothing that a file can hold
 _DEFAULTS = [getattr(field, "default", None) for field in fields(Event)]
 _DEFAULTS[FIELDS.index("samples")] = None  # an event says its samples
 _NUM_FIELDS = len(FIELDS)
 _MEMBERS, _MEMBERS_A_BYTE = 2**20, 16
 _DEEPEST_TAG = 16
-_FARTHEST_LAYER = 2**53  # of a collective, which may name anything
+_ROUNDING = 1.0  # elements, in a sum of parts of elements
+_FARTHEST_LAYER = 2**53  # of a collective, or of a type of one's own, which may name anything
 
 _Set = Collection[int]
 
@@ -89,22 +93,24 @@ class Reader:
             typ, layer, rank, time, duration, memory, samples, stream, group, peer = values[:10]
             _, size_bytes, launched, waited_for, awaited, recomputed, _ = values[10:]
             is_usual = (
-                typ in _TYPES
+                _STREAM_OF.get(typ, _UNKNOWN) == stream
                 and (layer is None or (layer.__class__ is int and -1 <= layer <= self.num_layers))
                 and rank.__class__ is int
                 and 0 <= rank < self.world_size
                 and time.__class__ in NUMBERS
-                and 0 <= time <= LARGEST
+                and (SMALLEST <= time <= LARGEST or time == 0)
                 and duration.__class__ in NUMBERS
-                and 0 <= duration <= LARGEST
+                and (SMALLEST <= duration <= LARGEST or duration == 0)
                 and memory.__class__ in NUMBERS
                 and 0 <= memory <= self._peaks[rank]
-                and stream in _STREAMS
-                and (peer is None or (peer.__class__ is int and 0 <= peer < self.world_size))
+                and (peer is None or (peer.__class__ is int and 0 <= peer < self.world_size and peer != rank))
                 and size_bytes.__class__ in NUMBERS
                 and 0 <= size_bytes <= LARGEST
-                and (launched is None or (launched.__class__ in NUMBERS and 0 <= launched <= LARGEST))
-                and (waited_for is None or (waited_for.__class__ is int and 0 <= waited_for < self.world_size))
+                and (launched is None or (launched.__class__ in NUMBERS and 0 <= launched <= time))
+                and (
+                    waited_for is None
+                    or (waited_for.__class__ is int and 0 <= waited_for < self.world_size and waited_for != rank)
+                )
                 and (awaited is None or (awaited.__class__ is int and len(self.logs[rank]) < awaited <= self._most))
                 and recomputed.__class__ is bool
             )
@@ -115,9 +121,12 @@ class Reader:
         found = self._set_of(line, "samples", samples, self._samples, self.header["global_batch_size"], frozenset)
         if group is not None:
             values[8] = self._set_of(line, "group", group, self._groups, self.world_size, tuple)
+            if values[8] is not None and not any(first <= rank < stop for first, stop in group):
+                self.faults.add(line, f"expected a group of rank {rank}, found one without it", ("group",))
+                return
         if found is None or (group is not None and values[8] is None) or not self._accepts_words(line, values):
             return
-        values[0], values[6], values[7] = _TYPES.get(typ, typ), found, _STREAMS[stream]
+        values[0], values[6], values[7] = _TYPES.get(typ, typ), found, _STREAM_OF.get(typ, COMPUTE)
         self.logs[rank].append(Event(*values))
 
     def _arranged(self, line: int, values: list[Any]) -> list[Any] | None:
@@ -140,25 +149,25 @@ class Reader:
 
     def _rules(self, event: Mapping[str, Any]) -> Mapping[str, Rule]:
         """Return what each field of an event must be, as far as that is a matter of one value."""
-        rank = whole(0, self.world_size - 1)
-        is_rank = rank.accepts(event["rank"])
-        peak, logged = (self._peaks[event["rank"]], len(self.logs[event["rank"]])) if is_rank else (LARGEST, 0)
-        moves = event["stream"] == COMM
-        own_type = Rule(f"one of {', '.join(_TYPES)}", lambda typ: typ.__class__ is str and _is_free(event))
+        rank, typ, time = event["rank"], event["typ"], event["time"]
+        a_rank = whole(0, self.world_size - 1)
+        peak, logged = (self._peaks[rank], len(self.logs[rank])) if a_rank.accepts(rank) else (LARGEST, 0)
+        other = Rule(f"another rank in 0..{self.world_size - 1}", _other(a_rank, rank)).or_null()
+        stream = _STREAM_OF.get(typ) if typ.__class__ is str else COMPUTE
+        farthest = _FARTHEST_LAYER if stream in (COMM, None) else None
+        stream = stream or COMPUTE
         return {
-            "typ": own_type if not _is_known(event["typ"]) else TEXT,
-            "layer": whole(*((-_FARTHEST_LAYER, _FARTHEST_LAYER) if moves else (-1, self.num_layers))).or_null(),
-            "rank": Rule(f"a rank in 0..{self.world_size - 1}", rank.accepts),
+            "typ": Rule(f"one of {', '.join(_TYPES)}", lambda typ: typ.__class__ is str and _is_priced(event)),
+            "layer": whole(-(farthest or 1), farthest or self.num_layers).or_null(),
+            "rank": Rule(f"a rank in 0..{self.world_size - 1}", a_rank.accepts),
             "time": AT_LEAST_0,
             "duration": AT_LEAST_0,
-            "memory": Rule(
-                f"a number in 0..{peak:g}, the rank's peak", lambda size: AT_LEAST_0.accepts(size) and size <= peak
-            ),
-            "stream": one_of(_STREAMS),
-            "peer": rank.or_null(),
+            "memory": _up_to(peak, "the rank's peak"),
+            "stream": Rule(f'"{stream}"', lambda stream_: stream_ == stream),
+            "peer": other,
             "size_bytes": AT_LEAST_0,
-            "launched": AT_LEAST_0.or_null(),
-            "waited_for": rank.or_null(),
+            "launched": _up_to(time if is_number(time) else LARGEST, "the event's time").or_null(),
+            "waited_for": other,
             "awaited": whole(logged + 1, self._most).or_null(),
             "recomputed": FLAG,
         }
@@ -262,7 +271,7 @@ class Reader:
     def _changes(self, line: int, kinds: Sequence[str], changes: list[Any], num_events: int) -> list[MemoryChange]:
         """Return the changes of a journal, in the order of the log."""
         found: list[MemoryChange] = []
-        before, num_kinds = 0, len(kinds)
+        before, num_kinds, held = 0, len(kinds), 0.0
         place: Any
         for index, change in enumerate(changes):
             try:
@@ -277,6 +286,10 @@ class Reader:
             except (TypeError, ValueError):
                 is_usual = False
             if is_usual:
+                held += size
+                if held < -_ROUNDING:
+                    self.faults.add(line, "expected no more to leave than is held, found more", ("changes", index))
+                    break
                 found.append(MemoryChange(place, kinds[code], float(size)))
                 before = place
             else:
@@ -293,14 +306,19 @@ class Reader:
             self.faults.judge(line, ("changes", index, place), value, rule)
 
 
-def _is_known(typ: Any) -> bool:
-    """Return whether a type is one of the engine's."""
-    return typ.__class__ is str and typ in _TYPES
+def _is_priced(event: Mapping[str, Any]) -> bool:
+    """Return whether an event is of a known type, or as those that a strategy logs by a type of its own: free."""
+    return event["typ"] in _TYPES or (event["duration"], event["size_bytes"]) == (0, 0)
 
 
-def _is_free(event: Mapping[str, Any]) -> bool:
-    """Return whether an event is as those that a strategy logs by a type of its own: without a price."""
-    return (event["duration"], event["stream"], event["size_bytes"]) == (0, COMPUTE, 0)
+def _other(a_rank: Rule, own: Any) -> Callable[[Any], bool]:
+    """Return whether a value is a rank, and not an event's own."""
+    return lambda value: a_rank.accepts(value) and value != own
+
+
+def _up_to(most: float, what: str) -> Rule:
+    """Return the rule for a number from 0 to another one, which is named."""
+    return Rule(f"a number in 0..{most:g}, {what}", lambda value: is_number(value) and 0 <= value <= most)
 
 
 def _tuple(values: list[Any], depth: int = 1) -> Any:

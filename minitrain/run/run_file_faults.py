@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from minitrain.errors import UsageError
 from minitrain.hardware.faults import key_path, shown
 
-LARGEST = 1e100  # beyond it products of fields overflow, as in hardware configs
+SMALLEST, LARGEST = 1e-100, 1e100  # outside these magnitudes products of fields overflow or vanish, as in configs
 NUMBERS: frozenset[Any] = frozenset({int, float})  # true and false are neither
 
 _MOST_KEPT, _MOST_FOUND = 20, 1000
@@ -42,16 +42,18 @@ def is_number(value: Any) -> bool:
     return value.__class__ in NUMBERS and -LARGEST <= value <= LARGEST
 
 
-NUMBER = Rule("a number", is_number)
-AT_LEAST_0 = Rule("a number >= 0", lambda value: is_number(value) and value >= 0)
-ABOVE_0 = Rule("a number > 0", lambda value: is_number(value) and value > 0)
+NUMBER = Rule("a number in -1e100..1e100", is_number)
+AT_LEAST_0 = Rule(
+    "0 or a number in 1e-100..1e100", lambda value: is_number(value) and (value >= SMALLEST or value == 0)
+)
+ABOVE_0 = Rule("a number in 1e-100..1e100", lambda value: is_number(value) and value >= SMALLEST)
 FLAG = Rule("true or false", lambda value: value.__class__ is bool)
 TEXT = Rule("text", lambda value: value.__class__ is str)
 LIST = Rule("a list", lambda value: value.__class__ is list)
 OBJECT = Rule("an object", lambda value: isinstance(value, dict))
 PLAIN = Rule(
-    "null, true, false, a finite number or text",
-    lambda value: value is None or value.__class__ in (bool, int, str) or is_number(value),
+    "null, true, false, a number or text",
+    lambda value: value is None or value.__class__ in (bool, str) or is_number(value),
 )
 
 

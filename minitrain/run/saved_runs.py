@@ -46,8 +46,8 @@ _DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
 _SET_PLACES = (FIELDS.index("samples"), FIELDS.index("group"))
 _Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
 
-_LONGEST_LINE = 2**28  # characters: more than the journal of any rank that was ever simulated here
-_MOST_UNPACKED, _UNPACKED_A_BYTE = 2**26, 200  # logs shrink to a seventh when they are compressed
+_LONGEST_LINE = 2**27  # characters: a journal of six million changes
+_MOST_UNPACKED, _UNPACKED_A_BYTE = 2**24, 32  # logs shrink to about a seventh when they are compressed
 
 
 def save_run(run: Run, path: str | PathLike[str]) -> None:
@@ -187,14 +187,14 @@ def _numbered(lines: TextIO, size: int, faults: Faults) -> Iterator[tuple[int, A
     Raises:
         UsageError: a line, or all of them, are longer than any file of this size can explain.
     """
-    left = _MOST_UNPACKED + _UNPACKED_A_BYTE * size
-    number = 0
+    number, left = 0, (most := _MOST_UNPACKED + _UNPACKED_A_BYTE * size)
     try:
         while line := lines.readline(min(left, _LONGEST_LINE) + 1):
             number += 1
             left -= len(line)
             if left < 0 or len(line) > _LONGEST_LINE:
-                faults.add(number, f"expected at most {left + len(line)} more characters, found more")
+                what = "in a line" if left >= 0 else f"in a file of {size} bytes, unpacked"
+                faults.add(number, f"expected at most {_LONGEST_LINE if left >= 0 else most} characters {what}")
                 raise faults.error()
             yield from _parsed(number, line, faults)
     except UnicodeDecodeError as error:
@@ -223,6 +223,8 @@ def _read(
         UsageError: there are faults.
     """
     number, header = next(lines, (1, {}))
+    if faults.number:  # it is no JSON
+        raise faults.error()
     if not judge_header(header if number == 1 else {}, size, faults):
         raise faults.error()
     reader = Reader(header, size, faults)
