@@ -18,13 +18,14 @@ from minitrain.run.run_file_faults import (
     FLAG,
     LARGEST,
     LIST,
+    LONGEST_S,
     NUMBER,
     NUMBERS,
     SMALLEST,
     TEXT,
+    TIME,
     Faults,
     Rule,
-    is_number,
     one_of,
     whole,
 )
@@ -98,9 +99,9 @@ class Reader:
                 and rank.__class__ is int
                 and 0 <= rank < self.world_size
                 and time.__class__ in NUMBERS
-                and (SMALLEST <= time <= LARGEST or time == 0)
+                and (SMALLEST <= time <= LONGEST_S or time == 0)
                 and duration.__class__ in NUMBERS
-                and (SMALLEST <= duration <= LARGEST or duration == 0)
+                and (SMALLEST <= duration <= LONGEST_S or duration == 0)
                 and memory.__class__ in NUMBERS
                 and 0 <= memory <= self._peaks[rank]
                 and (peer is None or (peer.__class__ is int and 0 <= peer < self.world_size and peer != rank))
@@ -160,13 +161,13 @@ class Reader:
             "typ": Rule(f"one of {', '.join(_TYPES)}", lambda typ: typ.__class__ is str and _is_priced(event)),
             "layer": whole(-(farthest or 1), farthest or self.num_layers).or_null(),
             "rank": Rule(f"a rank in 0..{self.world_size - 1}", a_rank.accepts),
-            "time": AT_LEAST_0,
-            "duration": AT_LEAST_0,
+            "time": TIME,
+            "duration": TIME,
             "memory": _up_to(peak, "the rank's peak"),
             "stream": Rule(f'"{stream}"', lambda stream_: stream_ == stream),
             "peer": other,
             "size_bytes": AT_LEAST_0,
-            "launched": _up_to(time if is_number(time) else LARGEST, "the event's time").or_null(),
+            "launched": _up_to(time if TIME.accepts(time) else LONGEST_S, "the event's time").or_null(),
             "waited_for": other,
             "awaited": whole(logged + 1, self._most).or_null(),
             "recomputed": FLAG,
@@ -318,7 +319,7 @@ def _other(a_rank: Rule, own: Any) -> Callable[[Any], bool]:
 
 def _up_to(most: float, what: str) -> Rule:
     """Return the rule for a number from 0 to another one, which is named."""
-    return Rule(f"a number in 0..{most:g}, {what}", lambda value: is_number(value) and 0 <= value <= most)
+    return Rule(f"a number in 0..{most:g}, {what}", lambda value: value.__class__ in NUMBERS and 0 <= value <= most)
 
 
 def _tuple(values: list[Any], depth: int = 1) -> Any:

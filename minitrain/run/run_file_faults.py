@@ -9,6 +9,7 @@ from minitrain.errors import UsageError
 from minitrain.hardware.faults import key_path, shown
 
 SMALLEST, LARGEST = 1e-100, 1e100  # outside these magnitudes products of fields overflow or vanish, as in configs
+LONGEST_S = 1e200  # a sum of times
 NUMBERS: frozenset[Any] = frozenset({int, float})  # true and false are neither
 
 _MOST_KEPT, _MOST_FOUND = 20, 1000
@@ -45,6 +46,10 @@ def is_number(value: Any) -> bool:
 NUMBER = Rule("a number in -1e100..1e100", is_number)
 AT_LEAST_0 = Rule(
     "0 or a number in 1e-100..1e100", lambda value: is_number(value) and (value >= SMALLEST or value == 0)
+)
+TIME = Rule(
+    "0 or a time in 1e-100..1e200 s",
+    lambda value: value.__class__ in NUMBERS and (SMALLEST <= value <= LONGEST_S or value == 0),
 )
 ABOVE_0 = Rule("a number in 1e-100..1e100", lambda value: is_number(value) and value >= SMALLEST)
 FLAG = Rule("true or false", lambda value: value.__class__ is bool)

@@ -13,7 +13,7 @@ from typing import Any
 from minitrain.errors import UsageError
 from minitrain.events import Event
 from minitrain.hardware.faults import shown
-from minitrain.run.run_file_faults import ABOVE_0, AT_LEAST_0, LIST, OBJECT, PLAIN, TEXT, Faults, Rule, whole
+from minitrain.run.run_file_faults import ABOVE_0, AT_LEAST_0, LIST, OBJECT, PLAIN, TEXT, TIME, Faults, Rule, whole
 
 FORMAT = "minitrain-run"
 VERSION, VERSION_WITH_JOURNALS = 1, 2
@@ -126,10 +126,10 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
     rank = whole(0, world_size - 1)
     rules: dict[str, Rule]
     if header["oom"] is not None:
-        rules = {"rank": rank, "time": AT_LEAST_0, "capacity_bytes": ABOVE_0, "held_bytes": OBJECT}
+        rules = {"rank": rank, "time": TIME, "capacity_bytes": ABOVE_0, "held_bytes": OBJECT}
         _judge_amounts(header["oom"], "oom", rules, "held_bytes", faults)
     if header.get("held_outside") is not None:
-        rules = {"rank": rank, "time": AT_LEAST_0, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
+        rules = {"rank": rank, "time": TIME, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
         _judge_amounts(header["held_outside"], "held_outside", rules, "elements_by_line", faults)
 
 

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from minitrain.analysis.timeline import Floats, Ints, Timeline
+from minitrain.errors import UsageError
+
+_LONGEST_S = 9e9  # nanoseconds of it fit into 64 bits
 
 
 class Micros(NamedTuple):
@@ -35,7 +38,14 @@ def micros(timeline: Timeline) -> Micros:
 
 
 def nanoseconds(seconds: Floats) -> Ints:
-    """Round times in s to whole nanoseconds."""
+    """Round times in s to whole nanoseconds.
+
+    Raises:
+        UsageError: a time is too long for that.
+    """
+    longest = float(seconds.max(initial=0.0))
+    if longest > _LONGEST_S:
+        raise UsageError(f"times must be at most {_LONGEST_S:g} s to be written in nanoseconds, got {longest:g} s")
     return np.rint(seconds * 1e9).astype(np.int64)
 
 

@@ -68,7 +68,7 @@ def test_a_file_of_an_older_writer_is_read(tmp_path: Path) -> None:
         (lambda lines: lines[1].__setitem__(2, "0"), r'line 2, rank: expected a rank in 0\.\.1, found "0"'),
         (
             lambda lines: lines[1].__setitem__(3, float("nan")),
-            "line 2, time: expected 0 or a number in 1e-100..1e100, found NaN",
+            "line 2, time: expected 0 or a time in 1e-100..1e200 s, found NaN",
         ),
         (lambda lines: lines.__setitem__(1, 7), "or it is damaged"),
     ],
