@@ -11,17 +11,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from minitrain.plain_text import printable
+
 
 def print_table(table: Table) -> None:
     """Print a table as wide as the terminal allows."""
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print text, wrapped between words on a terminal and one line each elsewhere."""
     console = Console()
     for line in lines:
-        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
+        console.print(printable(line), markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
 
 
 def print_json(data: Any) -> None:

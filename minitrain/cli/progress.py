@@ -7,6 +7,9 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
+
+from minitrain.plain_text import printable
 
 PATIENCE_S = 1.0
 
@@ -44,7 +47,7 @@ class Progress:
     def say(self, words: str) -> None:
         """Say what is going on from now on."""
         with self._lock:
-            self._words = words
+            self._words = printable(words)
             if self._status is not None:
                 self._show()
 
@@ -58,6 +61,6 @@ class Progress:
     def _show(self) -> None:
         """Show the present words."""
         assert self._status is not None
-        self._status.update(self._words)
+        self._status.update(Text(self._words))  # not as markup: a strategy's name may look like it
         if not self._console.is_terminal:
             self._console.print(self._words, markup=False, highlight=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, require_count
+from minitrain.plain_text import text_of
 from minitrain.run.result import Run, plain
 from minitrain.run.simulation import simulate, simulate_async
 from minitrain.run.strategy_loading import Strategy, load_strategy
@@ -60,7 +61,7 @@ class FailedRun:
             "hardware": str(getattr(hardware, "name", None) or hardware),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in known},
             **dict.fromkeys(_FIGURES),
-            "error": f"{type(self.error).__name__}: {self.error}",
+            "error": f"{type(self.error).__name__}: {text_of(self.error)}",
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -282,4 +283,6 @@ class Run:
 
 def plain(value: Any) -> Any:
     """Return a value that JSON can hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
