@@ -81,6 +81,13 @@ def test_a_strategy_of_any_name_is_compared_saved_and_explained(folder: Path, pl
     assert json.loads(invoke("compare", f"mine.py:s{place}", *SIZES, "--no-trace", "--json").output)
 
 
+def test_strategies_whose_folders_would_be_called_alike_get_one_each(folder: Path) -> None:
+    (folder / "other.py").write_text(STRATEGIES + "alike = named('nope')\nmarkup = named('[/nope]')\n")
+    assert invoke("compare", "other.py:alike", "other.py:markup", *SIZES).exit_code == 0
+    strategies = [mt.load_run(path).strategy for path in sorted((folder / "traces").rglob("run.jsonl"))]
+    assert sorted(strategies) == ["[/nope]", "nope"]
+
+
 def test_a_name_like_markup_is_shown_as_it_is() -> None:
     result = invoke("compare", "mine.py:s0", "mine.py:s1", "mine.py:s13", *SIZES, "--no-trace")
     for name in ("[/nope]", "[bold]x", ":smile:"):
