@@ -22,8 +22,8 @@ class Case:
     Args:
         strategy: name of a shipped strategy.
         world_size: number of ranks.
-        parameters: what else `simulate` is given.
-        num_events: events that this makes, about.
+        parameters: further arguments of `simulate`.
+        num_events: number of its events, about.
     """
 
     strategy: str
@@ -73,8 +73,8 @@ def _one_f_one_b(world_size: int, num_events: int) -> Case:
 def _interleaved(world_size: int, num_events: int) -> Case:
     """Interleaved 1F1B, two stages of a layer a rank.
 
-    Its microbatches are a multiple of a pipeline's ranks, so that events grow with their square: more than 64 ranks are
-    pipelines of 8 side by side.
+    Its microbatches are a multiple of a pipeline's ranks, so that events grow with the square of these. So more than 64
+    ranks are pipelines of 8 side by side.
     """
     pp = world_size if world_size <= 64 else 8
     num_microbatches = max(1, num_events // (12 * world_size * pp)) * pp

@@ -1,20 +1,17 @@
 """`python -m benchmarks.sweep`: configurations a second and core, folded, of 64 ranks and 8 layers, rows included.
 
-Each portion takes turns with the floor (`benchmarks/floor.py`) in the same process, so that a busy machine slows both:
-rates are medians, and "floor events" is how many events of bare asyncio the time of one configuration is worth.
+Each batch of configurations takes turns with the floor (`benchmarks/floor.py`) in the same process, so that a busy
+machine slows both. Rates are medians. "Floor events" is how many events the floor makes in one configuration's time.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import time
-from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 from benchmarks.floor import floor
-from minitrain.sweeps.batches import Portion, work_off
+from benchmarks.measure import timed
+from minitrain.sweeps.batches import Batch, run_batch
 
 STRATEGIES: dict[str, dict[str, int]] = {
     "ddp": {},
@@ -24,13 +21,13 @@ STRATEGIES: dict[str, dict[str, int]] = {
     "hsdp": {"shard_size": 8},
     "pp_dp": {"pp": 2},
     "pp_zero1": {"pp": 2},
-    "1f1b": {"world_size": 8},  # at most a stage a layer, and none is like another
+    "1f1b": {"world_size": 8},  # at most one stage a layer, all different
 }
 SIZES = {"world_size": 64, "num_layers": 8, "fold": True}
 FLOOR_RANKS, FLOOR_LAYERS = 64, 100
 
 
-def portion_of(strategy: str, size: int) -> Portion:
+def batch_of(strategy: str, size: int) -> Batch:
     """Return configurations of a strategy, of nine different batches."""
     sizes = {**SIZES, **STRATEGIES[strategy]}
     return [("", (strategy, {**sizes, "global_batch_size": 64 * (1 + place % 9)})) for place in range(size)]
@@ -47,26 +44,19 @@ def rates(strategy: str, size: int, num_turns: int) -> tuple[float, float]:
     Raises:
         RuntimeError: a configuration failed.
     """
-    portion = portion_of(strategy, size)
-    _, rows = work_off(portion[:9])
+    batch = batch_of(strategy, size)
+    _, rows = run_batch(batch[:9])
     failed = [row["error"] for _, row in rows if row["status"] == "failed"]
     if failed:
         raise RuntimeError(failed[0])
     ours: list[float] = []
     events: list[float] = []
     for _ in range(num_turns):
-        num_events, floor_s = _timed(lambda: floor(FLOOR_RANKS, FLOOR_LAYERS))
-        _, portion_s = _timed(lambda: work_off(portion))
-        ours.append(size / portion_s)
-        events.append(num_events / floor_s * portion_s / size)
+        floor_s, num_events = timed(lambda: floor(FLOOR_RANKS, FLOOR_LAYERS))
+        batch_s, _ = timed(lambda: run_batch(batch))
+        ours.append(size / batch_s)
+        events.append(num_events / floor_s * batch_s / size)
     return median(ours), median(events)
-
-
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what some work gives, and its processor time, s."""
-    gc.collect()
-    start = time.process_time()
-    return work(), time.process_time() - start
 
 
 def main() -> None:

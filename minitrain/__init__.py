@@ -25,18 +25,21 @@ if TYPE_CHECKING:
         StrategyError,
         UsageError,
     )
-    from minitrain.folding.index_ranges import span
     from minitrain.grading.grader import Grade, grade
     from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
     from minitrain.run.comparison import Comparison, FailedRun, compare
-    from minitrain.run.result import Run
-    from minitrain.run.saved_runs import load_run
+    from minitrain.run.result import Run, load_run
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
     from minitrain.schedules.as_strategy import from_schedule
     from minitrain.sweeps.sweep import Sweep, sweep
+    from minitrain.tensors.index_sets import span
+    from minitrain.workloads.latent_attention import LatentAttention
+    from minitrain.workloads.models import models
+    from minitrain.workloads.precision import Precision
+    from minitrain.workloads.transformer import Transformer
 
 _HOMES = {
     "errors": (
@@ -50,18 +53,21 @@ _HOMES = {
         "StrategyError",
         "UsageError",
     ),
-    "folding.index_ranges": ("span",),
     "grading.grader": ("Grade", "grade"),
     "hardware.fixed_durations": ("FixedPredictor",),
     "numerics.proof": ("Proof", "prove"),
     "rank.model": ("Model",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
-    "run.result": ("Run",),
-    "run.saved_runs": ("load_run",),
+    "run.result": ("Run", "load_run"),
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
     "schedules.as_strategy": ("from_schedule",),
     "sweeps.sweep": ("Sweep", "sweep"),
+    "tensors.index_sets": ("span",),
+    "workloads.latent_attention": ("LatentAttention",),
+    "workloads.models": ("models",),
+    "workloads.precision": ("Precision",),
+    "workloads.transformer": ("Transformer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -73,20 +79,24 @@ __all__ = [
     "FixedPredictor",
     "Grade",
     "HardwareConfigError",
+    "LatentAttention",
     "LawError",
     "MinitrainError",
     "Model",
     "OutOfMemoryError",
+    "Precision",
     "Proof",
     "ProofError",
     "Run",
     "StrategyError",
     "Sweep",
+    "Transformer",
     "UsageError",
     "compare",
     "from_schedule",
     "grade",
     "load_run",
+    "models",
     "prove",
     "schedules",
     "simulate",

@@ -1,9 +1,8 @@
-"""The options that `run` and `compare` share, and what they mean for `simulate`."""
+"""The options that commands share, and how they become arguments of `simulate`."""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,12 @@ import typer
 
 from minitrain.errors import UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.run.simulation import make_predictor, simulate_async
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
 from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
 
-DEFAULT_HARDWARE = "h100_80g_nvl8"
+DEFAULT = RunParameters()
 
-# More than anybody simulates; it keeps a slip of the keyboard from filling the memory.
+# Larger than any run in practice; without a limit, a typing error could fill the memory.
 MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
 
 _MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
@@ -70,7 +69,7 @@ Hardware = Annotated[
         "--hw",
         metavar="CONFIG",
         help="A shipped hardware config (see `minitrain hw list`) or a file.",
-        show_default=DEFAULT_HARDWARE,
+        show_default=DEFAULT.hardware,
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -80,7 +79,7 @@ Network = Annotated[
         "--network",
         metavar="KIND",
         help="flat: one network tier for the run; hierarchical: the tier that each group needs.",
-        show_default="flat",
+        show_default=DEFAULT.network,
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -140,32 +139,33 @@ _OWN_OPTIONS: Mapping[str, str] = {
     "strict_memory": "--strict-memory",
     "log": "--log",
 }
+_NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
 def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
-    """Return whether traces are to be written: where events are kept, unless somebody says no.
+    """Return whether traces are to be written: where events are kept, unless --no-trace is given.
 
     Raises:
-        UsageError: there is no such log, or it does not go with what else is wanted.
+        UsageError: there is no such log, or another option needs every event.
     """
-    if log not in ("full", "summary"):
+    if log not in LOGS:
         raise UsageError(f"--log must be full or summary, got {log!r}")
-    if trace and log != "full":
-        raise UsageError(f"--trace needs every event, but --log {log} keeps totals; leave one out")
-    if strict and log != "full":
-        raise UsageError(f"--strict needs every event, but --log {log} keeps totals; leave one out")
+    excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": trace, "strict": strict})
+    for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
+        if name in excluded:
+            raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
     return log == "full" and trace is not False
 
 
 def priced(world_size: int, hardware: str | None, network: str | None, durations: str | None) -> Any:
-    """Return what prices the operations of a run.
+    """Return the predictor that prices the operations of a run.
 
     Raises:
-        UsageError: the options do not fit together.
-        HardwareConfigError: the hardware cannot be found, read or believed.
+        UsageError: the options exclude each other.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
     """
     if durations is None:
-        return make_predictor(hardware or DEFAULT_HARDWARE, world_size, network or "flat")
+        return make_predictor(hardware or DEFAULT.hardware, world_size, network or DEFAULT.network)
     if hardware is not None or network is not None:
         other = "--hw" if hardware is not None else "--network"
         raise UsageError(f"--durations stands for a machine of its own; give it or {other}, not both")
@@ -197,10 +197,9 @@ def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[
     {'microbatch_size': 4, 'num_chunks': 2, 'order': 'breadth_first'}
     """
     options: dict[str, Any] = {} if microbatch_size is None else {"microbatch_size": microbatch_size}
-    simulation = inspect.signature(simulate_async).parameters
     for pair in pairs:
         name, value = _pair("--option", pair, options)
-        if name in simulation:
+        if name in DEFAULTS or name in _NO_OPTIONS:
             own = f"use {_OWN_OPTIONS[name]}" if name in _OWN_OPTIONS else "it is set in Python only"
             raise UsageError(f"--option: {name} is no option of a strategy; {own}")
         options[name] = literal(value)
@@ -208,7 +207,7 @@ def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[
 
 
 def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
-    """Return name and value of "name=value", which must not have been given before."""
+    """Return name and value of "name=value"; a name may be given once."""
     name, equals, value = text.partition("=")
     name, value = name.strip(), value.strip()
     if not equals or not name.isidentifier() or not value:
@@ -221,7 +220,7 @@ def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
 def literal(text: str) -> Any:
     """Return the Python literal that a text is, or the text."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # about odd spellings such as "1if"
+        with warnings.catch_warnings(action="ignore"):  # warnings about odd spellings such as "1if"
             return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text

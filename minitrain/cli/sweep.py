@@ -1,4 +1,4 @@
-"""The command `minitrain sweep`: many configurations over processes."""
+"""The command `minitrain sweep`: many configurations, in several processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
+from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
-from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.progress import Progress
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.sweeps.batches import Row, succeeded
-from minitrain.trace.tables import GIB
 
 SHOWN = 10
 _LONG_NAMES = {"layers": "num_layers", "batch": "global_batch_size", "hw": "hardware", "microbatch": "microbatch_size"}
@@ -37,16 +36,16 @@ Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a
 def sweep(
     strategy: Annotated[list[str], typer.Argument(metavar="STRATEGY", help="Names, or path.py:function.")],
     grid: Axes,
-    world_size: given.WorldSize = 8,
-    layers: given.Layers = 32,
-    batch: given.Batch = 64,
+    world_size: given.WorldSize = given.DEFAULT.world_size,
+    layers: given.Layers = given.DEFAULT.num_layers,
+    batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
-    strict: given.Strict = False,
-    strict_memory: given.StrictMemory = False,
-    fold: Fold = False,
+    strict: given.Strict = given.DEFAULT.strict,
+    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
+    fold: Fold = given.DEFAULT.fold,
     results: Results = None,
     csv: Csv = None,
     as_json: given.AsJson = False,
@@ -61,8 +60,8 @@ def sweep(
         "world_size": world_size,
         "num_layers": layers,
         "global_batch_size": batch,
-        "hardware": hw or given.DEFAULT_HARDWARE,
-        **({"strict": True} if strict else {}),  # not a part of the rows of those that do not ask for it
+        "hardware": hw or given.DEFAULT.hardware,
+        **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
         "fold": fold,
         **({} if network is None else {"network": network}),

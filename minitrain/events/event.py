@@ -15,9 +15,17 @@ COMM = "comm"
 SEND = "send"
 RECV = "recv"
 
+LOAD_WEIGHTS = "load_weights"
+_PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
+PASSES = frozenset(_PASSES_IN_ORDER)
+UPDATE = "update"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
-PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS)
+"""Every type of event: what a rank computes, in the order of a step, then its collectives and messages."""
+
+STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
+"""The stores of a rank."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,13 @@
-"""Folding: ranks that do the same but for their shard index and samples are simulated once a class.
+"""Folding: ranks that do the same but for their shard index and samples are simulated once.
 
-`simulate(..., fold=True)` lays the ranks out on the axes of the strategy's own mesh (or on one axis, the world). An
-axis is *kept* if messages travel along it (a pipeline: each of its positions is a class of its own) and *folded*
-otherwise. The one rank that stands for a class gets `Each` values for whatever differs between its ranks: rank,
-coordinate, shard index, samples. They are linear in the folded coordinates, so that a comparison, a sum or a set of
-them is evaluated over all ranks at once; where ranks would part ways, `Each` raises and names the line.
+`simulate(..., fold=True)` lays the ranks out on named axes: those of the strategy's own mesh, or one axis for the whole
+world. Along a *folded* axis all ranks belong to one class, and one rank is simulated for all of them. Along a *kept*
+axis messages travel, as in a pipeline, and each position is a class of its own.
+
+Whatever differs between the ranks of a class (rank, coordinate, shard index, samples) is a value or a set for each
+rank, linear in the folded coordinates. So a comparison, a sum or a union is evaluated for all ranks at once. Where the
+ranks of a class would do different things, they *diverge*: the operation raises and names the line.
+
+May import: the rooms up to `run`. Open `driver` first: it makes one attempt (`attempt`) after the other, with a `model`
+for each class. `per_rank_values` and `per_rank_sets` are what strategies see in place of ints and frozensets.
 """

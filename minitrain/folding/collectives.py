@@ -1,23 +1,23 @@
-"""What a collective gives to the ranks of a class whose groups lie within it: by symmetry, from one value alone."""
+"""The results of collectives whose groups lie within a class of ranks: by symmetry, from one value for all of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError
-from minitrain.folding.index_ranges import Spans
+from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
-from minitrain.folding.rank_values import Fold
+from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.tensors import OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import alone
 from minitrain.transport.collectives import describe
 
 
-def perform(fold: Fold, op: str, value: Any, group: FoldedGroup) -> Any:
+def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> Any:
     """Return each rank's result of a collective.
 
     Args:
-        fold: the attempt.
+        attempt: how ranks are folded.
         op: which collective.
         value: what each rank brings.
         group: the group of each rank.
@@ -27,14 +27,14 @@ def perform(fold: Fold, op: str, value: Any, group: FoldedGroup) -> Any:
         DivergesError: the operation cannot be completed by symmetry.
     """
     if op == "barrier":
-        return value  # there is none
+        return value  # None
     if isinstance(value, list) and op != "all_to_all":
-        return [perform(fold, op, item, group) for item in value]
+        return [perform(attempt, op, item, group) for item in value]
     if op == "all_gather" and type(value) in (Weight, OptState, WeightGrad):
         return _all_gather(value, group)
     if op in ("all_reduce", "reduce_scatter") and type(value) is WeightGrad:
         return _reduce(op, value, group)
-    return fold.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
+    return attempt.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
 
 
 def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:
@@ -56,19 +56,19 @@ def _all_gather(value: Any, group: FoldedGroup) -> Any:
         whole: Any = WeightGrad(value.layer, value.layers, value.samples, value.total_samples, shards, value.num_shards)
     else:
         whole = type(value)(value.layer, value.layers, value.step, shards, value.num_shards)
-    if group.communicator.whole and not whole.is_complete():
+    if group.communicator.is_world and not whole.is_complete():
         raise CollectiveMismatchError(f"all ranks of all_gather must together bring every shard, got {describe(whole)}")
     return whole
 
 
 def _over(values: Any, group: FoldedGroup) -> Any:
     """Return the union of the sets of a group's ranks."""
-    return values.over(group.axes) if isinstance(values, Spans) else values
+    return values.union_over(group.axes) if isinstance(values, PerRankSet) else values
 
 
 def _require_same(op: str, name: str, value: Any, values: Any, group: FoldedGroup) -> None:
     """Raise unless a set is the same on all ranks of a group."""
-    if isinstance(values, Spans) and not group.axes.isdisjoint(values.slopes):
+    if isinstance(values, PerRankSet) and not group.axes.isdisjoint(values.slopes):
         raise CollectiveMismatchError(
             f"all ranks of {op} must bring the same kind of tensor with the same {name}, which differ between the "
             f"ranks of a group: {describe(value)}",

@@ -1,9 +1,9 @@
 """Finding the classes of a strategy's ranks, and simulating one rank of each.
 
-One attempt after the other is made, each with what the one before found out: the axes of the strategy's mesh (or of its
-divisions of the rank), and axes whose positions have to be kept because ranks part ways along them. It costs little,
-since ranks part ways early. An axis that was kept without a message ever going along it is no pipeline: then the
-strategy depends on the rank in a way that folding refuses.
+Attempts are made one after the other, each with what the one before found out: the axes of the strategy's own mesh (or
+of its divisions of the rank), and axes along which ranks diverge, whose positions must be kept apart. An attempt that
+fails costs little, since ranks diverge early. An axis that is kept must carry messages, as that of a pipeline does. If
+it does not, the strategy depends on the rank in another way, and folding refuses it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from minitrain.errors import MinitrainError, StrategyError, UsageError
-from minitrain.folding.index_ranges import Spans
-from minitrain.folding.job import Job
-from minitrain.folding.known_splits import way_of
-from minitrain.folding.model import FoldedModel
-from minitrain.folding.rank_values import Fold
-from minitrain.folding.rehearsal import rehearse
+from minitrain.folding.attempt import FoldAttempt
+from minitrain.folding.early_divergence import DivergenceHistory, find_early_divergence, key_of_attempt
+from minitrain.folding.model import FoldedModel, model_of_class
+from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware import FlatTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor
-from minitrain.run.final_weights import check_final_weights
+from minitrain.hardware.rank_predictors import RankPredictors
+from minitrain.rank.final_weights import check_final_weights
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory
+from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.tensors import Weight
@@ -35,34 +35,34 @@ from minitrain.tensors import Weight
 _MANY_CLASSES = 64
 
 
-_TELL_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
-
-
-def require_alike(parameters: Mapping[str, Any]) -> None:
-    """Require that nothing is asked for that tells ranks apart.
+async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
+    """Simulate one rank of each class.
 
     Args:
-        parameters: those of `simulate_async` that are given.
+        prepared: what is to be simulated.
+        simulate_fully: simulates every rank, where nothing can be folded.
 
     Raises:
-        UsageError: something is.
+        UsageError: operations do not cost the same on all ranks.
+        StrategyError: the strategy depends on the rank in a way that does not fold.
     """
-    given = [name for name in _TELL_APART if parameters.get(name)]
-    if given:
-        raise UsageError(f"fold=True does not go with {', '.join(given)}, which tells ranks apart; leave one out")
+    _require_prices_alike(prepared.predictor)
+    search = _Search(prepared, simulate_fully)
+    try:
+        return await search.run(may_change_axes=True)
+    except StrategyError as refusal:
+        if not refusal.is_split:
+            raise
+        try:  # as one axis, it may be a pipeline
+            return await search.run(may_change_axes=False)
+        except StrategyError:
+            raise refusal from None
 
 
-def require_foldable(predictor: Predictor, others: Mapping[str, Any]) -> None:
-    """Require that ranks are priced alike, and that nothing is asked for that tells them apart.
-
-    Args:
-        predictor: what prices operations.
-        others: the other parameters of `simulate_async` that are given.
-
-    Raises:
-        UsageError: they cannot be folded.
-    """
-    require_alike(others)
+def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
+    """Require that an operation costs the same on all ranks."""
+    if isinstance(predictor, RankPredictors):
+        raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
     is_flat = type(predictor) is RuntimePredictor and isinstance(predictor.topology, FlatTopology)
     if not is_flat and type(predictor) is not FixedPredictor:
         raise UsageError(
@@ -71,156 +71,152 @@ def require_foldable(predictor: Predictor, others: Mapping[str, Any]) -> None:
         )
 
 
-async def simulate_folded(job: Job, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
-    """Simulate one rank of each class.
+class _Search:
+    """The search for axes along which the ranks of a strategy fold.
 
     Args:
-        job: what is to be simulated.
+        prepared: what is to be simulated.
         simulate_fully: simulates every rank, where nothing can be folded.
-
-    Raises:
-        StrategyError: the strategy depends on the rank in a way that does not fold.
     """
-    try:
-        return await _search(job, simulate_fully, free=True)
-    except StrategyError as refusal:
-        if not refusal.is_split:
-            raise
-        try:  # as one axis, it may be a pipeline
-            return await _search(job, simulate_fully, free=False)
-        except StrategyError:
-            raise refusal from None
 
+    def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> None:
+        self.prepared = prepared
+        self.simulate_fully = simulate_fully
+        shared = prepared.parameters.fold
+        self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
 
-async def _search(job: Job, simulate_fully: Callable[[], Awaitable[Run]], *, free: bool) -> Run:
-    """Make one attempt after the other.
+    async def run(self, *, may_change_axes: bool) -> Run:
+        """Make one attempt after the other.
 
-    Args:
-        job: what is to be simulated.
-        simulate_fully: simulates every rank, where nothing can be folded.
-        free: whether divisions of the rank lay out the ranks.
-    """
-    axes: Mapping[str, int] = {"world": job.world_size}
-    reasons: dict[str, str] = {}  # why each axis is kept
-    is_world = True  # as long as the strategy has not asked for a mesh
-    while True:
-        fold, run = await _attempt(job, Fold(axes, frozenset(reasons), free=free and is_world))
-        if fold.is_laid:
-            axes, is_world = fold.axes, False
-        if fold.diverged is None:
-            assert run is not None
-            _require_travelled(job, fold, reasons)
-            return run
-        parted, place = fold.diverged
-        if fold.layout is not None and is_world:
-            axes, reasons, is_world = fold.layout, {}, fold.is_split
-            continue
-        new = (parted if fold.layout is None else frozenset(fold.sizes)) & fold.sizes.keys()
-        if not new:
-            _require_travelled(
-                job, fold, {axis: reasons.get(axis, place) for axis in (parted & fold.kept) or fold.kept}
+        Args:
+            may_change_axes: whether divisions of the rank lay out the ranks.
+        """
+        axes: Mapping[str, int] = {"world": self.prepared.parameters.world_size}
+        reasons: dict[str, str] = {}  # why each axis is kept
+        is_world = True  # as long as the strategy has not asked for a mesh
+        while True:
+            attempt, run = await self._attempt(
+                FoldAttempt(axes, frozenset(reasons), may_change_axes=may_change_axes and is_world)
             )
-            if fold.sizes:
-                _refuse(job, fold, place)
-            return await simulate_fully()
-        reasons |= dict.fromkeys(new, place)
+            if attempt.has_adopted_mesh:
+                axes, is_world = attempt.axes, False
+            if attempt.diverged is None:
+                assert run is not None
+                self._require_messages(attempt, reasons)
+                return run
+            diverged, place = attempt.diverged
+            if attempt.wanted_axes is not None and is_world:
+                axes, reasons, is_world = attempt.wanted_axes, {}, attempt.wants_split
+                continue
+            sizes = attempt.folded_sizes
+            new = (diverged if attempt.wanted_axes is None else frozenset(sizes)) & sizes.keys()
+            if not new:
+                return await self._give_up(attempt, reasons)
+            reasons |= dict.fromkeys(new, place)
+
+    async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> Run:
+        """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge."""
+        assert attempt.diverged is not None
+        diverged, place = attempt.diverged
+        blamed = (diverged & attempt.kept) or attempt.kept
+        self._require_messages(attempt, {axis: reasons.get(axis, place) for axis in blamed})
+        if attempt.folded_sizes:
+            self._refuse(attempt, place)
+        return await self.simulate_fully()
+
+    def _require_messages(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> None:
+        """Require that messages go along every axis that is kept.
+
+        Args:
+            attempt: the last one.
+            reasons: kept axes, and where ranks diverged along them.
+        """
+        for axis, place in reasons.items():
+            if axis not in attempt.message_axes and attempt.axes[axis] > 1:
+                self._refuse(attempt, place)
+
+    def _refuse(self, attempt: FoldAttempt, place: str) -> NoReturn:
+        """Raise why a strategy cannot be folded."""
+        raise StrategyError(
+            f"{self.prepared.name} cannot be folded: what it does depends on the rank in a way that folding does not "
+            f"follow, by {place}; let ranks differ in shard index and samples alone (see `minitrain.span`), or "
+            "simulate without fold=True",
+            place=place,
+            is_split=attempt.may_change_axes and len(attempt.axes) > 1,
+        )
+
+    async def _attempt(self, attempt: FoldAttempt) -> tuple[FoldAttempt, Run | None]:
+        """Make an attempt, and return what was found out and the run; no run if ranks diverged.
+
+        An attempt that is likely to fail is replaced by a dry run. Several classes interact before the end of the first
+        one is noticed, which a dry run leaves out; so it is made only for one class, or where there are very many.
+        """
+        representatives = attempt.representatives()
+        key = key_of_attempt(self.prepared, attempt)
+        is_likely = len(representatives) == 1 and self.history.expects_divergence(key)
+        if is_likely or len(representatives) > _MANY_CLASSES:
+            found = await find_early_divergence(self.prepared, attempt)
+            if found is not None:
+                return found, None
+        run = await _simulate_classes(self.prepared, attempt, representatives)
+        self.history.record(key, diverged=attempt.diverged is not None)
+        return attempt, run
 
 
-def _require_travelled(job: Job, fold: Fold, reasons: Mapping[str, str]) -> None:
-    """Require that messages go along every axis that is kept."""
-    for axis, place in reasons.items():
-        if axis not in fold.travelled and fold.axes[axis] > 1:
-            _refuse(job, fold, place)
-
-
-def _refuse(job: Job, fold: Fold, place: str) -> NoReturn:
-    """Raise why a strategy cannot be folded."""
-    raise StrategyError(
-        f"{job.name} cannot be folded: what it does depends on the rank in a way that folding does not follow, by "
-        f"{place}; let ranks differ in shard index and samples alone (see `minitrain.span`), or "
-        "simulate without fold=True",
-        place=place,
-        is_split=fold.free and len(fold.axes) > 1,
-    )
-
-
-async def _attempt(job: Job, fold: Fold) -> tuple[Fold, Run | None]:
-    """Simulate with one way of folding, and return what was found out; no run if it turned out that ranks part ways.
-
-    What is likely to be in vain is rehearsed before. (Where there are several classes, the others do something too
-    before the first one's end is noticed, which a rehearsal leaves out; if there are many, that is what it is for.)
-    """
-    representatives = fold.representatives()
-    way = way_of(job.name, job.options, fold.axes, fold.kept)
-    is_likely = len(representatives) == 1 and job.parted.is_likely(way)
-    if is_likely or len(representatives) > _MANY_CLASSES:
-        rehearsed = await rehearse(job, fold)
-        if rehearsed is not None:
-            return rehearsed, None
-    run = await _performed(job, fold, representatives)
-    job.parted.note(way, parted=fold.diverged is not None)
-    return fold, run
-
-
-async def _performed(job: Job, fold: Fold, representatives: Sequence[int]) -> Run | None:
-    """Simulate a rank of each class; None if it turned out that ranks part ways."""
-    dist = job.transport()
-    models = [job.model(fold, rank, dist) for rank in representatives]
+async def _simulate_classes(
+    prepared: PreparedRun, attempt: FoldAttempt, representatives: Sequence[int]
+) -> FoldedRun | None:
+    """Simulate a rank of each class; return None if ranks diverged."""
+    dist = prepared.transport()
+    models = [model_of_class(prepared, attempt, rank, dist) for rank in representatives]
     try:
-        return await _simulated(job, fold, models)
-    except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):  # of who asked for the run
+        return await _run_classes(prepared, attempt, models)
+    except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):  # meant for the caller
         raise
     except BaseException as error:
-        if fold.diverged is not None:
-            error.with_traceback(None)  # it holds the run in a circle, and each task that lives costs all others
+        if attempt.diverged is not None:
+            error.with_traceback(None)  # it keeps the attempt alive by a circle, and each living task costs all others
             return None
-        if fold.sizes and isinstance(error, TypeError | AttributeError) and not isinstance(error, MinitrainError):
+        is_of_python = isinstance(error, TypeError | AttributeError) and not isinstance(error, MinitrainError)
+        if attempt.folded_sizes and is_of_python:
             error.add_note(
                 "with fold=True, ranks, samples and shards are no ints and frozensets; if that is why, leave it"
             )
         raise
     finally:
-        fold.over = True  # what an error carries may be shown
+        attempt.is_over = True  # errors may show values from now on
 
 
-async def _simulated(job: Job, fold: Fold, models: Sequence[FoldedModel]) -> Run:
-    """Simulate the classes and return their run."""
-    with rare_collections(), watching_memory(models, strict=job.strict_memory) as excesses:
-        await run_ranks(job.name, job.function, models, job.options)
+async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> FoldedRun:
+    """Run the strategy on each class to its end, and return the run of all ranks."""
+    parameters = prepared.parameters
+    with rare_collections(), watching_memory(models, strict=parameters.strict_memory) as excesses:
+        await run_ranks(prepared, models)
         require_nothing_left(models[0].dist, models)
-    if job.check:
-        check_final_weights([_united(model, fold) for model in models])
-    fold.over = True
+    if parameters.check:
+        check_final_weights([_with_all_shards(model, attempt) for model in models])
+    attempt.is_over = True
     for model in models:
         model.finish()
-    workload = job.predictor.workload
-    return FoldedRun(
-        strategy=job.name,
-        world_size=job.world_size,
-        num_layers=job.num_layers,
-        global_batch_size=job.global_batch_size,
-        hardware=job.hardware,
-        options=job.options,
-        logs=[model.log for model in models],
-        peak_memory_per_rank=fold.spread([model.peak_memory for model in models]),
-        bytes_per_element=workload.bytes_per_element,
-        useful_flop=workload.training_flop(job.global_batch_size, job.num_layers),
-        peak_flop_per_s=job.predictor.peak_flop_per_s,
-        capacity_bytes=job.predictor.capacity_bytes,
-        oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
-        models=models,
-        fold=fold,
-        representatives=fold.representatives(),
+    return prepared.result(
+        FoldedRun,
+        models,
+        excesses,
+        peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
+        fold=attempt,
+        representatives=attempt.representatives(),
     )
 
 
-def _united(model: FoldedModel, fold: Fold) -> Any:
-    """Return what the final check asks of a model, with the shards of all ranks of its class."""
-    final = {layer: _whole(weight, fold) for layer, weight in model.final_weights.items()}
+def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
+    """Return what the check of final weights reads of a model, with the shards of all ranks of its class."""
+    final = {layer: _whole(weight, attempt) for layer, weight in model.final_weights.items()}
     return SimpleNamespace(rank=model.rank, num_layers=model.num_layers, final_weights=final)
 
 
-def _whole(weight: Weight, fold: Fold) -> Weight:
+def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
     """Return a final weight with the shards that a class holds together."""
-    shards: Any = weight.shards.over(fold.sizes) if isinstance(weight.shards, Spans) else weight.shards
+    shards: Any = weight.shards
+    if isinstance(shards, PerRankSet):
+        shards = shards.union_over(attempt.folded_sizes)
     return Weight(weight.layer, weight.layers, weight.step, shards, weight.num_shards)

@@ -7,27 +7,28 @@ from math import prod
 from typing import Any
 
 from minitrain.events import COMM, Stream
-from minitrain.folding.rank_values import Each, Fold, in_engine
+from minitrain.folding.attempt import FoldAttempt, in_engine
+from minitrain.folding.per_rank_values import PerRankInt, per_rank
 from minitrain.transport.groups import Group, Mesh
 
 
 class FoldedCommunicator:
-    """What prices ask of a group: its size, and when its stream is free. All groups of a class are alike."""
+    """What pricing reads of a group: its size, and when its stream is free. All groups of a class are alike."""
 
-    __slots__ = ("free", "ranks", "size", "whole")
+    __slots__ = ("busy_until", "is_world", "ranks", "size")
 
-    def __init__(self, size: int, *, whole: bool) -> None:
+    def __init__(self, size: int, *, is_world: bool) -> None:
         self.size = size
-        self.whole = whole
-        self.ranks = range(size)  # a flat network knows their number alone
-        self.free = 0.0
+        self.is_world = is_world
+        self.ranks = range(size)  # a flat network reads their number alone
+        self.busy_until = 0.0
 
 
 class FoldedGroup(Group):
     """The groups along some axes, one for each rank of a class.
 
     Args:
-        fold: the attempt.
+        attempt: how ranks are folded.
         axes: those along which its ranks differ, each of more than one rank.
         rank: the class's lowest rank.
 
@@ -35,42 +36,46 @@ class FoldedGroup(Group):
         kept: those of its axes along which classes differ.
     """
 
-    __slots__ = ("_each_index", "_lowest", "_stream", "axes", "fold", "kept")
+    __slots__ = ("_index", "_lowest_rank", "_stream", "attempt", "axes", "kept")
 
-    def __init__(self, fold: Fold, axes: frozenset[str], rank: int) -> None:
-        self.fold = fold
+    def __init__(self, attempt: FoldAttempt, axes: frozenset[str], rank: int) -> None:
+        self.attempt = attempt
         self.axes = axes
-        self.kept = axes & fold.kept
-        self._lowest = rank
-        size = prod(fold.axes[axis] for axis in axes)
-        whole = size == fold.world_size
-        self.communicator: Any = FoldedCommunicator(size, whole=whole)
-        self._each_index = self._indices()
-        self._stream = Stream(COMM, None if whole else tuple(self._members()))
+        self.kept = axes & attempt.kept
+        self._lowest_rank = rank
+        size = prod(attempt.axes[axis] for axis in axes)
+        is_world = size == attempt.world_size
+        self.communicator: Any = FoldedCommunicator(size, is_world=is_world)
+        self._index = self._indices()
+        self._stream = Stream(COMM, None if is_world else tuple(self._members()))
 
     def _indices(self) -> Any:
         """Return the place of each rank among its group's members."""
         index, stride, slopes = 0, 1, {}
-        for axis, size in reversed(self.fold.axes.items()):
+        for axis, size in reversed(self.attempt.axes.items()):
             if axis in self.axes:
-                index += self._lowest // self.fold.strides[axis] % size * stride
+                index += self._lowest_rank // self.attempt.strides[axis] % size * stride
                 slopes[axis] = stride
                 stride *= size
-        return self.fold.each(index, slopes)
+        return per_rank(self.attempt, index, slopes)
+
+    def is_of_class(self, rank: int) -> bool:
+        """Return whether it is the group as the class of a lowest rank sees it."""
+        return self._lowest_rank == rank
 
     def _members(self) -> list[int]:
         """Return the members of the lowest rank's group, ascending."""
-        return members_along(self.fold, self._lowest, self.axes)
+        return members_along(self.attempt, self._lowest_rank, self.axes)
 
     @property
     def rank(self) -> Any:  # type: ignore[override]
-        """The rank whose group it is: a number to the engine, one number each to the strategy."""
-        return self._lowest if in_engine() else self.fold.each(self._lowest, self.fold.strides)
+        """The rank whose group it is: one number to the engine, a number for each rank to the strategy."""
+        return self._lowest_rank if in_engine() else per_rank(self.attempt, self._lowest_rank, self.attempt.strides)
 
     @property
     def index(self) -> Any:  # type: ignore[override]
         """The place of each rank among its group's members."""
-        return self._each_index
+        return self._index
 
     @property
     def ranks(self) -> Any:
@@ -86,8 +91,8 @@ class FoldedGroup(Group):
 
     def _require_same(self, what: str) -> None:
         """Refuse to tell the strategy what differs between ranks."""
-        if not self.axes.issuperset(self.fold.sizes) and not in_engine(3):
-            self.fold.diverge(f"{what} that differs between ranks")
+        if not self.axes.issuperset(self.attempt.folded_sizes) and not in_engine(3):
+            self.attempt.diverge(f"{what} that differs between ranks")
 
     def __repr__(self) -> str:
         self._require_same("the text of a group")
@@ -97,15 +102,15 @@ class FoldedGroup(Group):
 class FoldedMesh(Mesh):
     """The ranks on named axes, as the ranks of a class see them."""
 
-    def __init__(self, fold: Fold, rank: int, groups: Any) -> None:
-        super().__init__(rank, fold.axes, groups)
-        self.fold = fold
+    def __init__(self, attempt: FoldAttempt, rank: int, groups: Any) -> None:
+        super().__init__(rank, attempt.axes, groups)
+        self.attempt = attempt
         self._groups = groups
 
     @property
     def rank(self) -> Any:
-        """The rank: a number to the engine, one number each to the strategy."""
-        return self._rank if in_engine() else self.fold.each(self._rank, self.fold.strides)
+        """The rank: one number to the engine, a number for each rank to the strategy."""
+        return self._rank if in_engine() else per_rank(self.attempt, self._rank, self.attempt.strides)
 
     @rank.setter
     def rank(self, rank: int) -> None:
@@ -113,7 +118,7 @@ class FoldedMesh(Mesh):
 
     def coord(self, axis: str) -> Any:
         """Return the rank's place along an axis: a number where positions are kept."""
-        return self.fold.each(super().coord(axis), {axis: 1})
+        return per_rank(self.attempt, super().coord(axis), {axis: 1})
 
     def group(self, *axes: str) -> Group:
         """Return the group of ranks that differ from this one along the given axes alone."""
@@ -122,41 +127,43 @@ class FoldedMesh(Mesh):
         return self._groups(axes)  # type: ignore[no-any-return]
 
     def peer(self, axis: str, offset: int, *, wrap: bool = False) -> Any:
-        """Return the rank `offset` places further along an axis; on a folded axis nobody can be told apart."""
-        if axis in self.fold.sizes and offset:
-            self.fold.diverge(f"a peer along the axis {axis}", frozenset([axis]))
+        """Return the rank `offset` places further along an axis; folded ranks have no peers of their own there."""
+        if axis in self.attempt.folded_sizes and offset:
+            self.attempt.diverge(f"a peer along the axis {axis}", frozenset([axis]))
         found = super().peer(axis, offset, wrap=wrap)
-        return None if found is None else self.fold.each(found, self.fold.strides)
+        return None if found is None else per_rank(self.attempt, found, self.attempt.strides)
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes.items())})"
 
 
-def axes_along(fold: Fold, rank: int, members: Sequence[Any]) -> frozenset[str] | None:
-    """Return the axes along which the ranks of a group differ, None where a group is not of all ranks along some axes.
+def axes_along(attempt: FoldAttempt, rank: int, members: Sequence[Any]) -> frozenset[str] | None:
+    """Return the axes along which the ranks of a group differ; None where it is not made of all ranks along some axes.
 
     Args:
-        fold: the attempt.
+        attempt: how ranks are folded.
         rank: the class's lowest rank.
-        members: the group's ranks, each an int or one number a rank of the class.
+        members: the group's ranks, each an int, or a number for each rank of the class.
     """
-    consts = {member.const if isinstance(member, Each) else member for member in members}
-    if not consts or not all(isinstance(const, int) and 0 <= const < fold.world_size for const in consts):
+    consts = {member.const if isinstance(member, PerRankInt) else member for member in members}
+    if not consts or not all(isinstance(const, int) and 0 <= const < attempt.world_size for const in consts):
         return None
     found = frozenset(
-        axis for axis, size in fold.axes.items() if len({const // fold.strides[axis] % size for const in consts}) > 1
+        axis
+        for axis, size in attempt.axes.items()
+        if len({const // attempt.strides[axis] % size for const in consts}) > 1
     )
-    slopes = {axis: fold.strides[axis] for axis in fold.sizes if axis not in found}
-    moves_along = all((member.slopes if isinstance(member, Each) else {}) == slopes for member in members)
-    return found if moves_along and sorted(consts) == sorted(members_along(fold, rank, found)) else None
+    slopes = {axis: attempt.strides[axis] for axis in attempt.folded_sizes if axis not in found}
+    moves_along = all((member.slopes if isinstance(member, PerRankInt) else {}) == slopes for member in members)
+    return found if moves_along and sorted(consts) == sorted(members_along(attempt, rank, found)) else None
 
 
-def members_along(fold: Fold, rank: int, axes: frozenset[str]) -> list[int]:
+def members_along(attempt: FoldAttempt, rank: int, axes: frozenset[str]) -> list[int]:
     """Return the ranks that differ from one along some axes alone, ascending."""
     ranks = [rank]
-    for axis in fold.axes:
+    for axis in attempt.axes:
         if axis in axes:
-            stride, size = fold.strides[axis], fold.axes[axis]
+            stride, size = attempt.strides[axis], attempt.axes[axis]
             here = rank // stride % size
             ranks = [other + (place - here) * stride for other in ranks for place in range(size)]
     return ranks

@@ -1,4 +1,4 @@
-"""The model of a class of ranks: a `Model` of its lowest rank, whose strategy sees `Each` where ranks differ."""
+"""The model of a class of ranks: a `Model` of its lowest rank, which shows the strategy a value for each rank."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from itertools import chain
 from typing import Any
 
 from minitrain.events import LAYER, SAMPLES, STRIDE, EventLog
+from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform
-from minitrain.folding.index_ranges import EachRange, Spans
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
-from minitrain.folding.rank_values import Each, Fold, in_engine
+from minitrain.folding.per_rank_sets import PerRankSet
+from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.hardware.price import Predictor
 from minitrain.rank import laws
-from minitrain.rank.communicating import _TENSORS, Groupish
+from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.model import Model
-from minitrain.rank.operations import Work
+from minitrain.rank.operations import Operation
+from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
@@ -26,36 +28,51 @@ class FoldedModel(Model):
     """One class of ranks of a training run.
 
     Args:
-        fold: the attempt.
+        attempt: how ranks are folded.
         rank: the class's lowest rank.
         dist: the transport, for messages between classes.
         num_layers: layers of the trained model.
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
+
+    Adds:
+        rank: a number to the engine, and to the strategy one that stands for every rank of the class.
+        log: refuses to be read by the strategy.
+        mesh, group, _member: give groups that stand for those of every rank of the class.
+        _collective: completes at once, as all ranks of the class do the same at the same time.
+        _send, _receive: go to and come from another class.
+        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
     def __init__(
-        self, fold: Fold, rank: int, dist: Dist, num_layers: int, global_batch_size: int, runtime_predictor: Predictor
+        self,
+        attempt: FoldAttempt,
+        rank: int,
+        dist: Dist,
+        num_layers: int,
+        global_batch_size: int,
+        runtime_predictor: Predictor,
     ) -> None:
-        self.fold = fold
+        self.attempt = attempt
         super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
         self._finished = False
         self._task: Any = None
-        self._find_place()
+        self._find_coordinates()
 
-    def _find_place(self) -> None:
-        """Find out where the class lies on the axes."""
-        self._each_rank = self.fold.each(self._rank, self.fold.strides)
+    def _find_coordinates(self) -> None:
+        """Find out where the class lies on the axes, which the strategy's mesh may replace."""
+        self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
-        self._all_ranks: FoldedGroup | None = None  # made when asked for: with a mesh, hardly ever
+        self._all_ranks: FoldedGroup | None = None  # made when asked for: a strategy with a mesh hardly needs it
 
     @property
     def rank(self) -> Any:
-        """The rank: the lowest one to the engine, one number each to the strategy."""
+        """The rank: the lowest one to the engine, a number for each rank to the strategy."""
         if in_engine():
             return self._rank
-        self.fold.told = True
-        return self._each_rank
+        self.attempt.is_observed = True
+        return self._rank_of_each
 
     @rank.setter
     def rank(self, rank: int) -> None:
@@ -63,9 +80,9 @@ class FoldedModel(Model):
 
     @property
     def log(self) -> EventLog:
-        """The events of the class's lowest rank; a strategy that reads them while they are made is refused."""
+        """The events of the class's lowest rank; during the run, the strategy may not read them."""
         if not in_engine() and not self._finished:
-            self.fold.diverge("a look into the log")
+            self.attempt.diverge("a look into the log")
         return self._log
 
     @log.setter
@@ -75,103 +92,103 @@ class FoldedModel(Model):
     def mesh(self, **axes: int) -> Mesh:
         """Lay the ranks out on named axes, which are then those along which they are folded."""
         require_axes(axes, self.world_size)
-        if list(axes.items()) != list(self.fold.axes.items()):
-            if not self.fold.lay_anew(axes):
-                if self.fold.layout is None:
-                    self.fold.layout = axes
-                self.fold.diverge("a mesh of its own")
-            self._find_place()
-        self.fold.told = True
-        return FoldedMesh(self.fold, self._rank, self._group_along)
+        if list(axes.items()) != list(self.attempt.axes.items()):
+            if not self.attempt.adopt_mesh(axes):
+                if self.attempt.wanted_axes is None:
+                    self.attempt.wanted_axes = axes
+                self.attempt.diverge("a mesh of its own")
+            self._find_coordinates()
+        self.attempt.is_observed = True
+        return FoldedMesh(self.attempt, self._rank, self._group_along)
 
     def group(self, ranks: Iterable[int]) -> Group:
-        """Return the group of some ranks, where they are those along some axes: each rank's own, and itself in it."""
-        self.fold.told = True
+        """Return the group of some ranks, if they are all ranks along some axes and each rank is in its own group."""
+        self.attempt.is_observed = True
         listed: list[Any] = list(ranks)
-        found = axes_along(self.fold, self._rank, listed)
+        found = axes_along(self.attempt, self._rank, listed)
         if found is None:
-            self.fold.diverge("a group by its ranks (use model.mesh)")
+            self.attempt.diverge("a group by its ranks (use model.mesh)")
         return self._group_along(found)
 
     def _group_along(self, axes: Iterable[str]) -> FoldedGroup:
         """Return the group along some axes."""
-        found = frozenset(axis for axis in axes if self.fold.axes[axis] > 1)
+        found = frozenset(axis for axis in axes if self.attempt.axes[axis] > 1)
         if found not in self._folded_groups:
-            self._folded_groups[found] = FoldedGroup(self.fold, found, self._rank)
+            self._folded_groups[found] = FoldedGroup(self.attempt, found, self._rank)
         return self._folded_groups[found]
 
     def _member(self, group: Groupish) -> FoldedGroup:
         """Return the group that a strategy named."""
-        self.fold.told = True
+        self.attempt.is_observed = True
         if group is None:
-            self._all_ranks = self._all_ranks or self._group_along(self.fold.axes)
+            self._all_ranks = self._all_ranks or self._group_along(self.attempt.axes)
             return self._all_ranks
         named = group if isinstance(group, Group) else self.group(group)
-        assert isinstance(named, FoldedGroup)  # nobody can make another
-        return named if named._lowest == self._rank else self._group_along(named.axes)
+        assert isinstance(named, FoldedGroup)  # the model makes all of them
+        return named if named.is_of_class(self._rank) else self._group_along(named.axes)
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
         if member.kept:
-            self.fold.diverge(
+            self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
             )
-        value = v if v.__class__ in _TENSORS else self._communicable(op, v)
+        value = v if v.__class__ in TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
-        work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
-        result = value if member.size == 1 else perform(self.fold, op, value, member)
-        work.settle_all([work], [result], [work.clock], work.clock, self._rank)
-        return work
+        operation = Operation(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        result = value if member.size == 1 else perform(self.attempt, op, value, member)
+        operation.settle_alone(result)
+        return operation
 
     def _require_one_task(self) -> None:
-        """Refuse tasks within a rank: the order in which they go on depends on who comes last to a collective."""
+        """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
         task = asyncio.current_task()
         self._task = self._task or task
-        if self._task is not task and self.fold.sizes:
-            self.fold.diverge("communication from several tasks of one rank")
+        if self._task is not task and self.attempt.folded_sizes:
+            self.attempt.diverge("communication from several tasks of one rank")
 
     def _require_one(self, what: str, value: Any) -> None:
         """Refuse a value that differs between ranks."""
-        if isinstance(value, Each):
-            self.fold.diverge(f"{what} that differs between ranks", value.slopes)
+        if isinstance(value, PerRankInt):
+            self.attempt.diverge(f"{what} that differs between ranks", value.slopes)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message to another class."""
         return super()._send(self._class_of(dest), v, tag)
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive from another class."""
         return super()._receive(self._class_of(source), tag)
 
     def _class_of(self, peer: Any) -> Any:
         """Return the lowest rank of the class that each rank's peer belongs to.
 
-        Peers must be as many ranks away for every rank, along axes that are kept: then each rank's messages meet those
-        of its own peer, as the classes' do.
+        Peers must be equally far away for every rank, along kept axes alone. Then messages between two classes stand
+        for messages between each rank and its own peer.
         """
-        self.fold.told = True
+        self.attempt.is_observed = True
         self._require_one_task()
-        const, slopes = (peer.const, peer.slopes) if isinstance(peer, Each) else (peer, {})
-        mine = self._each_rank.slopes if isinstance(self._each_rank, Each) else {}
+        const, slopes = (peer.const, peer.slopes) if isinstance(peer, PerRankInt) else (peer, {})
+        mine = self._rank_of_each.slopes if isinstance(self._rank_of_each, PerRankInt) else {}
         if slopes != mine:
-            self.fold.diverge("a message to or from ranks that are not all as far away")
+            self.attempt.diverge("a message to or from ranks that are not all as far away")
         if type(const) is not int or not 0 <= const < self.world_size:
-            return const  # the transport says what is wrong with it
-        for axis, stride in self.fold.strides.items():
-            size = self.fold.axes[axis]
+            return const  # the transport refuses it with its own message
+        for axis, stride in self.attempt.strides.items():
+            size = self.attempt.axes[axis]
             if const // stride % size != self._rank // stride % size:
-                if axis not in self.fold.kept:
-                    self.fold.diverge(f"a message along the axis {axis}", frozenset([axis]))
-                self.fold.travelled.add(axis)
+                if axis not in self.attempt.kept:
+                    self.attempt.diverge(f"a message along the axis {axis}", frozenset([axis]))
+                self.attempt.message_axes.add(axis)
         return const
 
     def load_weights(self, layer: int, shard: Any = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
         """Load one shard of a layer's weight, each rank its own."""
         self._require_one("a layer", layer)
         self._require_one("a number of shards", num_shards)
-        if not isinstance(shard, Each):
+        if not isinstance(shard, PerRankInt):
             return super().load_weights(layer, shard, num_shards)
         low, high = shard.bounds()
         for bound in (low, high):
@@ -184,26 +201,26 @@ class FoldedModel(Model):
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
         listed: Any = samples
-        if not isinstance(samples, EachRange | Spans):
-            listed = laws.sample_numbers(self, samples, Each)
+        if not isinstance(samples, PerRankRange | PerRankSet):
+            listed = laws.sample_numbers(self, samples, PerRankInt)
             laws.require_inside(self, listed if isinstance(listed, range) else ())
         if not len(listed):
             return super().get_input_activation(())
-        found = Spans.of(self.fold, listed)
+        found = PerRankSet.of(self.attempt, listed)
         laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
     def _is_whole_batch(self, samples: Any) -> bool:
         """Return whether a set holds every sample, without listing them."""
-        whole = samples == Spans.of(self.fold, range(self.global_batch_size))
+        whole = samples == PerRankSet.of(self.attempt, range(self.global_batch_size))
         if whole:
             self._whole_batches[id(samples)] = samples
         return bool(whole)
 
     def finish(self) -> None:
-        """Become the model of the lowest rank alone."""
+        """Become the model of the lowest rank alone, whose log and tensors hold plain ints and sets."""
         self._finished = True
-        self._each_rank = self._rank
+        self._rank_of_each = self._rank
         self._finish_log()
         held: Any = [self.final_weights, *self.storage()]
         for tensor in chain(*(tensors.values() for tensors in held)):
@@ -212,18 +229,33 @@ class FoldedModel(Model):
                     setattr(tensor, name, _of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
-        """Make the log that of the lowest rank."""
+        """Put the values of the lowest rank into the log."""
         rows = self._rows
         for place in (LAYER, SAMPLES):
             values = rows[place::STRIDE]
-            lowest = {id(value): _of_lowest(value) for value in values if value.__class__ in _OF_RANKS}
+            lowest = {id(value): _of_lowest(value) for value in values if value.__class__ in _PER_RANK}
             if lowest:  # events share their sets
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
 
 
-_OF_RANKS = frozenset({Each, Spans})
+_PER_RANK = frozenset({PerRankInt, PerRankSet})
 
 
 def _of_lowest(value: Any) -> Any:
     """Return the value of the class's lowest rank."""
-    return value.lowest() if isinstance(value, Spans) else value.const if isinstance(value, Each) else value
+    if isinstance(value, PerRankSet):
+        return value.of_lowest_rank()
+    return value.const if isinstance(value, PerRankInt) else value
+
+
+def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
+    """Return the model of a class.
+
+    Args:
+        prepared: what is simulated.
+        attempt: how ranks are folded.
+        rank: the class's lowest rank.
+        dist: the transport that all classes share.
+    """
+    sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
+    return FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))

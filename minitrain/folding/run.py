@@ -1,4 +1,4 @@
-"""A folded run: one log a class, and the figures of all ranks."""
+"""The result of a folded run: one log for each class, and the figures of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown
-    from minitrain.folding.rank_values import Fold
+    from minitrain.folding.attempt import FoldAttempt
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class FoldedRun(Run):
     Its figures are those of all ranks: `world_size`, `peak_memory_per_rank`, `breakdown` and `num_events` count all.
 
     Args:
-        fold: how ranks were folded.
+        fold: how ranks were folded (the last attempt).
         representatives: the lowest rank of each class.
     """
 
-    fold: Fold | None = field(default=None, repr=False, compare=False)
+    fold: FoldAttempt | None = field(default=None, repr=False, compare=False)
     representatives: Sequence[int] = ()
 
     @property
@@ -49,7 +49,7 @@ class FoldedRun(Run):
 
         assert self.fold is not None
         parts = breakdown(self._trace, self.step_time)
-        ranks = np.array(self.fold.spread(list(range(len(self.logs)))))
+        ranks = np.array(self.fold.of_every_rank(list(range(len(self.logs)))))
         names = ("computing", "exposed", "overlapped", "waiting")
         return replace(parts, **{name: getattr(parts, name)[ranks] for name in names})
 
@@ -73,5 +73,5 @@ class FoldedRun(Run):
         self._refuse("drawn")
 
     def explain(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: who waits for whom is told by every rank."""
+        """Refuse: who waits for whom is read from every rank."""
         self._refuse("explained")

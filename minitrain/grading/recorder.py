@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.stores import FollowedStore
-from minitrain.rank.operations import Launched, Work
+from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Account, Store
 from minitrain.source_lines import strategy_frame
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
@@ -145,7 +145,7 @@ class RecordedStore(FollowedStore[Any]):
         return key, value
 
 
-class RecordedWork(Work):
+class RecordedOperation(Operation):
     """An operation whose end is recorded, and that nobody holds it any longer."""
 
     __slots__ = ()
@@ -164,6 +164,14 @@ class RecordedWork(Work):
 class RecordingModel(StrictModel):
     """A rank that writes down what it is asked to do, under strict accounting.
 
+    Adds:
+        load_weights, get_input_activation, set_final_weight: write a step, and name the results.
+        forward, loss, backward, backward_input, backward_weight, update: the same.
+        _collective, _send, _receive, launch: write a step when the communication is submitted.
+        after_collective: names the results.
+        operation_kind: operations that write down that they were awaited and freed.
+        _store: makes stores that write down what enters and leaves.
+
     Attributes:
         program: its steps.
         submitted: the step that submitted an operation, by its row in the log.
@@ -171,7 +179,7 @@ class RecordingModel(StrictModel):
         started: the models of the run, as far as they were made, where a subclass has a list of its own.
     """
 
-    work_kind = RecordedWork
+    operation_kind = RecordedOperation
     tags = Interned()
     started: ClassVar[list[Any] | None] = None
 
@@ -250,13 +258,13 @@ class RecordingModel(StrictModel):
         self._made(self.program.add("update", layer, *names), *made)
         return made
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Operation:
         ranks = [*(self._world if group is None else self._member(group)).ranks]
         step = self.program.add(op, name_of(v), layer, ranks, detail, self.launching)
         self.submitted[len(self._rows)] = step
         return super()._collective(op, v, layer, group, detail)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         step = self.program.add("send", name_of(v), dest, self._tag(tag), self.launching)
         self.submitted[len(self._rows)] = step
         work = super()._send(dest, v, tag)
@@ -264,7 +272,7 @@ class RecordingModel(StrictModel):
             _forget(work.value)  # the copy on its way
         return work
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         self.submitted[len(self._rows)] = self.program.add("receive", source, self._tag(tag), self.launching)
         return super()._receive(source, tag)
 
@@ -275,8 +283,8 @@ class RecordingModel(StrictModel):
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Record a launch, which its step says of itself."""
         launched = super().launch(operation)
-        if launched.work.op == "send":
-            _forget(launched.work.value)
+        if launched.operation.op == "send":
+            _forget(launched.operation.value)
         return launched
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
@@ -286,7 +294,7 @@ class RecordingModel(StrictModel):
             if result is not work.value:
                 work.model._made(work.model.submitted[work.row], *leaves(result))
 
-    def record_await(self, work: Work, result: Any) -> None:
+    def record_await(self, work: Operation, result: Any) -> None:
         """Record that the result of an operation has come."""
         step = self.submitted[work.row]
         if work.op == "recv" and not hasattr(result, "_content"):

@@ -11,12 +11,11 @@ from typing import Any
 
 from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
+from minitrain.events import COLLECTIVES, STORES
 from minitrain.grading.recorder import Step, leaves
 from minitrain.rank.model import Model
 
 KINDS = {kind: getattr(tensors, kind) for kind in ("Weight", "OptState", "Activation", "ActivationGrad", "WeightGrad")}
-STORES = frozenset({"weights", "opt_states", "activations", "grad_activations", "grad_weights"})
-COLLECTIVES = frozenset({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
 
 
 def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model], Awaitable[Model]]:

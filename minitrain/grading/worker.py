@@ -167,9 +167,9 @@ def prepare(home: str) -> Callable[[str], Any]:  # pragma: no cover  (only in a 
     """Import all that a run needs, from the copy of minitrain, and return what loads a strategy."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder)]
     sys.path.insert(0, home)
-    for name in ("run.simulation", "accounting.strict.audit", "accounting.strict.handmade", "grading.recorder"):
+    for name in ("run.simulation", "accounting.strict.audit", "accounting.strict.unusable_tensors", "grading.recorder"):
         importlib.import_module(f"minitrain.{name}")
-    importlib.import_module("minitrain.run.simulation").make_predictor("h100_80g_nvl8", 1)
+    importlib.import_module("minitrain.run.parameters").make_predictor("h100_80g_nvl8", 1)
     loading: Any = importlib.import_module("minitrain.run.strategy_loading")
     return lambda text: loading.load_strategy(text)[1]
 

@@ -1,6 +1,7 @@
 """What a machine costs: processor, memory, network tiers, and the config that describes them.
 
-Nothing here knows of ranks' state, of strategies or of events: numbers in, seconds out.
+Numbers go in, seconds come out. Nothing here knows of the state of ranks or of strategies, and of events only the names
+of their types.
 """
 
 from minitrain.hardware.config import SystemConfig, load_config, shipped_configs

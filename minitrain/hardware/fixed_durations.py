@@ -7,28 +7,12 @@ import math
 from collections.abc import Sequence
 
 from minitrain.errors import UsageError
+from minitrain.events import EVENT_TYPES, PASSES, UPDATE
 from minitrain.hardware.price import Price
 from minitrain.workloads.workload import MATMUL_LAYER, Workload
 
-EVENT_TYPES = (
-    "load_weights",
-    "forward",
-    "loss",
-    "backward",
-    "backward_input",
-    "backward_weight",
-    "update",
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "all_to_all",
-    "barrier",
-    "send",
-    "recv",
-)
 _SHORTEST_S, _LONGEST_S = 1e-100, 1e100  # outside of them sums and ratios overflow or vanish, as in configs
-_COMPUTE = frozenset(EVENT_TYPES[1:7])
+_SLOWED = frozenset((*PASSES, UPDATE))  # loading weights is no computing
 
 
 class FixedPredictor:
@@ -97,4 +81,4 @@ class FixedPredictor:
 
     def _price(self, typ: str, size_bytes: float = 0) -> Price:
         seconds = self.durations.get(typ, 0.0)
-        return Price(seconds * self._slowdown if typ in _COMPUTE and self._slowdown != 1 else seconds, size_bytes)
+        return Price(seconds * self._slowdown if typ in _SLOWED and self._slowdown != 1 else seconds, size_bytes)

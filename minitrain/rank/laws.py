@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.hardware.faults import shown
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import overlapping_shards
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
-    from minitrain.rank.state import Rank
+    from minitrain.rank.state import RankState
 
 _LONGEST = 80  # characters of what was given instead of samples
 
 
-def _broken(model: Rank, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
+def _broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
     """Return the error for a broken law."""
     return LawError(f"{op} on rank {model.rank}: {rule}", op=op, rank=model.rank, layer=layer, **facts)
 
 
-def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> None:
+def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
     """Require a tensor of one kind."""
     if value.__class__ is not kind and not isinstance(value, kind):
         raise TensorTypeError(
@@ -39,7 +40,7 @@ def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> Non
         )
 
 
-def _require_layer(model: Rank, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
+def _require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
     """Require a tensor of the layer that the operation works on."""
     if value.layer != expected:
         raise _broken(
@@ -51,7 +52,7 @@ def _require_layer(model: Rank, op: str, name: str, value: Any, expected: int, l
         )
 
 
-def _require_complete(model: Rank, op: str, weight: Weight) -> None:
+def _require_complete(model: RankState, op: str, weight: Weight) -> None:
     """Require all shards of a weight."""
     if not weight.is_complete():
         raise _broken(
@@ -63,7 +64,7 @@ def _require_complete(model: Rank, op: str, weight: Weight) -> None:
         )
 
 
-def _require_stored(model: Rank, op: str, name: str, value: Any) -> None:
+def _require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a tensor (or an equal one) in one of the rank's stores."""
     if not model.holds(value):
         raise _broken(
@@ -76,7 +77,7 @@ def _require_stored(model: Rank, op: str, name: str, value: Any) -> None:
         )
 
 
-def forward(model: Rank, op: str, layer: int, inp: Any, weight: Any) -> None:
+def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> None:
     """Require a complete weight, in storage, and an input, both of the layer."""
     require_kind(model, op, "weight", weight, Weight)
     require_kind(model, op, "inp", inp, Activation)
@@ -86,7 +87,7 @@ def forward(model: Rank, op: str, layer: int, inp: Any, weight: Any) -> None:
     _require_stored(model, op, "weight", weight)
 
 
-def backward(model: Rank, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
+def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
     """Require input, output gradient and complete weight of the layer, in storage, for the same samples."""
     require_kind(model, op, "inp", inp, Activation)
     require_kind(model, op, "grad", grad, ActivationGrad)
@@ -109,13 +110,13 @@ def backward(model: Rank, op: str, layer: int, inp: Any, grad: Any, weight: Any 
         _require_stored(model, op, "weight", weight)
 
 
-def loss(model: Rank, inp: Any) -> None:
+def loss(model: RankState, inp: Any) -> None:
     """Require the model's output."""
     require_kind(model, "loss", "inp", inp, Activation)
     _require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
 
 
-def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
+def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
     """Require gradient, weight and state of the layer and step, all samples, and matching shards."""
     require_kind(model, "update", "weight_grad", weight_grad, WeightGrad)
     require_kind(model, "update", "weight", weight, Weight)
@@ -142,7 +143,7 @@ def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: An
             )
 
 
-def _require_all_samples(model: Rank, layer: int, weight_grad: WeightGrad) -> None:
+def _require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
     """Require a gradient of the whole batch."""
     if weight_grad.samples != _all_samples(model.global_batch_size):
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
@@ -165,26 +166,22 @@ def _all_samples(global_batch_size: int) -> frozenset[int]:
 
 
 def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
-    """Return whether a tensor holds every part of the weight, shards being intervals [i/n, (i+1)/n)."""
+    """Return whether a tensor holds every part of the weight, however both are cut into shards."""
     if held.is_complete() or (held.num_shards == weight.num_shards and weight.shards <= held.shards):
         return True
-    pieces = held.num_shards
-    for shard in weight.shards:
-        first = shard * pieces // weight.num_shards
-        last = -(-(shard + 1) * pieces // weight.num_shards)
-        if any(piece not in held.shards for piece in range(first, last)):
-            return False
-    return True
+    return all(
+        held.shards.issuperset(overlapping_shards(shard, weight.num_shards, held.num_shards)) for shard in weight.shards
+    )
 
 
-def input_samples(model: Rank, samples: Iterable[int]) -> frozenset[int]:
+def input_samples(model: RankState, samples: Iterable[int]) -> frozenset[int]:
     """Return the samples as a set; require integers of the global batch before anything is made of them."""
     numbers = sample_numbers(model, samples)
     require_inside(model, numbers)
     return frozenset(numbers)
 
 
-def sample_numbers(model: Rank, samples: Iterable[Any], *others: type) -> Sequence[int]:
+def sample_numbers(model: RankState, samples: Iterable[Any], *others: type) -> Sequence[int]:
     """Return the samples as a range or a list of integers, such as numpy's too; require no more than the batch has.
 
     Args:
@@ -212,7 +209,7 @@ def sample_numbers(model: Rank, samples: Iterable[Any], *others: type) -> Sequen
     return numbers
 
 
-def _integer(model: Rank, samples: Any, number: Any) -> int:
+def _integer(model: RankState, samples: Any, number: Any) -> int:
     """Return one sample as Python's own integer."""
     if isinstance(number, bool):
         raise _no_integers(model, samples, number)
@@ -222,7 +219,7 @@ def _integer(model: Rank, samples: Any, number: Any) -> int:
         raise _no_integers(model, samples, number) from error
 
 
-def _no_integers(model: Rank, samples: Any, number: Any) -> TensorTypeError:
+def _no_integers(model: RankState, samples: Any, number: Any) -> TensorTypeError:
     """Return the error for samples of which one is no integer."""
     found = _text(samples) if isinstance(samples, list | tuple | str) else ""
     if not 0 < len(found) <= _LONGEST:
@@ -242,7 +239,7 @@ def _text(value: Any) -> str:
         return ""
 
 
-def require_inside(model: Rank, numbers: Sequence[int]) -> None:
+def require_inside(model: RankState, numbers: Sequence[int]) -> None:
     """Require that all samples are of the global batch; a range is not listed for it."""
     if not numbers:
         return
@@ -260,13 +257,13 @@ def require_inside(model: Rank, numbers: Sequence[int]) -> None:
     )
 
 
-def final_weight(model: Rank, layer: int, weight: Any) -> None:
+def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
     _require_layer(model, "set_final_weight", "weight", weight, layer, layer)
 
 
-def load(model: Rank, layer: Any, shard: Any, num_shards: Any) -> None:
+def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     """Require a layer of the model and a shard of it."""
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
         raise _broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)
@@ -280,7 +277,7 @@ def load(model: Rank, layer: Any, shard: Any, num_shards: Any) -> None:
     _require_rows(model, "load_weights", layer, num_shards)
 
 
-def _require_rows(model: Rank, op: str, layer: int, num_shards: int) -> None:
+def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:
     """Require that each shard of a layer holds one of its rows at least."""
     most = model.runtime_predictor.workload.max_shards
     if num_shards > most:

@@ -27,7 +27,7 @@ class JournalledStore(Store[V]):
         self.log = log
 
     def _enter(self, before: int, change: int) -> None:
-        """Enter how the store changed; what else the total did since `before` was changing hands with operations."""
+        """Enter how the store changed; any other change of the total is of what launched operations count."""
         journal = self.account.journal
         if journal is not None:
             place = len(self.log)

@@ -28,8 +28,8 @@ class Account:
     Attributes:
         units: the total now.
         peak_units: the highest total since the last window was opened, or ever.
-        loans: stored tensors that a launched operation uses, by identity: what it counts of them itself, which is
-            nothing as long as a store does.
+        launched_tensors: units that launched operations count for tensors which were stored at the launch, by the id
+            of the tensor: 0 while a store counts the tensor.
         journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
     """
 
@@ -37,8 +37,8 @@ class Account:
         "_open_windows",
         "_past_peaks",
         "journal",
+        "launched_tensors",
         "limit_units",
-        "loans",
         "measure",
         "on_overflow",
         "peak_units",
@@ -55,7 +55,7 @@ class Account:
         self.limit_units = limit_units
         self.on_overflow = on_overflow
         self.journal: list[tuple[int, str, int]] | None = None
-        self.loans: dict[int, int] = {}
+        self.launched_tensors: dict[int, int] = {}
         self.units = 0
         self.peak_units = 0  # since the last window was opened, or ever
         self._past_peaks: list[int] = []
@@ -90,13 +90,13 @@ class Account:
             if total > self.limit_units:
                 self.overflow()
 
-    def change_hands(self, value: Any, *, stored: bool) -> None:
-        """Let a launched operation count what it uses exactly while no store does."""
-        counted = self.loans.get(id(value))
+    def recount_launched(self, value: Any, *, stored: bool) -> None:
+        """Count a tensor that a launched operation uses either in its store or for the operation, never twice."""
+        counted = self.launched_tensors.get(id(value))
         if counted is not None:
             wanted = 0 if stored else value._units
             self.units += wanted - counted
-            self.loans[id(value)] = wanted
+            self.launched_tensors[id(value)] = wanted
 
     def high_water(self) -> int:
         """Return the highest total ever."""
@@ -158,8 +158,8 @@ class Store(dict[Any, V]):
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
-        if account.loans:
-            account.change_hands(value, stored=True)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=True)
         account.units = total = account.units + units
         if total > account.peak_units:
             account.peak_units = total
@@ -171,16 +171,16 @@ class Store(dict[Any, V]):
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
 
     def _leave(self, value: Any) -> None:
-        """Take a tensor's size off the account."""
+        """Take a tensor's size off the account, as it is no longer stored."""
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:
         """Remove a key and return its value."""

@@ -1,6 +1,10 @@
-"""Running a strategy on all ranks, and what came of it: `simulate`, `compare`, `Run`.
+"""Simulating a strategy on all ranks, and its result: `simulate`, `compare`, `Run`.
 
-May import: the rooms up to `rank`, and `analysis`. Open `simulation` first, then `result`. `rank_tasks` drives the
-ranks in one event loop, `saved_runs` writes and reads the file of a run, `final_weights` checks that every layer was
-trained.
+May import: the rooms up to `rank`, and `analysis`. Two files reach further up, when they are asked to: `variants`
+chooses the kinds of model and run that accounting, numerics and folding add, and `result` and `comparison` show
+pictures of `trace`.
+
+Open `simulation` first, then `parameters` (what a run can be given) and `result` (what it gives). `prepared_run` is a
+run that is ready to start, and `rank_tasks` runs the ranks. `out_of_memory`, `contention`, `log_interning` and
+`garbage_collection` each add one thing to a run. `saved_runs` writes and reads its file.
 """

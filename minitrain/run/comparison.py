@@ -1,8 +1,7 @@
-"""Several strategies on the same machine and model: `compare` -> `Comparison`."""
+"""Several strategies simulated with the same parameters: `compare` -> `Comparison`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -11,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, require_count
 from minitrain.plain_text import text_of
-from minitrain.run.result import Run, plain
-from minitrain.run.simulation import simulate, simulate_async
+from minitrain.run.parameters import DEFAULTS, SIZES
+from minitrain.run.result import Run
+from minitrain.run.saved_runs import plain
+from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy, load_strategy
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SIZES = ("world_size", "num_layers", "global_batch_size")
 DEFAULT_STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "gpipe", "1f1b")
 
 _FIGURES = (
@@ -39,11 +39,11 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A strategy that could not be simulated.
+    """A strategy whose simulation failed.
 
     Args:
         strategy: its name.
-        parameters: what it was simulated with.
+        parameters: the keywords that it was simulated with.
         error: why it failed.
     """
 
@@ -53,13 +53,13 @@ class FailedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the keys of `Run.summary`, None where there is no figure, and the error."""
-        known = inspect.signature(simulate_async).parameters
-        hardware = self.parameters.get("hardware", known["hardware"].default)
+        given = {**DEFAULTS, **self.parameters}
+        hardware = given["hardware"]
         return {
             "strategy": self.strategy,
-            **{name: plain(self.parameters.get(name, known[name].default)) for name in SIZES},
+            **{name: plain(given[name]) for name in SIZES},
             "hardware": str(getattr(hardware, "name", None) or hardware),
-            "options": {name: plain(value) for name, value in self.parameters.items() if name not in known},
+            "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **dict.fromkeys(_FIGURES),
             "error": f"{type(self.error).__name__}: {text_of(self.error)}",
         }
@@ -67,7 +67,7 @@ class FailedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of several strategies, in the order they were given.
+    """The runs of several strategies, in the order in which these were given.
 
     Args:
         runs: run by strategy name; a strategy that failed stays, with its error.
@@ -77,13 +77,13 @@ class Comparison:
 
     @property
     def succeeded(self) -> list[Run]:
-        """The runs that came to an end, fastest first."""
+        """The successful runs, fastest first."""
         runs = [run for run in self.runs.values() if isinstance(run, Run)]
         return sorted(runs, key=lambda run: run.step_time)
 
     @property
     def failed(self) -> list[FailedRun]:
-        """The strategies that could not be simulated."""
+        """The strategies whose simulation failed."""
         return [run for run in self.runs.values() if isinstance(run, FailedRun)]
 
     @property
@@ -102,7 +102,7 @@ class Comparison:
         return comparison_table(self)
 
     def figure(self) -> Any:
-        """Return a Plotly figure: the runs that came to an end, above one another on one time axis."""
+        """Return a Plotly figure: the successful runs, above one another on one time axis."""
         from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415  (plotly only when somebody looks)
 
         return draw_comparison(self)
@@ -149,7 +149,7 @@ def compare(
 
 
 def _unused(name: str, taken: Mapping[str, Any]) -> str:
-    """Return a name that is not taken yet."""
+    """Return a name that no other run has: "ddp", "ddp (2)" ..."""
     unique, count = name, 1
     while unique in taken:
         count += 1
@@ -158,10 +158,10 @@ def _unused(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _simulate(name: str, function: Strategy, parameters: Mapping[str, Any]) -> Run | FailedRun:
-    """Return a run under a name, or why there is none."""
+    """Return a run under a name, or its failure."""
     try:
         return replace(simulate(function, **parameters), strategy=name)
     except HardwareConfigError:
-        raise  # no strategy could run on it
+        raise  # of no use to any of the strategies
     except Exception as error:  # a user's strategy may raise anything, and the others go on
         return FailedRun(name, parameters, error)

@@ -1,10 +1,12 @@
-"""Contention between computing and communication, after the run: the finished run is timed again.
+"""Contention between computing and communication: a finished run is timed again.
 
-Driving a transfer takes some of the processor (copy kernels on a GPU's multiprocessors): while communication of a
-network tier is in flight on a rank, its compute runs at the rate 1 - processor_usage of that tier; several tiers in
-flight add up, several transfers of one tier do not. Transfers keep their duration. What depended on what is recorded
-in the log (program order, streams, launches, awaits, messages, collectives), so that a simple event-driven simulation
-of those dependencies gives the new times. Without overlap, it gives the old ones to the last float.
+Driving a transfer takes some of the processor (copy kernels on a GPU's multiprocessors). While communication of a
+network tier is in flight on a rank, the rank's compute runs at the rate 1 - processor_usage of that tier. Several tiers
+in flight add up, and several transfers of one tier do not. Transfers keep their duration.
+
+The log records which operation depends on which: program order, streams, launches, awaits, messages and collectives. An
+event-driven simulation of these dependencies gives the new times. Without overlap, they are the old ones to the last
+float.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from minitrain.events import (
 from minitrain.events import LAUNCHED as LAUNCHED_AT
 from minitrain.hardware.price import Price
 
-_LEAST_RATE = 0.01  # however many tiers are in flight, computing goes on
+_LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
 
 
 class _Transfer:
@@ -49,7 +51,7 @@ class _Transfer:
 
 
 class _Meeting:
-    """Transfers that start together, when all are launched, `after` has ended, and `message` has started."""
+    """Transfers that start together: when all are launched, `after` has ended, and the send `message` has started."""
 
     __slots__ = ("after", "begun", "end", "followers", "message", "missing", "parts")
 
@@ -63,7 +65,7 @@ class _Meeting:
         self.end: float | None = None
 
     def ready(self) -> bool:
-        """Return whether nothing stands in the way."""
+        """Return whether the transfers can start now."""
         return (
             not self.begun
             and not self.missing
@@ -79,9 +81,9 @@ class _Lane:
 
     def __init__(self) -> None:
         self.place = 0
-        self.work_s: float | None = None  # what is left of the operation under way, at full rate
+        self.work_s: float | None = None  # what is left of the present operation, s at full rate
         self.since = 0.0
-        self.slowed = False  # whether it ever ran at less than the full rate
+        self.slowed = False  # whether the present operation ever ran at less than the full rate
         self.version = 0
         self.in_flight: Counter[tuple[int, float]] = Counter()
         self.awaits: dict[int, list[_Transfer]] = defaultdict(list)
@@ -142,7 +144,7 @@ class _Retiming:
         _link(streams.values(), channels.values())
 
     def _take_part(self, log: EventLog, place: int, meeting: _Meeting) -> None:
-        """Add one rank's communication to a meeting."""
+        """Add one rank's transfer to a meeting."""
         price, note = log.rows[place * STRIDE + PRICE], log.rows[place * STRIDE + NOTE]
         awaited = note.awaited if note is not None and note.overlaps else place + 1
         transfer = _Transfer(log.rank, place, price, meeting)
@@ -152,7 +154,7 @@ class _Retiming:
         meeting.missing += 1
 
     def run(self) -> list[EventLog]:
-        """Go through the run in the order of time."""
+        """Simulate the run again, and return its logs."""
         for rank in range(len(self.logs)):
             self._advance(rank)
         while self._queue:
@@ -164,7 +166,7 @@ class _Retiming:
         heapq.heappush(self._queue, (time, next(self._order), happen))
 
     def _advance(self, rank: int) -> None:
-        """Take a rank's compute stream as far as it can go now."""
+        """Continue a rank's compute stream until it has to wait."""
         lane, log = self.lanes[rank], self.logs[rank]
         while lane.work_s is None and all(transfer.ended for transfer in lane.awaits[lane.place]):
             if lane.place == len(log):
@@ -180,10 +182,10 @@ class _Retiming:
             transfer.launched = self.now
             transfer.meeting.missing -= 1
             lane.place += 1
-            self._try(transfer.meeting)
+            self._start_if_ready(transfer.meeting)
 
     def _expect_end(self, rank: int) -> None:
-        """Schedule the end of the compute operation under way, at the present rate."""
+        """Schedule the end of the present compute operation, at the present rate."""
         lane = self.lanes[rank]
         lane.version += 1
         version, rate = lane.version, lane.rate()
@@ -191,7 +193,7 @@ class _Retiming:
         self._at(self.now + (lane.work_s or 0.0) / rate, lambda: self._end_compute(rank, version))
 
     def _end_compute(self, rank: int, version: int) -> None:
-        """Complete a compute operation, unless its rate has changed meanwhile."""
+        """Complete a compute operation, unless its rate has changed since its end was scheduled."""
         lane, rows = self.lanes[rank], self.logs[rank].rows
         if lane.version != version:
             return
@@ -203,8 +205,8 @@ class _Retiming:
         lane.place += 1
         self._advance(rank)
 
-    def _try(self, meeting: _Meeting) -> None:
-        """Start transfers if nothing stands in the way any more."""
+    def _start_if_ready(self, meeting: _Meeting) -> None:
+        """Start transfers if they can start now."""
         if not meeting.ready():
             return
         meeting.begun = True
@@ -213,32 +215,32 @@ class _Retiming:
         for part, launched in zip(meeting.parts, launches, strict=True):
             rows, row = self.logs[part.rank].rows, part.place * STRIDE
             rows[row + TIME] = self.now
-            rows[row + WAITED_FOR] = self._blamed(meeting, launched, last)
-            self._weigh(part, 1)
+            rows[row + WAITED_FOR] = self._waited_for(meeting, launched, last)
+            self._count_transfer(part, 1)
         self._at(self.now + meeting.parts[0].price.seconds, lambda: self._end(meeting))
         for follower in meeting.followers:
             if follower.message is meeting:
-                self._try(follower)
+                self._start_if_ready(follower)
 
-    def _blamed(self, meeting: _Meeting, launched: float, last: int) -> int | None:
-        """Return the rank that a transfer had to wait for, or None if it was for its own stream or for nobody."""
+    def _waited_for(self, meeting: _Meeting, launched: float, last: int) -> int | None:
+        """Return the rank that a transfer waited for; None if it waited for its own stream, or not at all."""
         if launched == self.now or (meeting.after is not None and meeting.after.end == self.now):
             return None
         return meeting.message.parts[0].rank if meeting.message is not None else last
 
     def _end(self, meeting: _Meeting) -> None:
-        """Complete transfers, and go on with what waited for them."""
+        """Complete transfers, and continue what waited for them."""
         meeting.end = self.now
         for part in meeting.parts:
             part.ended = True
-            self._weigh(part, -1)
+            self._count_transfer(part, -1)
         for follower in meeting.followers:
-            self._try(follower)
+            self._start_if_ready(follower)
         for part in meeting.parts:
             self._advance(part.rank)
 
-    def _weigh(self, part: _Transfer, change: int) -> None:
-        """Note that a transfer of a tier begins or ends on a rank; the compute under way changes its rate."""
+    def _count_transfer(self, part: _Transfer, change: int) -> None:
+        """Count a transfer that begins or ends on a rank; it changes the rate of the present compute operation."""
         usage = part.price.processor_usage
         if not usage:
             return
@@ -253,7 +255,7 @@ class _Retiming:
 
 
 def _link(streams: Iterable[list[_Meeting]], channels: Iterable[Mapping[str, list[_Meeting]]]) -> None:
-    """Let each meeting know what must come before it: the one before on its stream, and the send of its receive."""
+    """Give each meeting what must come before it: the one before on its stream, and the send that it receives."""
     for lane in streams:
         for before, meeting in pairwise(lane):
             meeting.after = before

@@ -1,7 +1,7 @@
-"""Sparing a run the cycle collector, which would look through all its events and tensors again and again.
+"""Running Python's cycle collector less often during a run.
 
-A run makes many objects that live until its end, and few cycles. With the thresholds of a fresh interpreter, the
-collector takes a third of the time of a large run.
+A run makes many objects that live until its end, and few reference cycles. With the thresholds of a fresh interpreter,
+the collector traverses all events and tensors again and again, which is a third of the time of a large run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import threading
 from collections.abc import Iterator
 
 _RARELY = (1_000_000, 50, 1000)
-_MOST_UNSEEN = 2_000_000
+_MOST_UNTRAVERSED = 2_000_000
 
 _lock = threading.Lock()
-_before: list[tuple[int, tuple[int, int, int]]] = []  # what each run that goes on found, in whatever thread
-_unseen = 0  # objects that grew old since the last look at all of them
+_before: list[
+    tuple[int, tuple[int, int, int]]
+] = []  # collections and thresholds when each present run began, in any thread
+_untraversed = 0  # objects that became old since the last full collection here
 
 
 @contextlib.contextmanager
@@ -28,7 +30,7 @@ def rare_collections() -> Iterator[None]:
     is_done = False
     try:
         yield
-        is_done = True  # an error refers to all that was going on, in circles: that is left to the collector
+        is_done = True  # after an error, cycles through its traceback are left to the collector
     finally:
         with _lock:
             middle_aged, thresholds = _before.pop()
@@ -39,21 +41,22 @@ def rare_collections() -> Iterator[None]:
 
 
 def _grow_old(middle_aged: int) -> None:
-    """Count what a run leaves as old; the collector would look through it as soon as anything new is made.
+    """Move what a run leaves behind into the oldest generation, which is traversed least often.
 
-    A finished run refers to itself in no circle to speak of, so that nothing is lost if it is dropped. The collector
-    does not count what grows old so when it decides whether to look at everything; that is done here.
+    Otherwise, the collector would traverse it as soon as new objects are made. A finished run has hardly any reference
+    cycles, so it is freed when it is dropped. The collector's own count of old objects does not include those that are
+    moved this way. They are counted here instead, and many of them bring about a full collection.
 
     Args:
-        middle_aged: collections of the young since one of the middle-aged, when the run began.
+        middle_aged: collections of the youngest generation since one of the middle generation, when the run began.
     """
-    global _unseen  # noqa: PLW0603  (there is one collector)
-    if gc.get_freeze_count():  # what somebody else has frozen would thaw
+    global _untraversed  # noqa: PLW0603  (there is one collector)
+    if gc.get_freeze_count():  # objects that somebody else has frozen would be unfrozen
         return
     young, collections, _ = gc.get_count()
-    _unseen += young + max(0, collections - middle_aged) * _RARELY[0]
+    _untraversed += young + max(0, collections - middle_aged) * _RARELY[0]
     gc.freeze()
     gc.unfreeze()
-    if _unseen > _MOST_UNSEEN:
-        _unseen = 0
+    if _untraversed > _MOST_UNTRAVERSED:
+        _untraversed = 0
         gc.collect()

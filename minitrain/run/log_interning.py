@@ -1,8 +1,8 @@
-"""Letting the events of a large run share what they say of memory.
+"""Interning the memory figures of a large run: events with equal figures share one int.
 
-Every event notes how much its rank holds, a number of its own each time, and a third of what an event takes. A rank's
-memory goes up and down by the same sizes, so that few of these numbers differ. A run of many operations therefore looks
-over its new events from time to time, and lets equal numbers be one object; a small one never does.
+Every event notes how much memory its rank holds, as an int of its own, which is a third of the event's size. A rank's
+memory goes up and down by the same sizes, so few of these figures differ. A run of many operations therefore goes over
+its new events from time to time and replaces equal figures by one object. A small run never does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SharedSizes:
-    """Let events that tell the same memory share one number.
+    """Lets events with the same memory figure share one int.
 
     Args:
         logs: the logs of all ranks, each with its `rows`.
@@ -31,8 +31,8 @@ class SharedSizes:
         self._seen = [0] * len(self._logs)
 
     def share(self) -> None:
-        """Look over the events since the last time."""
-        shared: dict[int, int] = {}  # made anew each time, in case they all differ
+        """Go over the events since the last time."""
+        shared: dict[int, int] = {}  # new each time: if all figures differed, it would only grow
         for place, log in enumerate(self._logs):
             rows = log.rows
             column = slice(self._seen[place] + MEMORY, None, STRIDE)
@@ -42,10 +42,10 @@ class SharedSizes:
 
 @contextlib.contextmanager
 def sharing_sizes(models: Sequence[Model]) -> Iterator[None]:
-    """Look over the events of some ranks from time to time while they run."""
-    watch = models[0].dist.watch
-    watch.tidy = SharedSizes(model.log for model in models).share
+    """Go over the events of some ranks from time to time while they run."""
+    detector = models[0].dist.detector
+    detector.housekeeping = SharedSizes(model.log for model in models).share
     try:
         yield
     finally:
-        watch.tidy = None  # which keeps the logs alive
+        detector.housekeeping = None  # it would keep the logs alive

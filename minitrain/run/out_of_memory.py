@@ -1,4 +1,4 @@
-"""Noticing that a rank holds more than its device can."""
+"""Reporting that a rank holds more than its device's memory, at the first moment that it does."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 from minitrain.errors import OutOfMemoryError
 from minitrain.events import LAUNCHED, MEMORY, STRIDE, UNITS_PER_ELEMENT
 from minitrain.rank.model import Model
-from minitrain.run.result import OutOfMemory
-from minitrain.transport.deadlocks import RUN
+from minitrain.run.memory_reports import OutOfMemory
+from minitrain.transport.task_ownership import running_rank
 
 
 @contextlib.contextmanager
 def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[OutOfMemory]]:
-    """Let each rank report the first time that it holds more than the device can, into a list.
+    """Provide a list into which each rank reports the first time that it holds more than its device can.
 
     Args:
         models: the ranks, each with its own device.
@@ -31,8 +31,10 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
         excess = OutOfMemory(model.rank, _moment(model, _units(capacity_bytes, element_bytes)), capacity_bytes, held)
         excesses.append(excess)
-        _, running = RUN.get() or (None, model.rank)
-        if strict and running == model.rank:  # or it is too much for one rank what another one's operation brings
+        if strict and running_rank() in (
+            None,
+            model.rank,
+        ):  # or another rank's operation has delivered it
             raise _error(excess)
 
     for model in models:
@@ -46,7 +48,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
             raise _error(min(excesses, key=lambda excess: (excess.time, excess.rank)))
     finally:
         for model in models:
-            model.counted.on_overflow = None  # which keeps the model alive
+            model.counted.on_overflow = None  # it would keep the model alive
 
 
 def _units(size_bytes: float, element_bytes: int) -> float:
@@ -60,10 +62,10 @@ def _error(excess: OutOfMemory) -> OutOfMemoryError:
 
 
 def _moment(model: Model, limit_units: float) -> float:
-    """Return the clock at which a rank first held too much: now, or that of the first event that found it so.
+    """Return the clock at which a rank first held too much: that of the first event that noted too much, or now.
 
-    A result whose size was not known at its launch has been counted from there on when it comes, and with it the
-    memory that later events found; when it came depends on the order of tasks, and what they found does not.
+    The size of a launched result may not be known before it comes. Then it is added to the memory that the events since
+    the launch have noted. When it comes depends on the order of tasks, and what events note does not.
     """
     rows = model.log.rows
     found = (place for place, units in enumerate(rows[MEMORY::STRIDE]) if units > limit_units)

@@ -1,71 +1,81 @@
-"""The ranks of one run on their way: all in one event loop, all ended when one fails, nothing left behind."""
+"""The tasks of the ranks of one run: all in one event loop, all ended when one fails, none left behind."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError
 from minitrain.rank.model import Model
-from minitrain.run.strategy_loading import Strategy
-from minitrain.run.unretrieved_errors import hearing_lost_errors
-from minitrain.transport.deadlocks import Watch
+from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
+from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.dist import Dist
 
 
-async def run_ranks(name: str, function: Strategy, models: Sequence[Model], options: Mapping[str, Any]) -> None:
+async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
     """Run the strategy on every rank; if one fails, end the others and raise its error.
 
     Args:
-        name: what errors call the strategy.
-        function: the strategy.
+        prepared: the strategy and its options.
         models: those of the ranks.
-        options: the strategy's own.
     """
     dist, loop = models[0].dist, asyncio.get_running_loop()
-    crew = _Crew(name, function, len(models), options)
-    dist.watch.alarm = crew.end
-    tasks = [asyncio.ensure_future(crew.run(model)) for model in models]
-    with hearing_lost_errors(dist, tasks) as lost:
+    ranks = _RankTasks(prepared, len(models))
+    dist.detector.on_deadlock = ranks.end
+    tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
+    with collecting_unretrieved_errors(dist, tasks) as unretrieved:
         try:
-            await crew.ended
+            await ranks.ended
         finally:
-            crew.is_ending = True
-            dist.watch.alarm = None
+            ranks.is_ending = True
+            dist.detector.on_deadlock = None
             found = dist.error
-            await end_all(dist.watch, {*tasks, *crew.left_over, *dist.watch.tasks(loop)})
-    if crew.failures and found is None:  # what the transport found comes before what followed from it
-        _raise_failure(name, models, *min(crew.failures, key=lambda failure: failure[0]))
+            await end_all(dist.detector, {*tasks, *ranks.left_over, *dist.detector.unfinished_tasks(loop)})
+    if ranks.failures and found is None:  # what the transport found comes before what followed from it
+        _raise_failure(prepared.name, models, *min(ranks.failures, key=lambda failure: failure[0]))
     if dist.error is not None:
         raise dist.error.with_traceback(None)
-    if lost:
-        rank, error = min(lost, key=lambda loss: loss[0])
-        error.add_note(f"in a sub-task of rank {rank} of {dist.world_size}, strategy {name}, that nobody awaited")
+    if unretrieved:
+        rank, error = min(unretrieved, key=lambda found: found[0])
+        error.add_note(
+            f"in a sub-task of rank {rank} of {dist.world_size}, strategy {prepared.name}, that nobody awaited"
+        )
         raise error
 
 
-async def end_all(watch: Watch, tasks: set[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs, wait for it, and look at every outcome: asyncio logs what nobody looked at."""
+async def end_all(detector: DeadlockDetector, tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, wait for it, and retrieve every error: asyncio logs what nobody retrieved."""
     pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
     for task in pending:
         task.cancel()
-    watch.over = False  # whoever meets others in his clean-up may wait for ever
+    detector.run_is_over = False  # a rank that meets others in its clean-up may wait for ever
     await asyncio.gather(*pending, return_exceptions=True)
-    watch.over = True
+    detector.run_is_over = True
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()
 
 
-class _Crew:
-    """The ranks of one run on their way; `ended` is done when all have returned or one has failed."""
+class _RankTasks:
+    """The tasks of the ranks of one run.
 
-    def __init__(self, name: str, function: Strategy, world_size: int, options: Mapping[str, Any]) -> None:
-        self.name = name
-        self.function = function
-        self.options = options
-        self.missing = world_size
+    Args:
+        prepared: the strategy and its options.
+        num_ranks: number of tasks.
+
+    Attributes:
+        num_running: ranks that have not returned yet.
+        is_ending: whether the tasks are being cancelled.
+        failures: ranks that failed, and their errors.
+        left_over: tasks of the strategy that have to be ended too.
+        ended: done when all ranks have returned, one has failed, or nobody can go on.
+    """
+
+    def __init__(self, prepared: PreparedRun, num_ranks: int) -> None:
+        self.prepared = prepared
+        self.num_running = num_ranks
         self.is_ending = False
         self.failures: list[tuple[int, BaseException]] = []
         self.left_over: list[asyncio.Task[Any]] = []
@@ -73,20 +83,20 @@ class _Crew:
 
     async def run(self, model: Model) -> None:
         """Run the strategy on one rank, which must return its model."""
-        model.dist.watch.mark(model.rank)
+        model.dist.detector.claim_running_task(model.rank)
         try:
-            result = await self.function(model, **self.options)
+            result = await self.prepared.function(model, **self.prepared.options)
             self._require_model(model, result)
         except BaseException as error:
-            if not self.is_ending:  # what fails in a clean-up only follows
+            if not self.is_ending:  # what fails in a clean-up only follows from the first failure
                 self._fail(model, error)
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         else:
-            model.dist.watch.returned.add(model.rank)
-            self.missing -= 1
-            if not self.missing:
-                model.dist.watch.over = True
+            model.dist.detector.finished_ranks.add(model.rank)
+            self.num_running -= 1
+            if not self.num_running:
+                model.dist.detector.run_is_over = True
                 self.end([])
 
     def end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -96,19 +106,19 @@ class _Crew:
             self.ended.set_result(None)
 
     def _fail(self, model: Model, error: BaseException) -> None:
-        """Note why a rank failed, unless it was cancelled because another had."""
+        """Note why a rank failed, unless it was cancelled because another one had failed."""
         if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
             self.failures.append((model.rank, error))
-        model.dist.watch.over = True
-        if not self.ended.done():  # all ranks may fail at once, and looking for tasks takes longer with each of them
-            self.end(model.dist.watch.tasks(self.ended.get_loop()))
+        model.dist.detector.run_is_over = True
+        if not self.ended.done():  # once: all ranks may fail together, and looking for tasks takes long with many
+            self.end(model.dist.detector.unfinished_tasks(self.ended.get_loop()))
 
     def _require_model(self, model: Model, result: Any) -> None:
         """Require that a rank returned its model."""
         if result is not model:
             raise StrategyError(
-                f"the strategy {self.name} must return the model of its rank, got {result!r:.80} on rank {model.rank}; "
-                "end it with `return model`",
+                f"the strategy {self.prepared.name} must return the model of its rank, got {result!r:.80} on rank "
+                f"{model.rank}; end it with `return model`",
                 rank=model.rank,
             )
 
@@ -116,19 +126,19 @@ class _Crew:
 def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseException) -> NoReturn:
     """Raise the error of the lowest rank that has one."""
     models[0].dist.close(error)
-    if isinstance(error, asyncio.CancelledError):  # nobody else did, or the whole run would have ended with it
+    if isinstance(error, asyncio.CancelledError):  # by the strategy itself, or the whole run would be cancelled
         raise StrategyError(
             f"rank {rank} was cancelled from within the strategy {name}; catch CancelledError where a task of its own "
             "is cancelled",
             rank=rank,
         ) from error
-    error.add_note(f"on rank {rank} of {models[0].world_size}, strategy {name}")  # folded, there are fewer models
+    error.add_note(f"on rank {rank} of {models[0].world_size}, strategy {name}")  # a folded run has fewer models
     raise error
 
 
 def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
-    """Require that nothing failed unseen, every message was received and every launched operation awaited."""
-    if dist.error is not None:  # the strategy, or a task that nobody awaited, has swallowed it
+    """Require that no error was swallowed, every message was received and every launched operation awaited."""
+    if dist.error is not None:  # swallowed by the strategy, or by a task that nobody awaited
         raise dist.error.with_traceback(None)
     lost = dist.unreceived()
     if lost:

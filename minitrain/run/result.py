@@ -1,9 +1,8 @@
-"""What a simulated step came to: `Run`, its event logs and the figures read from them."""
+"""The result of a simulated step: `Run`, its event logs and the figures that are read from them."""
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.events import PASSES, Event, MemoryChange
+from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
+from minitrain.run.saved_runs import plain, read_run, save_run
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
@@ -20,55 +21,6 @@ if TYPE_CHECKING:
     from minitrain.analysis.timeline import Timeline, Trace
     from minitrain.analysis.totals_by_type import TypeTotal
     from minitrain.rank.model import Model
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """Where and when a rank first held more than the device's memory.
-
-    Args:
-        rank: the first rank, in time, that did.
-        time: its clock then, s.
-        capacity_bytes: the device's memory.
-        held_bytes: what the rank held, by store.
-    """
-
-    rank: int
-    time: float
-    capacity_bytes: float
-    held_bytes: Mapping[str, float]
-
-    def __str__(self) -> str:
-        filled = ", ".join(
-            f"{name} {size / 2**30:.3g} GiB"
-            for name, size in sorted(self.held_bytes.items(), key=lambda item: -item[1])
-            if size
-        )
-        return (
-            f"out of memory on rank {self.rank} at {self.time:.6g} s: {sum(self.held_bytes.values()) / 2**30:.4g} GiB "
-            f"held of {self.capacity_bytes / 2**30:.4g} GiB ({filled})"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutside:
-    """What a rank held outside its stores, by a variable or a container, while an operation began: at its most.
-
-    Args:
-        rank: the rank that held the most.
-        time: its clock then, s.
-        elements: how much it held.
-        elements_by_line: how much of it each line of the strategy had made, most first.
-    """
-
-    rank: int
-    time: float
-    elements: float
-    elements_by_line: Mapping[str, float]
-
-    def __str__(self) -> str:
-        made = ", ".join(f"{elements:.4g} made at {line}" for line, elements in self.elements_by_line.items())
-        return f"{self.elements:.4g} elements on rank {self.rank} at {self.time:.6g} s: {made}" if made else "nothing"
 
 
 @dataclass(frozen=True)
@@ -109,19 +61,19 @@ class Run:
     capacity_bytes: float | None
     oom: OutOfMemory | None = None
     memory_journals: Sequence[Sequence[MemoryChange]] = field(default=(), repr=False)
-    held_outside: HeldOutside | None = None
+    held_outside: MemoryOutsideStores | None = None
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
 
     @cached_property
     def timeline(self) -> Timeline:
         """The event logs as columns."""
-        from minitrain.analysis.timeline import Timeline  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return Timeline.from_logs(self.logs)
+        return as_timeline(self.logs)
 
     @property
     def _trace(self) -> Trace:
-        """What sums are read from: the engine's own logs as they are, others as columns, which are made once."""
+        """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
         from minitrain.analysis.busy_time import are_flat  # noqa: PLC0415
 
         return self.logs if are_flat(self.logs) else self.timeline
@@ -136,7 +88,7 @@ class Run:
     @cached_property
     def step_time(self) -> float:
         """The latest final clock of all ranks, s."""
-        if self.models and self.models[0].log is self.logs[0]:  # nobody has timed the run again
+        if self.models and self.models[0].log is self.logs[0]:  # the run was not timed again for contention
             return max(model.time for model in self.models)
         return self.timeline.step_time
 
@@ -236,8 +188,6 @@ class Run:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run to a file that `load_run` reads: see `minitrain.run.saved_runs` for the format."""
-        from minitrain.run.saved_runs import save_run  # noqa: PLC0415
-
         save_run(self, path)
 
     def figure(self) -> Any:
@@ -271,18 +221,22 @@ class Run:
         from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
 
         step, journals = self.step_time, self.memory_journals
-        return Explanation(self.timeline, step, self.strategy, self.options, journals, self.bytes_per_element)
+        return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
         """Show the figure in a notebook."""
-        from minitrain.trace.notebook import mime_bundle  # noqa: PLC0415
+        from minitrain.trace.page import mime_bundle  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
         return {"text/plain": repr(self), **mime_bundle(self.timeline, view_of(self), self.memory_journals)}
 
 
-def plain(value: Any) -> Any:
-    """Return a value that JSON can hold."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+def load_run(path: str | PathLike[str]) -> Run:
+    """Read a run that `Run.save` wrote.
+
+    Everything in the file is judged, and no more time and memory is taken than its size explains.
+
+    Raises:
+        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
+    """
+    return Run(**read_run(path))

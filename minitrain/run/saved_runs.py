@@ -1,11 +1,11 @@
-"""The event-log file: JSON Lines that `Run.save` writes and `load_run` reads.
+"""The file of a run: JSON Lines that `Run.save` writes and `load_run` reads.
 
 The first line is an object with the run's figures, `"format": "minitrain-run"`, `"version"`, and `"fields"`, the names
 of an event's places. Every further line is one event as an array in that order, trailing defaults left out; the events
 of a rank stand in program order, rank after rank. `samples` and `group` are lists of [first, past-the-last] ranges;
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
-The first line of a strict run says in `held_outside` what was held outside the stores.
+The first line of a strict run has `held_outside`: what was held outside the stores.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +24,13 @@ from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from minitrain.errors import UsageError
 from minitrain.events import Event, MemoryChange
 from minitrain.files import write_text
 from minitrain.hardware.faults import label_of
-from minitrain.run.result import HeldOutside, OutOfMemory, Run, plain
+from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.run_file_events import Reader
 from minitrain.run.run_file_faults import Faults
 from minitrain.run.run_file_header import (
@@ -50,12 +51,47 @@ _LONGEST_LINE = 2**27  # characters: a journal of six million changes
 _MOST_UNPACKED, _UNPACKED_A_BYTE = 2**24, 32  # logs shrink to about a seventh when they are compressed
 
 
-def save_run(run: Run, path: str | PathLike[str]) -> None:
+class SavableRun(Protocol):
+    """What is saved of a run, beside the figures of the first line."""
+
+    @property
+    def logs(self) -> Sequence[Sequence[Event]]:
+        """The events of each rank."""
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The strategy's options."""
+
+    @property
+    def oom(self) -> OutOfMemory | None:
+        """Where the device's memory was exceeded."""
+
+    @property
+    def memory_journals(self) -> Sequence[Sequence[MemoryChange]]:
+        """Every change of every store of each rank."""
+
+    @property
+    def held_outside(self) -> MemoryOutsideStores | None:
+        """What was held outside the stores."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def save_run(run: SavableRun, path: str | PathLike[str]) -> None:
     """Write a run to a file, whole or not at all."""
     write_text(Path(path), (line + "\n" for line in _lines(run)))
 
 
-def _lines(run: Run) -> Iterator[str]:
+def _lines(run: SavableRun) -> Iterator[str]:
     """Yield the lines of the file."""
     oom = run.oom and {
         "rank": run.oom.rank,
@@ -104,7 +140,7 @@ def _pack(event: Event, ranges: _Ranges) -> list[Any]:
 
 
 def _shared_ranges(numbers: Iterable[int], known: _Ranges) -> list[list[int]]:
-    """Return a set as ranges, which are made once: events share their sets, and each may be as large as the batch."""
+    """Return a set as ranges. They are made once a set: events share sets, and a set may be as large as the batch."""
     found = known.get(id(numbers))
     if found is None:
         found = known[id(numbers)] = numbers, to_ranges(numbers)
@@ -122,8 +158,8 @@ def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
     return ranges
 
 
-def load_run(path: str | PathLike[str]) -> Run:
-    """Read a run that `Run.save` wrote.
+def read_run(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return what a file holds that `save_run` wrote: the parameters of a `Run`.
 
     Everything in the file is judged, and no more time and memory is taken than its size explains.
 
@@ -146,14 +182,14 @@ def load_run(path: str | PathLike[str]) -> Run:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"the run file {label} cannot be read: {reason}; write it with run.save()") from error
     oom, outside = header["oom"], header.get("held_outside")  # the latter of strict runs, and unknown to older writers
-    return Run(
+    return {
         **{name: header[name] for name in HEADER},
-        options=dict(header["options"]),
-        logs=logs,
-        oom=None if oom is None else OutOfMemory(**_known(oom, OutOfMemory)),
-        memory_journals=journals,
-        held_outside=None if outside is None else HeldOutside(**_known(outside, HeldOutside)),
-    )
+        "options": dict(header["options"]),
+        "logs": logs,
+        "oom": None if oom is None else OutOfMemory(**_known(oom, OutOfMemory)),
+        "memory_journals": journals,
+        "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
+    }
 
 
 def _known(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:

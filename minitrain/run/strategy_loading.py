@@ -94,7 +94,7 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
 
 
 def _load_from_file(path: Path, function_name: str) -> Strategy:
-    """Return a function of a Python file, which is run under a name of its own."""
+    """Return a function of a Python file, which is imported under a module name of its own."""
     if not path.is_file():
         raise StrategyError(f"there is no strategy file {path}; give path.py:function", path=str(path))
     spec = importlib.util.spec_from_file_location(f"minitrain_strategy_{path.stem}", path)
@@ -116,7 +116,7 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
             f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
             path=str(path),
         )
-    return function  # type: ignore[no-any-return]  # load_strategy checks what it is
+    return function  # type: ignore[no-any-return]  # load_strategy checks its kind
 
 
 def _line_of(error: BaseException, path: Path) -> str:
@@ -127,7 +127,7 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 @lru_cache
 def _bind(strategy: Strategy, *options: str) -> None:
-    """Find values for the parameters of a strategy, which a sweep asks for a thousand times a second.
+    """Bind options to the parameters of a strategy; cached, since a sweep asks a thousand times a second.
 
     Raises:
         TypeError: an option is no parameter, or a parameter has no value.

@@ -1,14 +1,12 @@
-"""Handing out configurations to an executor, and what a worker does with them.
+"""Running the configurations of a sweep on an executor, in batches.
 
-Configurations are handed out a few at a time, so many that it takes about `_PORTION_S` to simulate them: one where runs
-are large, hundreds where they are small. That is also the most finished work that a kill can lose.
+A batch is as many configurations as one worker simulates in about `_BATCH_S`: one where runs are large, hundreds where
+they are small. When the sweep is killed, the batches that are being simulated are lost, and nothing else.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import json
 import multiprocessing
 import os
@@ -21,7 +19,6 @@ from concurrent.futures import (
     Executor,
     Future,
     ProcessPoolExecutor,
-    ThreadPoolExecutor,
     wait,
 )
 from itertools import islice
@@ -30,22 +27,24 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.price import Predictor
 from minitrain.run.comparison import FailedRun
-from minitrain.run.result import Run, plain
-from minitrain.run.simulation import make_predictor, simulate_async
+from minitrain.run.event_loops import run_to_end
+from minitrain.run.parameters import DEFAULTS, make_predictor
+from minitrain.run.result import Run
+from minitrain.run.saved_runs import plain
+from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy, load_strategy
 
 if TYPE_CHECKING:
-    from minitrain.folding.known_splits import Parted
+    from minitrain.folding.early_divergence import DivergenceHistory
 
 Row = dict[str, Any]
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
-Portion = list[tuple[str, Configuration]]
+Batch = list[tuple[str, Configuration]]  # with their keys
 
-_PORTION_S = 0.05
-_MOST_IN_PORTION = 256
+_BATCH_S = 0.05
+_MOST_IN_BATCH = 256
 
-_MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of
-_DEFAULTS = {name: inspect.signature(simulate_async).parameters[name].default for name in _MACHINE}
+_MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
 
 
 def key_of(configuration: Configuration) -> str:
@@ -55,7 +54,7 @@ def key_of(configuration: Configuration) -> str:
 
 
 def label_of(strategy: str | Strategy) -> str:
-    """Return what a strategy is called in a results file: its name as it was given, or where a function is from."""
+    """Return what a strategy is called in a results file: its name as it was given, or the place of its function."""
     if isinstance(strategy, str):
         return strategy
     function: Any = strategy
@@ -66,14 +65,14 @@ def label_of(strategy: str | Strategy) -> str:
     return f"{where.__module__}:{where.__qualname__}"
 
 
-def hand_out(
+def run_batches(
     configurations: Iterator[tuple[str, Configuration]], executor: Executor | None
 ) -> Iterator[tuple[str, Row]]:
-    """Yield the key and the row of every configuration as they are done.
+    """Simulate configurations, and yield the key and the row of each as it is done.
 
     Args:
-        configurations: with their keys; taken as workers become free.
-        executor: who works; a pool of one process a core, for as long as this lasts, by default.
+        configurations: with their keys; they are taken as workers become free.
+        executor: where to run; by default, a pool of one process for each core that ends with this generator.
 
     Raises:
         UsageError: a configuration cannot be sent to another process.
@@ -83,19 +82,19 @@ def hand_out(
         in_flight: set[Future[tuple[float, list[tuple[str, Row]]]]] = set()
         size = 1
         while True:
-            while len(in_flight) < num_at_once and (portion := list(islice(configurations, size))):
-                in_flight.add(workers.submit(work_off, portion))
+            while len(in_flight) < num_at_once and (batch := list(islice(configurations, size))):
+                in_flight.add(workers.submit(run_batch, batch))
             if not in_flight:
                 return
             done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
             for future in done:
                 seconds_each, rows = _result(future)
-                size = max(1, min(int(_PORTION_S / seconds_each), 2 * size, _MOST_IN_PORTION))
+                size = max(1, min(int(_BATCH_S / seconds_each), 2 * size, _MOST_IN_BATCH))
                 yield from rows
 
 
 def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float, list[tuple[str, Row]]]:
-    """Return what a worker did, or say why it did not."""
+    """Return what a worker has made of a batch, or raise why there is nothing."""
     try:
         return future.result()
     except BrokenExecutor as error:
@@ -112,7 +111,7 @@ def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float,
 
 @contextlib.contextmanager
 def _workers(executor: Executor | None) -> Iterator[tuple[Executor, int]]:
-    """Provide an executor, and how many portions to hand to it at once."""
+    """Provide an executor, and how many batches to submit to it at once."""
     if executor is not None:
         yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
         return
@@ -125,38 +124,33 @@ def _workers(executor: Executor | None) -> Iterator[tuple[Executor, int]]:
 
 
 def _leave_interrupts_to_the_caller() -> None:
-    """Let Ctrl-C end the sweep, and not each worker with a traceback of its own."""
+    """Ignore Ctrl-C in a worker: the caller ends the sweep, and no worker prints a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def work_off(portion: Portion) -> tuple[float, list[tuple[str, Row]]]:
-    """Simulate configurations; return the time of one of them, s, and their rows by key."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        start = time.perf_counter()
-        rows = asyncio.run(_rows_of(portion))
-        return (time.perf_counter() - start) / len(portion), rows
-    with ThreadPoolExecutor(1) as thread:  # an executor that works where it is called, in a notebook
-        return thread.submit(work_off, portion).result()
+def run_batch(batch: Batch) -> tuple[float, list[tuple[str, Row]]]:
+    """Simulate configurations in one event loop; return the time of one of them, s, and their rows by key."""
+    start = time.perf_counter()
+    rows = run_to_end(lambda: _rows_of(batch))
+    return (time.perf_counter() - start) / len(batch), rows
 
 
-async def _rows_of(portion: Portion) -> list[tuple[str, Row]]:
-    """Simulate configurations in one event loop, which is quicker than one each."""
-    found = Found()
-    return [(key, await row_of(configuration, found)) for key, configuration in portion]
+async def _rows_of(batch: Batch) -> list[tuple[str, Row]]:
+    """Simulate configurations one after the other."""
+    shared = SharedByBatch()
+    return [(key, await row_of(configuration, shared)) for key, configuration in batch]
 
 
-class Found:
-    """What the configurations of a portion share: strategies are loaded once, machines priced once, and so on."""
+class SharedByBatch:
+    """What the configurations of a batch share: loaded strategies, predictors, and what folding has found out."""
 
     def __init__(self) -> None:
         self._strategies: dict[str, Strategy] = {}
-        self._parted: Parted | None = None
+        self._history: DivergenceHistory | None = None
         self._predictors: dict[tuple[str, int, str], Predictor] = {}
 
     def strategy(self, strategy: str | Strategy) -> Strategy:
-        """Return a strategy's function.
+        """Return a strategy's function, which is loaded once.
 
         Raises:
             StrategyError: there is no such strategy.
@@ -167,56 +161,63 @@ class Found:
             self._strategies[strategy] = load_strategy(strategy)[1]
         return self._strategies[strategy]
 
-    def remembered(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters of `simulate` with what earlier configurations tell about folding in the place of True."""
-        if parameters.get("fold") is not True:
-            return parameters
-        if self._parted is None:
-            from minitrain.folding.known_splits import Parted  # noqa: PLC0415  (only where it is asked for)
-
-            self._parted = Parted()
-        return {**parameters, "fold": self._parted}
-
-    def priced(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters of `simulate` with the predictor in the place of its hardware's name.
-
-        Predictors know no run: one serves all of a machine, a network and a number of ranks, and remembers prices.
+    def parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters of `simulate` with what is shared in their place; the run is the same.
 
         Raises:
             MinitrainError: the hardware cannot be found or believed, or does not connect so many ranks.
         """
-        hardware, world_size, network = machine = tuple(parameters.get(name, _DEFAULTS[name]) for name in _MACHINE)
+        shared: dict[str, Any] = {}
+        machine = self._machine(parameters)
+        if machine is not None:
+            if machine not in self._predictors:
+                self._predictors[machine] = make_predictor(*machine)
+            shared["hardware"] = self._predictors[machine]
+        if parameters.get("fold") is True:
+            shared["fold"] = self._divergence_history()
+        return {**parameters, **shared}
+
+    def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str] | None:
+        """Return what the predictor of a run is made of; None where it cannot be shared.
+
+        A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
+        """
+        hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
         if type(hardware) is not str or type(world_size) is not int or type(network) is not str:
-            return parameters
-        if parameters.get("placement") is not None:
-            return parameters
-        if machine not in self._predictors:
-            self._predictors[machine] = make_predictor(hardware, world_size, network)
-        return {**parameters, "hardware": self._predictors[machine]}
+            return None
+        return None if parameters.get("placement") is not None else (hardware, world_size, network)
+
+    def _divergence_history(self) -> DivergenceHistory:
+        """Return what the folded runs of this batch share."""
+        if self._history is None:
+            from minitrain.folding.early_divergence import DivergenceHistory  # noqa: PLC0415  (only where it is used)
+
+            self._history = DivergenceHistory()
+        return self._history
 
 
-async def row_of(configuration: Configuration, found: Found) -> Row:
-    """Return the row of one configuration, whatever becomes of it.
+async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
+    """Return the row of one configuration, also where it fails.
 
     Args:
         configuration: strategy and parameters.
-        found: what was found for those before it.
+        shared: what the configurations of its batch share.
     """
     strategy, parameters = configuration
     name = strategy if isinstance(strategy, str) else load_strategy(strategy)[0]
     try:
-        known = found.remembered(found.priced(parameters))
-        run: Run | FailedRun = await simulate_async(found.strategy(strategy), **known)
+        known = shared.parameters(parameters)
+        run: Run | FailedRun = await simulate_async(shared.strategy(strategy), **known)
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)
     summary = run.summary()
-    del summary["options"]  # each has a key of its own
+    del summary["options"]  # each option has a key of its own
     given = {parameter: plain(value) for parameter, value in parameters.items()}
     return {**given, **summary, "strategy": name, "status": _status(run)}
 
 
 def _status(run: Run | FailedRun) -> str:
-    """Return in a word how a run ended."""
+    """Return how a run ended, in one word."""
     if isinstance(run, FailedRun):
         return "oom" if isinstance(run.error, OutOfMemoryError) else "failed"
     return "ok" if run.oom is None else "oom"

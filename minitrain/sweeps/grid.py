@@ -13,10 +13,10 @@ Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
 
 
 def checked(grid: Grid) -> Grid:
-    """Return a grid without values that come twice, numpy's as Python's own.
+    """Return a grid whose axes hold each value once, with numpy's numbers as Python's own.
 
     Raises:
-        UsageError: it is none, or empty; an axis is a single value, or empty, or no parameter.
+        UsageError: it is no grid, or empty; an axis is a single value, or empty, or no parameter.
     """
     if isinstance(grid, Mapping):
         if not grid:
@@ -74,7 +74,7 @@ def _name(name: Any) -> str:
     """Return the name of a parameter that a grid may vary.
 
     Raises:
-        UsageError: it is no name, or the strategy's, which has a place of its own.
+        UsageError: it is no name, or names the strategy, which is not varied by the grid.
     """
     if not isinstance(name, str):
         raise UsageError(f"the grid's parameters must have names, got {name!r}", name=name)

@@ -1,7 +1,7 @@
-"""The file that a sweep writes its rows into, JSON Lines, and goes on from after it was ended.
+"""The results file of a sweep: JSON Lines to which rows are added, and from which a later sweep continues.
 
-A line is a row with its configuration's key. The last line of a sweep that was killed may be torn; it is cut off.
-Whatever else is in a file is refused, never overwritten; rows of other sweeps are left where they are.
+A line is a row with its configuration's key. The last line of a sweep that was killed may be incomplete; it is cut off.
+A file that holds anything else is refused and never overwritten. Rows of other sweeps are kept.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def read_rows(path: Path) -> dict[str, Row]:
         return {}
     except OSError as error:
         raise _failed(path, "read", error) from error
-    whole, torn = _parted(text)
+    whole, rest = _whole_lines(text)
     rows: dict[str, Row] = {}
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             row = json.loads(line)
             rows[row.pop("key")] = row
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise _stranger(path, number) from error
-    if not (torn.startswith(_BEGIN) or _BEGIN.startswith(torn)):
-        raise _stranger(path, whole.count(b"\n") + 1)
+            raise _no_row(path, number) from error
+    if not (rest.startswith(_BEGIN) or _BEGIN.startswith(rest)):
+        raise _no_row(path, whole.count(b"\n") + 1)
     return rows
 
 
 @contextlib.contextmanager
 def writing(path: Path | None) -> Iterator[Callable[[str, Row], None]]:
-    """Provide what adds a row to a results file, at once and whole; without a file, it does nothing.
+    """Provide a function that adds a row to a results file at once and whole; without a file, it does nothing.
 
     Raises:
         UsageError: the file cannot be written.
@@ -72,15 +72,15 @@ def writing(path: Path | None) -> Iterator[Callable[[str, Row], None]]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Return a results file to append to, without a torn last line and without a buffer that a kill could lose.
+    """Open a results file to append to, without an incomplete last line, and unbuffered, so that a kill loses no row.
 
     Raises:
         UsageError: it cannot be written.
     """
     try:
         file = path.open("ab", buffering=0)
-        whole, torn = _parted(path.read_bytes())
-        if torn:
+        whole, rest = _whole_lines(path.read_bytes())
+        if rest:
             file.truncate(len(whole))
     except OSError as error:
         raise _failed(path, "written", error) from error
@@ -88,7 +88,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def require_writable(path: Path) -> None:
-    """Require that a file can be written, before much is done for what it shall hold.
+    """Require that a file can be written, before the sweep that is to fill it begins.
 
     Raises:
         UsageError: it cannot.
@@ -102,8 +102,8 @@ def require_writable(path: Path) -> None:
         path.unlink()
 
 
-def _parted(text: bytes) -> tuple[bytes, bytes]:
-    """Return the whole lines of a file, and the torn one after them."""
+def _whole_lines(text: bytes) -> tuple[bytes, bytes]:
+    """Return the complete lines of a file, and the incomplete one after them."""
     end = text.rfind(b"\n") + 1
     return text[:end], text[end:]
 
@@ -112,7 +112,7 @@ def _failed(path: Path, what: str, error: OSError) -> UsageError:
     return UsageError(f"{path} cannot be {what}: {error.strerror or error}; name another file", path=str(path))
 
 
-def _stranger(path: Path, number: int) -> UsageError:
+def _no_row(path: Path, number: int) -> UsageError:
     return UsageError(
         f"{path}, line {number}, is no row of a sweep; name another results file", path=str(path), line=number
     )

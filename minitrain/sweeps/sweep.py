@@ -1,7 +1,7 @@
-"""Many configurations, over processes: `sweep` -> `Sweep`, whose rows come as they are done.
+"""Many configurations, over processes: `sweep` -> `Sweep`, which yields a row for each configuration when it is done.
 
-A results file (JSON Lines, a row a line) is written as rows come; a sweep that is begun again
-with the same file goes on where the other one ended. A configuration that fails is a row too, with its reason.
+A results file is written row by row, and a sweep that is started again with the same file continues where the other one
+ended. A configuration that fails is a row too, with its reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.plain_text import spreadsheet_cell
+from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.strategy_loading import Strategy, load_strategy
-from minitrain.sweeps.batches import Configuration, Row, hand_out, key_of, label_of
+from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches
 from minitrain.sweeps.grid import Grid, checked, num_points, points
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
 
@@ -53,12 +54,9 @@ def sweep(
     >>> for row in sweep("ddp", {"world_size": [1, 2]}, num_layers=2, global_batch_size=2).rows():  # doctest: +SKIP
     ...     print(row["world_size"], row["status"], row["step_time_s"])
     """
-    if parameters.get("fold"):
-        from minitrain.folding.driver import require_alike  # noqa: PLC0415  (only where it is asked for)
-
-        require_alike(parameters)
+    EXCLUSIONS["fold"].require(parameters)
     return Sweep(
-        _found(strategies),
+        _loadable(strategies),
         checked(grid),
         parameters,
         executor=executor,
@@ -67,8 +65,8 @@ def sweep(
     )
 
 
-def _found(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str | Strategy]:
-    """Return one or several strategies as a list, each once.
+def _loadable(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str | Strategy]:
+    """Return one or several strategies as a list, each once, after each was found.
 
     Raises:
         UsageError: there is none, or two functions have one name.
@@ -91,7 +89,7 @@ def _found(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str | 
 
 
 class Sweep:
-    """The rows of many configurations, in part still to come.
+    """The rows of many configurations, which are simulated when they are asked for.
 
     A row holds the keys of `Run.summary` (None where there is no figure), a key for every parameter that was given, and
     `status`: "ok", "oom" (more than the device's memory) or "failed"; `out_of_memory` and `error` say why.
@@ -145,26 +143,26 @@ class Sweep:
         return table
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield each row as soon as it is there."""
+        """Yield each row as soon as it is known."""
         for num_done, row in enumerate(self._rows(), 1):
             if self._progress is not None:
                 self._progress(num_done, self.total)
             yield row
 
     def _rows(self) -> Iterator[Row]:
-        """Yield rows that are known and rows that are made, as they come."""
-        aside: deque[Row] = deque()
+        """Yield rows of the results file and new rows, as they come."""
+        known_rows: deque[Row] = deque()
         with writing(self._results) as write:
-            for key, row in hand_out(self._missing(aside), self._executor):
+            for key, row in run_batches(self._missing(known_rows), self._executor):
                 self._known[key] = row
                 write(key, row)
                 yield row
-                while aside:
-                    yield aside.popleft()
-        yield from aside
+                while known_rows:
+                    yield known_rows.popleft()
+        yield from known_rows
 
-    def _missing(self, aside: deque[Row]) -> Iterator[tuple[str, Configuration]]:
-        """Yield every configuration whose row is not known, once; lay the rows of the others aside."""
+    def _missing(self, known_rows: deque[Row]) -> Iterator[tuple[str, Configuration]]:
+        """Yield every configuration whose row is not known, once; append the known rows of the others to a queue."""
         seen: set[str] = set()
         for parameters in points(self._grid):
             for strategy in self._strategies:
@@ -175,6 +173,6 @@ class Sweep:
                 seen.add(key)
                 self._order[key] = None
                 if key in self._known:
-                    aside.append(self._known[key])
+                    known_rows.append(self._known[key])
                 else:
                     yield key, configuration

@@ -1,8 +1,8 @@
 """The five kinds of tensor that a training step handles, as symbols: which layer, which samples, which shards.
 
 May import: `errors` alone. Open `kinds` first: weights, activations, their gradients and optimizer states, and the laws
-by which they add, combine and shard. `index_sets` keeps sets of samples and shards shared, and `annotations` passes on
-what a strict or a numeric run attaches to tensors.
+by which they add, combine and shard. `index_sets` keeps sets of samples and shards shared, `annotations` passes on
+what a strict or a numeric run attaches to tensors, and `drawing` shows a tensor in a notebook.
 """
 
 from minitrain.tensors.kinds import (

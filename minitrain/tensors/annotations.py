@@ -48,7 +48,7 @@ def summed(result: T, left: Any, right: Any) -> T:
         return result
     if hasattr(left, "_content") and hasattr(right, "_content"):
         result._content = left._content.add(right._content)  # type: ignore[attr-defined]  # a slot of tensors
-    return _descended(result, "+", left, right)
+    return _derived(result, "+", left, right)
 
 
 def combined(result: T, left: Any, right: Any) -> T:
@@ -57,7 +57,7 @@ def combined(result: T, left: Any, right: Any) -> T:
         return result
     if hasattr(left, "_content") and hasattr(right, "_content"):
         result._content = left._content.combine(right._content)  # type: ignore[attr-defined]  # a slot of tensors
-    return _descended(result, "combine", left, right)
+    return _derived(result, "combine", left, right)
 
 
 def sharded(result: T, whole: Any, shard: int, num_shards: int) -> T:
@@ -66,11 +66,11 @@ def sharded(result: T, whole: Any, shard: int, num_shards: int) -> T:
         return result
     if hasattr(whole, "_content"):
         result._content = whole._content.shard(shard, num_shards)  # type: ignore[attr-defined]  # a slot of tensors
-    return _descended(result, "shard", whole)
+    return _derived(result, "shard", whole)
 
 
-def _descended(result: T, how: str, parent: Any, other: Any = None) -> T:
+def _derived(result: T, how: str, parent: Any, other: Any = None) -> T:
     """Return a tensor that was made of others, with its origin if the first of them has one."""
     if hasattr(parent, "_origin"):
-        parent._origin.descend(result, how, parent, other)
+        parent._origin.derive(result, how, parent, other)
     return result

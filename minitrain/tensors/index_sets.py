@@ -1,18 +1,29 @@
-"""Sets of shards and of samples that tensors share, since a set is larger than all tensors that refer to it."""
+"""Sets of shards and of samples, ranges of them, and their text, as tensors and strategies use them.
+
+Tensors share their sets, since a set is larger than all tensors that refer to it. An index need not be an int: a value
+that stands for many ranks (see `minitrain.folding`) brings ranges and sets of its own kind.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 Numbers = frozenset[int]
 
+_MOST_RUNS = 8  # shown by `ranges`
+
+
+def span(start: Any, stop: Any) -> Sequence[Any]:
+    """Return `range(start, stop)`, also where each rank of a class has its own start and stop."""
+    end = start if hasattr(start, "span") else stop  # an end that has a `span` stands for many ranks
+    return end.span(start, stop) if hasattr(end, "span") else range(start, stop)
+
 
 def alone(shard: Any) -> Numbers:
-    """Return the set of one shard, the same one each time.
-
-    An index that stands for many ranks makes its own (see `minitrain.folding`).
-    """
+    """Return the set of one shard, the same one each time; a shard that stands for many ranks makes its own."""
     if shard.__class__ is int:
         return _alone(shard)
     return shard.alone() if hasattr(shard, "alone") else frozenset([shard])
@@ -35,3 +46,70 @@ def union(left: Numbers, right: Numbers) -> Numbers:
         both = left | right
         _latest = left, right, both
     return both
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers compactly, in order.
+
+    >>> ranges([3, 0, 1, 2, 8])
+    '0-3,8'
+    >>> ranges(range(0, 64, 8))
+    '0-56 step 8'
+    """
+    ordered = sorted(numbers)
+    step = _common_step(ordered)
+    if step > 1:
+        return f"{ordered[0]}-{ordered[-1]} step {step}"
+    found = runs(ordered)
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:_MOST_RUNS]]
+    return ",".join(shown) + (f",... ({len(ordered)} in all)" if len(found) > _MOST_RUNS else "")
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of consecutive numbers, in order."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def _common_step(ordered: list[int]) -> int:
+    """Return the step of at least three evenly spaced numbers, 0 otherwise."""
+    if len(ordered) < 3:
+        return 0
+    step = ordered[1] - ordered[0]
+    even = all(later - earlier == step for earlier, later in pairwise(ordered))
+    return step if even else 0
+
+
+def overlapping_shards(shard: int, num_shards: int, other_num_shards: int) -> range:
+    """Return which shards, of a whole that is cut otherwise, overlap a shard: shards are intervals [i/n, (i+1)/n).
+
+    Args:
+        shard: which shard.
+        num_shards: number of shards that the whole is cut into.
+        other_num_shards: number of shards of the other cut.
+
+    >>> overlapping_shards(1, num_shards=2, other_num_shards=6)
+    range(3, 6)
+    """
+    return range(shard * other_num_shards // num_shards, -(-(shard + 1) * other_num_shards // num_shards))
+
+
+def overlaps_any(shard: int, num_shards: int, others: Mapping[int, Set[int]]) -> bool:
+    """Return whether a shard has a part in common with any of others, in time that does not grow with these.
+
+    Args:
+        shard: which shard.
+        num_shards: number of shards that the whole is cut into.
+        others: the other shards, by the number of shards of their cut.
+    """
+    for count, found in others.items():
+        touched = overlapping_shards(shard, num_shards, count)
+        fewer, more = (touched, found) if len(touched) <= len(found) else (found, touched)
+        if any(number in more for number in fewer):
+            return True
+    return False

@@ -85,7 +85,7 @@ class Tensor:
 
     def _repr_html_(self) -> str:
         """Draw in a notebook which layer, samples and shards this is."""
-        from minitrain.trace.tensor_drawing import tensor_html  # noqa: PLC0415  (only when somebody looks)
+        from minitrain.tensors.drawing import tensor_html  # noqa: PLC0415  (only when somebody looks)
 
         return tensor_html(self)
 

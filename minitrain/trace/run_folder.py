@@ -1,7 +1,7 @@
-"""What is written of a run: its page, its Chrome trace and its log, in a folder of its own.
+"""The files of a run: its page, its Chrome trace and its event log, in a folder of its own.
 
-The words that stand beside a picture (the facts of its title, the rows of a comparison's table) are made here;
-`minitrain.trace` only draws.
+The words beside a picture (its title and facts, the rows of a comparison's table) are made here from the run. The other
+modules of this package draw what they are given.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minitrain.analysis.labels import GIB, duration
 from minitrain.plain_text import text_of
 from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
-    from minitrain.trace.view import View
+    from minitrain.trace.layout import View
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
@@ -28,8 +29,7 @@ _LONGEST_NAME = 60  # characters; a file system takes 255 bytes
 
 def view_of(run: Run) -> View:
     """Return the words and units for a picture of a run."""
-    from minitrain.analysis.labels import duration  # noqa: PLC0415  (numpy only when somebody draws)
-    from minitrain.trace.view import View  # noqa: PLC0415
+    from minitrain.trace.layout import View  # noqa: PLC0415  (numpy only when somebody draws)
 
     facts = [
         f"step {duration(run.step_time)}",
@@ -42,26 +42,24 @@ def view_of(run: Run) -> View:
 
 
 def conditions(run: Run) -> str:
-    """Return in words what a run was simulated with."""
+    """Return in words the sizes and the hardware of a run."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
     return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}"
 
 
 def _memory(run: Run) -> str:
-    """Return a run's peak memory, and whether it is too much."""
-    return f"{run.peak_memory_bytes / 2**30:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
+    """Return a run's peak memory, and whether it is more than the device has."""
+    return f"{run.peak_memory_bytes / GIB:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
 
 
-def comparison_rows(comparison: Comparison) -> list[Mapping[str, str]]:
-    """Return a row of texts a strategy, fastest first, failed ones last."""
+def _table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
+    """Return the table above a comparison: a row a strategy, fastest first, failed ones last."""
     rows = [_row(run) for run in comparison.succeeded]
     return rows + [_failed_row(failure.strategy, failure.error) for failure in comparison.failed]
 
 
 def _row(run: Run) -> Mapping[str, str]:
-    from minitrain.analysis.labels import duration  # noqa: PLC0415
-
     return {
         "strategy": run.strategy,
         "step time": duration(run.step_time),
@@ -78,8 +76,8 @@ def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
 
 
 def draw_comparison(comparison: Comparison) -> Any:
-    """Return a Plotly figure of the runs that came to an end, fastest first."""
-    from minitrain.trace.compare import compare_figure  # noqa: PLC0415
+    """Return a Plotly figure of the runs that succeeded, fastest first."""
+    from minitrain.trace.comparison_figure import compare_figure  # noqa: PLC0415
 
     runs = comparison.succeeded
     return compare_figure(
@@ -88,7 +86,7 @@ def draw_comparison(comparison: Comparison) -> Any:
 
 
 def title_of(comparison: Comparison) -> str:
-    """Return in words what all runs of a comparison share."""
+    """Return in words the sizes and the hardware that all runs of a comparison share."""
     runs = comparison.succeeded
     return conditions(runs[0]) if runs else "no strategy came to its end"
 
@@ -97,7 +95,7 @@ def write_comparison_page(
     comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
 ) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
-    from minitrain.trace.compare_page import write_compare_html  # noqa: PLC0415
+    from minitrain.trace.page import write_compare_html  # noqa: PLC0415
 
     runs = comparison.succeeded
     return write_compare_html(
@@ -105,14 +103,14 @@ def write_comparison_page(
         {run.strategy: run.timeline for run in runs},
         {run.strategy: view_of(run) for run in runs},
         title=title_of(comparison),
-        table=comparison_rows(comparison),
+        table=_table_rows(comparison),
         links=links,
         include_plotlyjs="directory" if links else True,
     )
 
 
 def folder_name(name: str) -> str:
-    """Return a strategy's name as a folder can be called.
+    """Return a strategy's name as the name of a folder.
 
     >>> folder_name("1f1b (2)")
     '1f1b-2'
@@ -129,8 +127,9 @@ def write_run(
 
     Args:
         run: the run.
-        parent: the folder for that folder; it is made if it does not exist.
-        include_plotlyjs: True for a page that needs no other file, "parent" to share one with the other runs'.
+        parent: the folder to make that folder in; it is made if it does not exist.
+        include_plotlyjs: True for a page that needs no other file, "parent" to share Plotly's JavaScript with the pages
+            of other runs.
         name: of the folder, if not after the strategy.
 
     Returns:
@@ -159,7 +158,7 @@ def _unused(name: str, taken: Collection[str]) -> str:
 
 
 def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Sequence[Path]:
-    """Write every run that came to an end, and a page that compares them and links to theirs.
+    """Write every run that succeeded, and a page that compares them and links to theirs.
 
     Returns:
         The comparison's page, and the runs' folders.

@@ -1,33 +1,35 @@
-"""Tables for a terminal, drawn by rich: narrow enough for 60 columns, and readable when piped."""
+"""Tables of runs and comparisons for a terminal, drawn by rich.
+
+They are narrow enough for 60 columns, and readable when piped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from minitrain.analysis.labels import GIB
 from minitrain.errors import OutOfMemoryError
 from minitrain.plain_text import printable, text_of
 from minitrain.trace.run_folder import title_of
 
 if TYPE_CHECKING:
-    from minitrain.hardware import SystemConfig
     from minitrain.run.comparison import Comparison
-    from minitrain.run.result import HeldOutside, Run
-
-GIB = 2**30
+    from minitrain.run.memory_reports import MemoryOutsideStores
+    from minitrain.run.result import Run
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return one row a strategy, fastest first; the winner is marked, and who ran out of memory or failed.
+    """Return one row a strategy, fastest first; the winner is marked, and runs that failed or ran out of memory.
 
     Args:
         comparison: the runs.
     """
-    table = _table(title_of(comparison))
+    table = plain_table(title_of(comparison))
     table.add_column("", width=1)
     table.add_column("\nstrategy", overflow="fold", min_width=8)
     scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
@@ -49,7 +51,7 @@ def _end(error: Exception) -> str:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return who failed and who ran out of memory, and why, a line each."""
+    """Return a line for each strategy that failed or ran out of memory, with the reason."""
     notes = [
         f"{failure.strategy}: {type(failure.error).__name__}: {text_of(failure.error)}" for failure in comparison.failed
     ]
@@ -90,8 +92,8 @@ def run_table(run: Run) -> Table:
     return facts_table(rows)
 
 
-def _outside(run: Run, held: HeldOutside) -> str:
-    """Return what a strict run held outside its stores, and which lines had made it."""
+def _outside(run: Run, held: MemoryOutsideStores) -> str:
+    """Return what a strict run held outside its stores, and the lines of code that made it."""
     if not held.elements:
         return "nothing"
     lines = [
@@ -116,9 +118,9 @@ def ranks_table(run: Run, most: int = 16) -> Table:
 
     Args:
         run: the run.
-        most: ranks shown; of more, the first and the last ones are.
+        most: number of ranks shown; of more, the first and the last ones are.
     """
-    table = _table("")
+    table = plain_table()
     scale, unit = _unit(run.step_time)
     for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -140,48 +142,13 @@ def _ends(count: int, most: int) -> Iterable[int | None]:
     return [*range(most // 2), None, *range(count - most // 2, count)]
 
 
-def hardware_table(systems: Sequence[SystemConfig]) -> Table:
-    """Return one row a hardware config."""
-    table = _table("")
-    table.add_column("\nname", overflow="fold", min_width=15)
-    for column in ("float16\nTFLOP/s", "HBM\nGiB", "HBM\nGB/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("network\nGB/s (ranks)", overflow="fold")
-    for system in systems:
-        rate = system.matrix.get("float16")
-        tiers = ", ".join(f"{tier.bandwidth:g} ({tier.size})" for tier in system.networks)
-        peak = "-" if rate is None else f"{rate.tflops:g}"
-        table.add_row(_text(system.name), peak, f"{system.mem1.GiB:g}", f"{system.mem1.GBps:g}", tiers)
-    return table
-
-
-def system_table(system: SystemConfig) -> Table:
-    """Return the figures of one hardware config, a row each; efficiencies are the best and the worst."""
-    rows = {f"matrix {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.matrix.items()}
-    rows |= {f"vector {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.vector.items()}
-    for name, memory in (("HBM", system.mem1), ("host memory", system.mem2)):
-        rows[name] = f"{memory.GiB:g} GiB, {memory.GBps:g} GB/s"
-    for place, tier in enumerate(system.networks):
-        rows[f"network {place}"] = (
-            f"{tier.size} ranks, {tier.bandwidth:g} GB/s x {tier.efficiency:g}, {tier.latency * 1e6:g} us"
-        )
-    return facts_table(rows)
-
-
-def strategies_table(docs: Mapping[str, str]) -> Table:
-    """Return a row a strategy: its name and what it is."""
-    table = facts_table(docs)
-    table.columns[0].style = "bold"
-    return table
-
-
 def _text(text: str) -> Text:
     """Return text for a cell as it is: names and messages are no markup, and control nothing."""
     return Text(printable(text))
 
 
-def _table(title: str) -> Table:
-    """Return an empty table in the one style that all have."""
+def plain_table(title: str = "") -> Table:
+    """Return an empty table in the style that all have."""
     return Table(
         title=_text(title) if title else None,
         title_justify="left",
@@ -194,12 +161,12 @@ def _table(title: str) -> Table:
 
 
 def _unit(longest_s: float) -> tuple[float, str]:
-    """Return how many there are in a second of the unit that times up to `longest_s` are shown in, and its name."""
+    """Return the unit in which times up to `longest_s` are shown: how many make a second, and its name."""
     return (1, "s") if longest_s >= 10 else (1e3, "ms")
 
 
 def _number(value: float) -> str:
-    """Return a time as digits that line up: three after the point, more where that would say nothing.
+    """Return a time with three digits after the point, so that columns line up, or more where these would be zeros.
 
     >>> _number(30.67315), _number(0.00002)
     ('30.673', '2e-05')

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.accounting.strict.written import meets
 from minitrain.lib import Weight
+from minitrain.tensors.index_sets import overlaps_any
 
 Place = tuple[int, int]
 PLACES = st.integers(1, 12).flatmap(lambda count: st.tuples(st.integers(0, count - 1), st.just(count)))
@@ -33,13 +33,13 @@ def test_shards_meet_where_their_intervals_overlap(place: Place, others: list[Pl
         parts.setdefault(count, set()).add(shard)
     start, end = _interval(place)
     expected = any(first < end and start < last for first, last in map(_interval, others))
-    assert meets(parts, *place) is expected
+    assert overlaps_any(*place, parts) is expected
 
 
 def test_a_fine_shard_is_looked_up_in_a_coarse_cut_and_back_without_listing_the_fine_one() -> None:
-    assert meets({10**12: {10**11}}, 0, 2)
-    assert not meets({10**12: {10**11}}, 1, 2)
-    assert meets({2: {0}}, 10**11, 10**12)
+    assert overlaps_any(0, 2, {10**12: {10**11}})
+    assert not overlaps_any(1, 2, {10**12: {10**11}})
+    assert overlaps_any(10**11, 10**12, {2: {0}})
 
 
 async def updates_shards(model: mt.Model, num_shards: int = 1, at_once: bool = False) -> mt.Model:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.cli.progress import Progress
+from minitrain.cli.output import Progress
 from minitrain.errors import UsageError
 from minitrain.lib import Model
 from minitrain.plain_text import printable, spreadsheet_cell, text_of

@@ -195,13 +195,13 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
                       before="shared = {}\n"), "laws", "belongs to rank 0"),
     # patched: the submission's process believes everything, the grader does not
     "patched_laws": (
-        "02", changed(DDP, (REDUCE, ""), before="import minitrain.rank.computing as c\n"
-                      "c.Computing._may_update = lambda *args: True\n"),
+        "02", changed(DDP, (REDUCE, ""), before="import minitrain.rank.computation as c\n"
+                      "c.Computation._may_update = lambda *args: True\n"),
         "laws", "must cover all 8 samples"),
     "patched_strictness": (
         "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"),
-                      before="import minitrain.accounting.strict.computing as m\n"
-                      "m.require_genuine = lambda *args, **_: None\n"),
+                      before="import minitrain.accounting.strict.computation as m\n"
+                      "m.require_valid = lambda *args, **_: None\n"),
         "laws", "must cover all 8 samples"),
     "patched_clock": (
         "02", changed(DDP, ("        activations[k + 1] = ", "        model.forward(k, activations[k], weights[k])\n"

@@ -28,6 +28,7 @@ from minitrain.grading.sandbox import Limits
 from minitrain.grading.testing import assert_strategy
 from minitrain.grading.verify import faults_of
 from minitrain.grading.worker import Guard, RefusedError, describe, readable_folders, run_case
+from minitrain.numerics import arithmetic
 from minitrain.tensors import Weight
 
 SUBMISSIONS = Path(__file__).parent / "submissions"
@@ -174,13 +175,12 @@ def test_a_program_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_wrong_numbers_fail_with_layer_rank_and_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minitrain.numerics import layers
 
     exercise = load_exercise("02")
     case = exercise.public[0]
     _, programs = record(f"{RIGHT}:ddp", **case.sizes)
-    right = layers.backward_weight
-    monkeypatch.setattr("minitrain.numerics.model.layers.backward_weight", lambda x, g: right(x, g) * 1.01)
+    right = arithmetic.backward_weight
+    monkeypatch.setattr("minitrain.numerics.model.arithmetic.backward_weight", lambda x, g: right(x, g) * 1.01)
     judged = judge(exercise, case, {"programs": programs, "lines": [[], []]})
     assert judged["laws"].passed
     result = judged["numerics"]

@@ -101,7 +101,7 @@ class Circle:
 
 
 def test_circles_that_grew_old_are_looked_at_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_MOST_UNSEEN", 10_000)
+    monkeypatch.setattr(collector, "_MOST_UNTRAVERSED", 10_000)
     circles: list[weakref.ref[Circle]] = []
     for _ in range(12):
         with rare_collections():

@@ -29,19 +29,19 @@ GRID = {"world_size": [1, 2, 4], "microbatch_size": [1, 2]}
 
 
 class Counting(Executor):
-    """An executor that works at once, in this thread, and counts; it may refuse after a number of portions."""
+    """An executor that works at once, in this thread, and counts; it may refuse after a number of configurations."""
 
     def __init__(self, most: int = 10**9) -> None:
         self.num_configurations = 0
         self.most = most
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        (portion,) = arguments
+        (batch,) = arguments
         if self.num_configurations >= self.most:
             raise KeyboardInterrupt
-        self.num_configurations += len(portion)
+        self.num_configurations += len(batch)
         future: Future[Any] = Future()
-        future.set_result(function(portion))
+        future.set_result(function(batch))
         return future
 
 

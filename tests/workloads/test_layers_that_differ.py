@@ -58,7 +58,8 @@ class Perceptron:
             return len(tensor.samples) * WIDTHS[tensor.layer]
         if isinstance(tensor, ActivationGrad):
             return len(tensor.samples) * WIDTHS[tensor.layer + 1]
-        return float(self.weight_elements(tensor.layer) * len(tensor.shards) / tensor.num_shards)
+        share: float = len(tensor.shards) / tensor.num_shards
+        return self.weight_elements(tensor.layer) * share
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return the flop of a forward and a backward, twice as long, through every layer."""

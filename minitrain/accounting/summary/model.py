@@ -11,7 +11,7 @@ from minitrain.accounting.summary.totals import RankTotals
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.events import LAUNCHED, ON_COMPUTE, RECV, STREAM, STRIDE
 from minitrain.rank.model import Model
-from minitrain.rank.operations import Work
+from minitrain.rank.operations import Operation
 
 EVENTS_OF_RUN, EVENTS_OF_RANK = 2**18, 64  # kept at a time: about so many of all ranks, at least so many of each
 
@@ -42,7 +42,7 @@ def _nothing() -> None:
     """Digest nothing: the run is over."""
 
 
-class SummaryWork(Work):
+class SummaryOperation(Operation):
     """An operation whose rank knows that its row is still needed, and tells it where the row has moved."""
 
     __slots__ = ()
@@ -65,7 +65,10 @@ class SummaryWork(Work):
 class SummaryModel(Model):
     """One rank of a run that keeps totals.
 
-    What stays in flight for long keeps the rows after it, as they do not come before it in the sums.
+    An operation that stays in flight for long keeps the rows after it from being added, as sums take rows in order.
+
+    Adds:
+        operation_kind: operations that tell the model as long as it must keep their row.
 
     Args:
         args: those of `Model`.
@@ -77,11 +80,11 @@ class SummaryModel(Model):
         holding: operations whose rows are needed, in program order: those that wait, or were launched and not awaited.
     """
 
-    work_kind = SummaryWork
+    operation_kind = SummaryOperation
 
     def __init__(self, *args: Any, by_type: TypeSums, most_events: int, **parameters: Any) -> None:
         super().__init__(*args, **parameters)
-        self.holding: dict[SummaryWork, None] = {}
+        self.holding: dict[SummaryOperation, None] = {}
         self.totals = RankTotals(by_type)
         self._room = most_events * STRIDE
         self._rows = self.rows = Rows(self.digest, self._room)
@@ -89,8 +92,12 @@ class SummaryModel(Model):
 
     def digest(self) -> None:
         """Add the rows before the first one that is still needed to the totals."""
-        for work in [work for work in self.holding if not work.is_wanted and (work.settled or work.op == RECV)]:
-            del self.holding[work]
+        for operation in [
+            operation
+            for operation in self.holding
+            if operation.is_abandoned and (operation.settled or operation.op == RECV)
+        ]:
+            del self.holding[operation]
         first = next(iter(self.holding), None)
         if first is None:
             self._take(len(self.rows), self.time)
@@ -107,8 +114,8 @@ class SummaryModel(Model):
         """Add the first rows to the totals."""
         self.totals.take(self.rows[:num_places], complete_until)
         del self.rows[:num_places]
-        for work in self.holding:
-            work.row -= num_places
+        for operation in self.holding:
+            operation.row -= num_places
 
 
 def summary_models(world_size: int) -> Callable[..., SummaryModel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minitrain.analysis.busy_time import Interval, Passing, Working, intervals_of
+from minitrain.analysis.busy_time import BusyTimeSum, Interval, PassTimeSum, intervals_of
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.events import PASSES, STRIDE
 
@@ -29,8 +29,8 @@ class RankTotals:
     def __init__(self, by_type: TypeSums) -> None:
         self.by_type = by_type
         self.num_events = 0
-        self.working = Working()
-        self.passing = Passing(PASSES)
+        self.working = BusyTimeSum()
+        self.passing = PassTimeSum(PASSES)
         self._late: list[Interval] = []
 
     def take(self, rows: list[Any], complete_until: float) -> None:
@@ -41,8 +41,8 @@ class RankTotals:
             complete_until: no event that is still to come starts earlier, s.
         """
         self.num_events += len(rows) // STRIDE
-        self.by_type.take(rows)
-        self.passing.take(rows)
+        self.by_type.add(rows)
+        self.passing.add(rows)
         known = sorted(self._late + intervals_of(rows))
         self._late = [interval for interval in known if interval[0] >= complete_until]
-        self.working.take(known[: len(known) - len(self._late)])
+        self.working.add(known[: len(known) - len(self._late)])

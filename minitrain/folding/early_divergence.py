@@ -1,0 +1,75 @@
+"""Finding out cheaply that an attempt would fail: a dry run of its first step, where the last one like it failed.
+
+Ranks diverge early, most of them while they are set up. A dry run takes one task, that of the first class, up to where
+it has to wait. That is half the time of an attempt that fails. Several runs (the configurations of a sweep) share a
+`DivergenceHistory`, which tells which attempts are worth a dry run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Hashable
+
+from minitrain.folding.attempt import FoldAttempt
+from minitrain.folding.model import FoldedModel, model_of_class
+from minitrain.run.out_of_memory import watching_memory
+from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.rank_tasks import end_all
+from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
+
+
+class DivergenceHistory:
+    """The attempts in which ranks of a strategy have diverged, by `key_of_attempt`.
+
+    It is a guess at how the next attempt ends, which a dry run then confirms or not. So it changes how long a run
+    takes, and nothing else, and a key may leave out whatever varies in a sweep.
+    """
+
+    def __init__(self) -> None:
+        self._diverged: set[Hashable] = set()
+
+    def expects_divergence(self, key: Hashable) -> bool:
+        """Return whether ranks diverged in the last attempt with this key."""
+        return key in self._diverged
+
+    def record(self, key: Hashable, *, diverged: bool) -> None:
+        """Remember how an attempt ended."""
+        if diverged:
+            self._diverged.add(key)
+        else:
+            self._diverged.discard(key)
+
+
+def key_of_attempt(prepared: PreparedRun, attempt: FoldAttempt) -> Hashable:
+    """Return what tells attempts apart: strategy, options (which shape its mesh), axes and kept axes."""
+    return prepared.name, repr(prepared.options), tuple(attempt.axes.items()), attempt.kept
+
+
+async def find_early_divergence(prepared: PreparedRun, attempt: FoldAttempt) -> FoldAttempt | None:
+    """Return how ranks diverge, as the attempt itself would find; None if they do not before a class has to wait.
+
+    A class that begins tasks of its own before that has unknown consequences, and nothing is found either.
+
+    Args:
+        prepared: what is to be simulated.
+        attempt: how its ranks are folded; it is left as it is.
+    """
+    dry_run = FoldAttempt(attempt.axes, attempt.kept, may_change_axes=attempt.may_change_axes)
+    dist = prepared.transport()
+    loop = asyncio.get_running_loop()
+    context = contextvars.copy_context()
+    context.run(dist.detector.claim_running_task, 0)
+    task = loop.create_task(_run(prepared, model_of_class(prepared, dry_run, 0, dist)), context=context)
+    with collecting_unretrieved_errors(dist, [task]):
+        await asyncio.sleep(0)  # the first step of the task, and of none that it begins
+        dist.detector.run_is_over = True  # no other rank will come
+        unfinished = dist.detector.unfinished_tasks(loop)
+        await end_all(dist.detector, {task, *unfinished})
+    return dry_run if dry_run.diverged is not None and not unfinished else None
+
+
+async def _run(prepared: PreparedRun, model: FoldedModel) -> None:
+    """Run the strategy on one class; errors other than divergence are left for the attempt to find."""
+    with watching_memory([model], strict=prepared.parameters.strict_memory):
+        await prepared.function(model, **prepared.options)

@@ -1,0 +1,82 @@
+"""Whether a run has trained the model: every layer's final weight, over all ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from minitrain.errors import LawError
+from minitrain.tensors import Weight
+from minitrain.transport.collectives import describe
+
+
+class TrainedRank(Protocol):
+    """What is asked of a rank's model after the run."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the trained model."""
+
+    @property
+    def final_weights(self) -> Mapping[int, Weight]:
+        """Final weight by layer."""
+
+
+def check_final_weights(models: Sequence[TrainedRank]) -> None:
+    """Verify that every layer has a final weight: complete over all ranks, one step on, equal across replicas.
+
+    Args:
+        models: the model of each rank, after the run.
+
+    Raises:
+        LawError: a layer's final weight is missing, incomplete, not of step 1, or differs between the ranks.
+    """
+    holders: defaultdict[int, list[TrainedRank]] = defaultdict(list)
+    for model in models:  # each rank is asked once, not once a layer: a pipeline may have as many layers as ranks
+        for layer in model.final_weights:
+            holders[layer].append(model)
+    for layer in range(models[0].num_layers):
+        found = [(model.rank, model.final_weights[layer]) for model in holders[layer]]
+        if not found:
+            raise LawError(
+                f"layer {layer} has no final weight on any rank; call model.set_final_weight({layer}, weight) where "
+                "its last update was",
+                layer=layer,
+            )
+        _check_layer(layer, found)
+
+
+def _check_layer(layer: int, found: Sequence[tuple[int, Weight]]) -> None:
+    """Verify the final weights of one layer."""
+    first_rank, first = found[0]
+    shards: set[int] = set()
+    for rank, weight in found:
+        if weight.step != 1:
+            raise LawError(
+                f"the final weight of layer {layer} on rank {rank} must have seen exactly one update, got "
+                f"{describe(weight)}",
+                layer=layer,
+                rank=rank,
+            )
+        if weight.num_shards != first.num_shards:
+            raise LawError(
+                f"the final weights of layer {layer} must be cut alike on all ranks, got {describe(first)} on rank "
+                f"{first_rank} and {describe(weight)} on rank {rank}",
+                layer=layer,
+                rank=rank,
+            )
+        if len(shards) < first.num_shards:  # a thousand replicas hold a thousand shards each
+            shards |= weight.shards
+    if len(shards) != first.num_shards:
+        missing = sorted(set(range(first.num_shards)) - shards)
+        raise LawError(
+            f"the final weight of layer {layer} is incomplete: shards {missing[:8]} of {first.num_shards} are on no "
+            "rank",
+            layer=layer,
+            missing=missing,
+        )

@@ -1,0 +1,64 @@
+"""Running a coroutine to its end from code that is not async, also inside a running event loop (a notebook)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run_to_end(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None = None) -> T:
+    """Run a coroutine in a loop of its own, and return its result.
+
+    A loop that is running here would have to wait for itself; then the new one runs in another thread.
+
+    Args:
+        start: makes the coroutine.
+        loop_factory: makes the event loop; asyncio's own by default.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(start())
+    return _run_in_thread(start, loop_factory)
+
+
+def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:
+    """Run a coroutine in a loop of another thread; what interrupts this thread (Ctrl-C) cancels it."""
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append((asyncio.get_running_loop(), task))
+        return await start()
+
+    def target() -> None:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                outcome.append(runner.run(main()))
+        except BaseException as error:  # raised again in the thread that waits
+            errors.append(error)
+
+    thread = threading.Thread(target=target, name="minitrain", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        for loop, task in running:
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
+    for error in errors:
+        raise error
+    return outcome[0]

@@ -1,0 +1,55 @@
+"""What a run reports about its memory: where the device's was exceeded, and what was held outside the stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where and when a rank first held more than the device's memory.
+
+    Args:
+        rank: the first rank, in time, that did.
+        time: its clock then, s.
+        capacity_bytes: the device's memory.
+        held_bytes: what the rank held, by store.
+    """
+
+    rank: int
+    time: float
+    capacity_bytes: float
+    held_bytes: Mapping[str, float]
+
+    def __str__(self) -> str:
+        filled = ", ".join(
+            f"{name} {size / 2**30:.3g} GiB"
+            for name, size in sorted(self.held_bytes.items(), key=lambda item: -item[1])
+            if size
+        )
+        return (
+            f"out of memory on rank {self.rank} at {self.time:.6g} s: {sum(self.held_bytes.values()) / 2**30:.4g} GiB "
+            f"held of {self.capacity_bytes / 2**30:.4g} GiB ({filled})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOutsideStores:
+    """What a rank held outside its stores, in variables and containers, when an operation began and it was the most.
+
+    Args:
+        rank: the rank that held the most.
+        time: its clock then, s.
+        elements: how much it held.
+        elements_by_line: how much of it each line of the strategy made, most first.
+    """
+
+    rank: int
+    time: float
+    elements: float
+    elements_by_line: Mapping[str, float]
+
+    def __str__(self) -> str:
+        made = ", ".join(f"{elements:.4g} made at {line}" for line, elements in self.elements_by_line.items())
+        return f"{self.elements:.4g} elements on rank {self.rank} at {self.time:.6g} s: {made}" if made else "nothing"

@@ -1,0 +1,207 @@
+"""The parameters of a run as one value: what each means, its default and its rule are written here and nowhere else.
+
+A new parameter is a new field of `RunParameters`. `simulate` and `simulate_async` show the fields as their keywords;
+`compare`, `sweep`, `prove`, folding and the command line take the names and the defaults from here. What excludes each
+other is in one table, `EXCLUSIONS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from minitrain.errors import UsageError, require_count
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.rank_predictors import RankPredictors
+from minitrain.rank.model import Model
+
+SIZES = ("world_size", "num_layers", "global_batch_size")
+LOGS = ("full", "summary")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParameters:
+    """What one training step is simulated with, beside the strategy and its own options.
+
+    Args:
+        world_size: number of ranks.
+        num_layers: layers of the trained model.
+        global_batch_size: samples of the step, over all ranks.
+        hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank).
+        network: "flat" (one tier for the run) or "hierarchical" (the tier that each group needs).
+        placement: node of each rank, for the hierarchical network.
+        slowdown: factor by which computing takes longer, by rank.
+        contention: slow computing down by the communication beside it (see `minitrain.run.contention`); `model.time`
+            during the run does not include it.
+        p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
+        check: verify the final weights.
+        strict: count every tensor alive as memory, wherever it is kept, and accept only tensors that came out of
+            operations (see `minitrain.accounting.strict`).
+        strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
+        memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
+        numerics: "numpy", or a `minitrain.numerics.Problem`, to let tensors carry numbers; the log stays the same.
+        model_kind: class of the ranks' models, for whoever extends `Model` to follow a run; by default, that of
+            `strict` and `numerics`.
+        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`). A
+            `minitrain.folding.early_divergence.DivergenceHistory` in the place of True lets several runs share what
+            they find out.
+        log: "full", or "summary" to keep totals instead of events (see `minitrain.accounting.summary`).
+
+    Raises:
+        UsageError: a parameter is outside its rule, or two exclude each other.
+    """
+
+    world_size: int = 8
+    num_layers: int = 32
+    global_batch_size: int = 64
+    hardware: Any = "h100_80g_nvl8"
+    network: str = "flat"
+    placement: Sequence[int] | None = None
+    slowdown: Mapping[int, float] | None = None
+    contention: bool = False
+    p2p_buffer: int | None = 1
+    check: bool = True
+    strict: bool = False
+    strict_memory: bool = False
+    memory_by_kind: bool = False
+    numerics: Any = None
+    model_kind: type[Model] | None = None
+    fold: bool | Any = False
+    log: str = "full"
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            require_count(name, getattr(self, name))
+        if self.log not in LOGS:
+            raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
+        if self.fold or self.log == "summary":
+            given = {name: getattr(self, name) for name in DEFAULTS}
+            for exclusion in EXCLUSIONS.values():
+                exclusion.require(given)
+        if self.slowdown:
+            _require_slowdown(self.slowdown, self.world_size)
+
+    def predictor(self) -> Predictor | RankPredictors:
+        """Return what prices the operations of the run: one predictor for all ranks, or one for each.
+
+        Raises:
+            UsageError: the network does not connect so many ranks, or there is another number of predictors.
+            HardwareConfigError: the hardware config cannot be found, read or believed.
+        """
+        if isinstance(self.hardware, RankPredictors):
+            if len(self.hardware.predictors) != self.world_size:
+                raise UsageError(
+                    f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
+                )
+            return self.hardware
+        return make_predictor(self.hardware, self.world_size, self.network, self.placement)
+
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType({field.name: field.default for field in fields(RunParameters)})
+"""The default of each parameter by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A parameter that, with some of its values, does not go together with others.
+
+    Args:
+        name: the parameter.
+        value: the value that excludes others; any true value if None.
+        others: parameters that must not be given beside it.
+        spelling: parameter and value as messages name them.
+        reason: why, to follow the others' names.
+    """
+
+    name: str
+    value: Any
+    others: tuple[str, ...]
+    spelling: str
+    reason: str = ""
+
+    def found(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the parameters among some given ones that are excluded, in the order of the table."""
+        value = given.get(self.name)
+        if not (value if self.value is None else value == self.value):
+            return []
+        return [name for name in self.others if given.get(name)]
+
+    def require(self, given: Mapping[str, Any]) -> None:
+        """Require that nothing excluded is among some parameters.
+
+        Raises:
+            UsageError: something is.
+        """
+        excluded = self.found(given)
+        if excluded:
+            raise UsageError(
+                f"{self.spelling} does not go with {', '.join(excluded)}{self.reason}; leave one out",
+                **{self.name: given[self.name]},
+            )
+
+
+_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
+
+EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
+    {
+        "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
+        "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
+    }
+)
+"""What excludes each other, by the parameter that excludes the others."""
+
+
+def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str, Any]]:
+    """Return the parameters among the keywords of `simulate`, and the rest, which are the strategy's own options.
+
+    Raises:
+        UsageError: a parameter is outside its rule, or two exclude each other.
+    """
+    given = {name: value for name, value in keywords.items() if name in DEFAULTS}
+    return RunParameters(**given), {name: value for name, value in keywords.items() if name not in DEFAULTS}
+
+
+def lists_run_parameters(function: F) -> F:
+    """Let a function of `**parameters` show each parameter of a run in its signature (for help and completion)."""
+    signature = inspect.signature(function)
+    own = [known for known in signature.parameters.values() if known.kind is not inspect.Parameter.VAR_KEYWORD]
+    listed = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(RunParameters)
+    ]
+    options = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation="Any")
+    function.__signature__ = signature.replace(parameters=[*own, *listed, options])  # type: ignore[attr-defined]
+    return function
+
+
+def make_predictor(
+    hardware: Any, world_size: int, network: str = "flat", placement: Sequence[int] | None = None
+) -> Predictor:
+    """Return what prices the operations of a run.
+
+    Args:
+        hardware: a shipped config's name, a path, a loaded config, or a predictor, which is returned as it is.
+        world_size: number of ranks.
+        network: "flat" or "hierarchical".
+        placement: node of each rank.
+    """
+    if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
+        return hardware  # type: ignore[no-any-return]  # a Predictor
+    return RuntimePredictor(world_size, hardware, network=network, placement=placement)
+
+
+def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:
+    """Require that every straggler is a rank, and its factor a positive number."""
+    for rank, factor in slowdown.items():
+        if rank not in range(world_size):
+            raise UsageError(f"slowdown names rank {rank!r}, but ranks are 0..{world_size - 1}")
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+            raise UsageError(f"the slowdown of rank {rank} must be a positive number, got {factor!r}")

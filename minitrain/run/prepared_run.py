@@ -1,0 +1,103 @@
+"""A run that is ready to be simulated: the strategy is found, and what prices its operations is made.
+
+Every way of simulating (all ranks, folded) begins with a `PreparedRun` and makes its `Run` by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.rank_predictors import RankPredictors, predictor_of
+from minitrain.rank.model import Model
+from minitrain.run.memory_reports import OutOfMemory
+from minitrain.run.parameters import RunParameters, split_keywords
+from minitrain.run.result import Run
+from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
+from minitrain.transport.dist import Dist
+
+R = TypeVar("R", bound=Run)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A strategy, its options, and what it is simulated with.
+
+    Args:
+        name: the strategy's name.
+        function: the strategy.
+        options: the strategy's own options.
+        parameters: those of the run.
+        predictor: what prices the operations: one for all ranks, or one for each.
+    """
+
+    name: str
+    function: Strategy
+    options: Mapping[str, Any]
+    parameters: RunParameters
+    predictor: Predictor | RankPredictors
+
+    @property
+    def hardware_name(self) -> str:
+        """What the run calls its hardware."""
+        system = getattr(self.predictor, "system", None)
+        return str(getattr(system, "name", None) or self.parameters.hardware)
+
+    def predictor_of(self, rank: int) -> Predictor:
+        """Return what prices the operations of one rank, which may be a straggler."""
+        predictor, factor = predictor_of(self.predictor, rank), (self.parameters.slowdown or {}).get(rank)
+        return predictor if factor is None else predictor.slowed(factor)
+
+    def transport(self) -> Dist:
+        """Return a fresh transport for the ranks."""
+        return Dist(self.parameters.world_size, p2p_buffer=self.parameters.p2p_buffer)
+
+    def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
+        """Return what a simulation came to.
+
+        Args:
+            kind: class of the run.
+            models: those of the ranks, at their end.
+            excesses: where ranks held more than the device's memory.
+            more: further fields of that class, and those of `Run` that are not read from the models as they are.
+        """
+        workload, parameters = self.predictor.workload, self.parameters
+        of_models: dict[str, Any] = {
+            "logs": [model.log for model in models],
+            "peak_memory_per_rank": [model.peak_memory for model in models],
+        }
+        return kind(
+            strategy=self.name,
+            world_size=parameters.world_size,
+            num_layers=parameters.num_layers,
+            global_batch_size=parameters.global_batch_size,
+            hardware=self.hardware_name,
+            options=self.options,
+            bytes_per_element=workload.bytes_per_element,
+            useful_flop=workload.training_flop(parameters.global_batch_size, parameters.num_layers),
+            peak_flop_per_s=self.predictor.peak_flop_per_s,
+            capacity_bytes=self.predictor.capacity_bytes,
+            oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
+            models=models,
+            **(of_models | more),
+        )
+
+
+def prepare(strategy: str | Strategy, keywords: Mapping[str, Any]) -> PreparedRun:
+    """Find a strategy and make what prices its operations.
+
+    Args:
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        keywords: parameters of the run, and the strategy's own options.
+
+    Raises:
+        UsageError: a parameter is outside its rule.
+        HardwareConfigError: the hardware config cannot be found, read or believed.
+        StrategyError: there is no such strategy, or it takes other options.
+    """
+    parameters, options = split_keywords(keywords)
+    name, function = load_strategy(strategy)
+    require_options(name, function, options)
+    return PreparedRun(name, function, options, parameters, parameters.predictor())

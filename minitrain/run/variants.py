@@ -1,0 +1,144 @@
+"""The kinds of run that `simulate` can choose: which class of model and of run, and what is done beside them.
+
+| parameter | what differs | where |
+|---|---|---|
+| (none) | every rank a `Model`, every event kept in a `Run` | `rank`, `result` |
+| `log="summary"` | models add their events to totals, and the run holds totals | `accounting.summary` |
+| `strict` | models follow every tensor, and a finished run is audited | `accounting.strict` |
+| `numerics` | tensors carry arrays | `numerics` |
+| `model_kind` | models of a caller's own class | |
+| `memory_by_kind` | stores keep a journal of their changes | `rank.store_journal` |
+| `contention` | the finished run is timed again | `contention` |
+| `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
+
+`strict` works together with `numerics` and `model_kind`: it extends their class. What excludes each other is in
+`minitrain.run.parameters.EXCLUSIONS`. This file is the room's only way up to accounting, numerics and folding, and each
+of them is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from minitrain.events import TIME
+from minitrain.rank.model import Model
+from minitrain.run.contention import with_contention
+from minitrain.run.log_interning import sharing_sizes
+from minitrain.run.memory_reports import MemoryOutsideStores
+from minitrain.run.parameters import RunParameters
+from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.result import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to simulate all ranks.
+
+    Args:
+        make_model: makes the model of a rank; called as `Model` is.
+        run_kind: class of the run.
+        around: what is done around the ranks' work, with the models.
+        fields: what fields of the run it determines, from the models at their end.
+    """
+
+    make_model: Callable[..., Model]
+    run_kind: type[Run]
+    around: Callable[[Sequence[Model]], AbstractContextManager[None]]
+    fields: Callable[[Sequence[Any]], dict[str, Any]]
+
+
+def choose_variant(parameters: RunParameters) -> Variant:
+    """Return how a run with these parameters is simulated, all of its ranks."""
+    if parameters.log == "summary":
+        return _summary(parameters.world_size)
+    return Variant(
+        _model_maker(parameters),
+        Run,
+        functools.partial(_around_full, parameters),
+        functools.partial(_fields_of_full, parameters),
+    )
+
+
+async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
+    """Simulate one rank of each class of ranks that do the same; see `minitrain.folding.driver.simulate_folded`."""
+    from minitrain.folding import driver  # noqa: PLC0415  (only where it is asked for, as all below)
+
+    return await driver.simulate_folded(prepared, simulate_fully)
+
+
+def _summary(world_size: int) -> Variant:
+    """Return the way to keep totals instead of events."""
+    from minitrain.accounting.summary.model import summary_models  # noqa: PLC0415
+    from minitrain.accounting.summary.run import SummaryRun  # noqa: PLC0415
+
+    def finish(models: Sequence[Any]) -> dict[str, Any]:
+        for model in models:
+            model.finish()
+        return {}
+
+    return Variant(summary_models(world_size), SummaryRun, lambda _: contextlib.nullcontext(), finish)
+
+
+def _model_maker(parameters: RunParameters) -> Callable[..., Model]:
+    """Return what makes the model of a rank whose events are kept."""
+    kind, numbers = _model_kind(parameters)
+    if parameters.strict:
+        from minitrain.accounting.strict.model import StrictModel  # noqa: PLC0415
+
+        if not issubclass(kind, StrictModel):
+            kind = StrictModel if kind is Model else type(f"Strict{kind.__name__}", (StrictModel, kind), {})
+    return functools.partial(kind, memory_by_kind=parameters.memory_by_kind, **numbers)
+
+
+def _model_kind(parameters: RunParameters) -> tuple[type[Model], dict[str, Any]]:
+    """Return the class that is asked for, before strict accounting extends it, and what else it is made with."""
+    if parameters.model_kind is not None:
+        return parameters.model_kind, {}
+    if parameters.numerics is None:
+        return Model, {}
+    from minitrain.numerics import NumericModel, problem_of  # noqa: PLC0415
+
+    return NumericModel, {"problem": problem_of(parameters.numerics)}
+
+
+@contextlib.contextmanager
+def _around_full(parameters: RunParameters, models: Sequence[Any]) -> Iterator[None]:
+    """Do what goes with keeping every event: save memory, and follow tensors if the run is strict."""
+    with sharing_sizes(models), _strictness(models) if parameters.strict else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _strictness(models: Sequence[Any]) -> Iterator[None]:
+    """Note which tensors are made by hand during a run, and audit the run at its end."""
+    from minitrain.accounting.strict.audit import audit  # noqa: PLC0415
+    from minitrain.accounting.strict.unusable_tensors import detecting_handmade_tensors  # noqa: PLC0415
+
+    with detecting_handmade_tensors():
+        yield
+    audit(models)
+
+
+def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[str, Any]:
+    """Return what the parameters add to a run whose events are kept."""
+    fields: dict[str, Any] = {}
+    if parameters.contention:
+        fields["logs"] = with_contention([model.log for model in models])
+    if parameters.memory_by_kind:
+        fields["memory_journals"] = [model.memory_journal for model in models]
+    if parameters.strict:
+        fields["held_outside"] = _outside_stores(models)
+    return fields
+
+
+def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:
+    """Return what was held outside the stores, on the rank that held the most."""
+    model = max(models, key=lambda model: model.ledger.most_outside)
+    lines = model.ledger.held_outside()
+    time = model.log.rows[model.ledger.at_row + TIME] if lines else 0.0
+    return MemoryOutsideStores(model.rank, time, sum(lines.values()), lines)

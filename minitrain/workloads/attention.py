@@ -1,0 +1,147 @@
+"""The attention unit: norm, queries, keys and values, the core between them, and the output projection.
+
+Tensor parallelism gives each rank some heads. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's
+input and output, queries, keys and values, unfused attention's probabilities before and after dropout and the mask, the
+output projection's input and the mask of the dropout behind it. Flash attention saves the log-sum-exp of each query
+instead of probabilities. Left out, as there: the norm's mean and variance. Rotary embeddings and ALiBi save nothing.
+Keys and values of grouped queries are saved once, not for every query head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.degrees import Cut
+from minitrain.workloads.latent_attention import LatentAttention
+from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
+from minitrain.workloads.shapes import RECOMPUTE, AttentionCore, Projection, SavedTensor, WeightShape, norm_weights
+from minitrain.workloads.unit import Unit
+
+
+def attention_unit(model: Architecture, layer: int) -> Unit:
+    """Return the attention of a transformer layer."""
+    latent = model.latent
+    core = AttentionCore(model.num_heads, model.head_dim, _value_dim(model), model.attention == "flash", model.window)
+    return Unit(
+        kind="attention",
+        layer=layer,
+        output_size=model.hidden_size,
+        weights=(
+            *norm_weights(model.hidden_size, has_bias=model.norm_bias),
+            *(_usual_weights(model) if latent is None else _latent_weights(model, latent)),
+            *_output_weights(model),
+        ),
+        projections=(
+            *(_usual_projections(model) if latent is None else _latent_projections(model, latent)),
+            Projection("output", model.num_heads * core.value_dim, model.hidden_size, _heads(model), "k"),
+        ),
+        core=core,
+        saved=(*_saved_before_core(model), *_saved_by_core(model), *_saved_behind_core(model)),
+    )
+
+
+def _value_dim(model: Architecture) -> int:
+    """Return the size of a head's value."""
+    return model.head_dim if model.latent is None else model.latent.value_head_dim
+
+
+def _heads(model: Architecture) -> Cut:
+    return Cut("num_heads", model.num_heads)
+
+
+def _kv_heads(model: Architecture) -> Cut:
+    return Cut("num_kv_heads", model.num_kv_heads)
+
+
+def _usual_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the weights of queries, keys and values, each from the hidden state."""
+    for name, cut in (("query", _heads(model)), ("key", _kv_heads(model)), ("value", _kv_heads(model))):
+        size = cut.count * model.head_dim
+        yield WeightShape(name, (model.hidden_size, size), cut, 1)
+        if model.qkv_bias:
+            yield WeightShape(f"{name}.bias", (size,), cut)
+
+
+def _usual_projections(model: Architecture) -> Iterator[Projection]:
+    """Yield the one multiplication that makes queries, keys and values, cut by heads of keys."""
+    size = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    yield Projection("qkv", model.hidden_size, size, _kv_heads(model))
+
+
+def _latent_weights(model: Architecture, latent: LatentAttention) -> Iterator[WeightShape]:
+    """Yield the weights of multi-head latent attention: down to the latents on every rank, up by heads."""
+    heads, query_size = _heads(model), model.num_heads * latent.key_head_dim
+    if latent.query_rank is None:
+        yield WeightShape("query", (model.hidden_size, query_size), heads, 1)
+    else:
+        yield WeightShape("query_down", (model.hidden_size, latent.query_rank))
+        yield WeightShape("query_norm.weight", (latent.query_rank,), is_norm=True)
+        yield WeightShape("query_up", (latent.query_rank, query_size), heads, 1)
+    yield WeightShape("kv_down", (model.hidden_size, latent.kv_rank + latent.rope_head_dim))
+    yield WeightShape("kv_norm.weight", (latent.kv_rank,), is_norm=True)
+    yield WeightShape("kv_up", (latent.kv_rank, _kv_up_size(model, latent)), heads, 1)
+
+
+def _kv_up_size(model: Architecture, latent: LatentAttention) -> int:
+    """Return the size of all heads' values and of their keys without the shared rotary part."""
+    return model.num_heads * (latent.nope_head_dim + latent.value_head_dim)
+
+
+def _latent_projections(model: Architecture, latent: LatentAttention) -> Iterator[Projection]:
+    """Yield the multiplications of multi-head latent attention before the core."""
+    heads, query_size = _heads(model), model.num_heads * latent.key_head_dim
+    if latent.query_rank is None:
+        yield Projection("query", model.hidden_size, query_size, heads)
+    else:
+        yield Projection("query_down", model.hidden_size, latent.query_rank)
+        yield Projection("query_up", latent.query_rank, query_size, heads)
+    yield Projection("kv_down", model.hidden_size, latent.kv_rank + latent.rope_head_dim)
+    yield Projection("kv_up", latent.kv_rank, _kv_up_size(model, latent), heads)
+
+
+def _output_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the output projection; its bias is added once, behind the sum over ranks."""
+    yield WeightShape("output", (model.num_heads * _value_dim(model), model.hidden_size), _heads(model), 0)
+    if model.output_bias:
+        yield WeightShape("output.bias", (model.hidden_size,))
+
+
+def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what is saved up to queries, keys and values; the norm's input is all that full recomputation keeps."""
+    element = model.precision.activation_bytes
+    yield SavedTensor("norm input", model.hidden_size, element, kept=RECOMPUTE)
+    yield SavedTensor("projection input", model.hidden_size, element)
+    if model.latent is not None:
+        yield from _saved_latents(model.latent, element)
+    yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model))
+    yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model))
+    yield SavedTensor("values", model.num_kv_heads * _value_dim(model), element, _kv_heads(model))
+
+
+def _saved_latents(latent: LatentAttention, element: int) -> Iterator[SavedTensor]:
+    """Yield the inputs and outputs of the latents' norms."""
+    for name, rank in (("query latent", latent.query_rank), ("kv latent", latent.kv_rank)):
+        if rank is not None:
+            yield SavedTensor(f"{name} norm input", rank, element)
+            yield SavedTensor(f"{name} projection input", rank, element)
+
+
+def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what the core saves, which selective recomputation does without where attention is unfused."""
+    heads, element = _heads(model), model.precision.activation_bytes
+    if model.attention == "flash":
+        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads)
+        return
+    yield SavedTensor("probabilities", model.num_heads, element, heads, ("none",), is_per_key=True)
+    if model.attention_dropout:
+        yield SavedTensor("probabilities' mask", model.num_heads, MASK_BYTES, heads, ("none",), is_per_key=True)
+        yield SavedTensor("dropped probabilities", model.num_heads, element, heads, ("none",), is_per_key=True)
+
+
+def _saved_behind_core(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what the output projection and the dropout behind it save."""
+    size = model.num_heads * _value_dim(model)
+    yield SavedTensor("output projection input", size, model.precision.activation_bytes, _heads(model))
+    if model.dropout:
+        yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES)

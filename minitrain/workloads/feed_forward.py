@@ -1,0 +1,140 @@
+"""The MLP unit, dense or of experts: norm, matrices with an activation function between them, dropout.
+
+Tensor parallelism gives each rank some columns of the first matrices and the same rows of the last one; expert
+parallelism gives it some experts. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's input and
+output, the activation function's input, the last matrix's input, and the mask of the dropout. ReLU's input is not
+saved, since its output says enough; SwiGLU is one kernel that saves both its inputs.
+
+Experts save, beside that, for every token and expert that it is sent to: the copy that the expert was sent and the
+result that comes back, whose product with the router's probability needs it. The router saves its probabilities. Routed
+copies lie between tensor-parallel operations, as the hidden state does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.degrees import Cut
+from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
+from minitrain.workloads.shapes import Projection, SavedTensor, WeightShape, norm_weights
+from minitrain.workloads.unit import Unit
+
+_FIRST = {"gelu": ("up",), "relu": ("up",), "swiglu": ("gate", "up")}
+
+
+def mlp_unit(model: Architecture, layer: int) -> Unit:
+    """Return the dense MLP of a transformer layer."""
+    cut = Cut("ffn_hidden_size", model.ffn_hidden_size)
+    return Unit(
+        kind="mlp",
+        layer=layer,
+        output_size=model.hidden_size,
+        weights=(*norm_weights(model.hidden_size, has_bias=model.norm_bias), *_mlp_weights(model, "", cut.count, cut)),
+        projections=tuple(_mlp_projections(model, "", cut.count, cut)),
+        core=None,
+        saved=(*_saved_by_norm(model), *_saved_by_mlp(model, "", cut.count, cut), *_saved_by_dropout(model)),
+    )
+
+
+def moe_unit(model: Architecture, layer: int) -> Unit:
+    """Return the mixture of experts of a transformer layer."""
+    cut = Cut("moe_ffn_hidden_size", model.moe_ffn_hidden_size)
+    shared = model.num_shared_experts * cut.count
+    return Unit(
+        kind="moe",
+        layer=layer,
+        output_size=model.hidden_size,
+        weights=(
+            *norm_weights(model.hidden_size, has_bias=model.norm_bias),
+            *_router_weights(model),
+            *_expert_weights(model, cut),
+            *(_mlp_weights(model, "shared.", shared, cut) if shared else ()),
+        ),
+        projections=(
+            Projection("router", model.hidden_size, model.num_experts),
+            *_expert_projections(model, cut),
+            *(_mlp_projections(model, "shared.", shared, cut) if shared else ()),
+        ),
+        core=None,
+        saved=(
+            *_saved_by_norm(model),
+            *_saved_by_experts(model, cut),
+            *(_saved_by_mlp(model, "shared ", shared, cut) if shared else ()),
+            *_saved_by_dropout(model),
+        ),
+    )
+
+
+def _mlp_weights(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[WeightShape]:
+    """Yield the weights of an MLP; the last one's bias is added once, behind the sum over ranks."""
+    for name in _FIRST[model.mlp]:
+        yield WeightShape(f"{prefix}{name}", (model.hidden_size, size), cut, 1)
+        if model.mlp_bias:
+            yield WeightShape(f"{prefix}{name}.bias", (size,), cut)
+    yield WeightShape(f"{prefix}down", (size, model.hidden_size), cut, 0)
+    if model.mlp_bias:
+        yield WeightShape(f"{prefix}down.bias", (model.hidden_size,))
+
+
+def _mlp_projections(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[Projection]:
+    """Yield the multiplications of an MLP; gate and up are one."""
+    first = _FIRST[model.mlp]
+    yield Projection(prefix + "_".join(first), model.hidden_size, len(first) * size, cut)
+    yield Projection(f"{prefix}down", size, model.hidden_size, cut, "k")
+
+
+def _router_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the router's weights, which every rank holds."""
+    yield WeightShape("router", (model.hidden_size, model.num_experts))
+    if model.router_bias:
+        yield WeightShape("router.bias", (model.num_experts,))
+
+
+def _expert_weights(model: Architecture, cut: Cut) -> Iterator[WeightShape]:
+    """Yield the weights of all routed experts, each kind of matrix as one with the experts in front."""
+    experts, per_token = model.num_experts, model.experts_per_token
+    for name in _FIRST[model.mlp]:
+        yield WeightShape(f"experts.{name}", (experts, model.hidden_size, cut.count), cut, 2, per_token)
+        if model.mlp_bias:
+            yield WeightShape(f"experts.{name}.bias", (experts, cut.count), cut, 1, per_token)
+    yield WeightShape("experts.down", (experts, cut.count, model.hidden_size), cut, 1, per_token)
+    if model.mlp_bias:
+        yield WeightShape("experts.down.bias", (experts, model.hidden_size), experts_per_token=per_token)
+
+
+def _expert_projections(model: Architecture, cut: Cut) -> Iterator[Projection]:
+    """Yield the batched multiplications of the routed experts."""
+    first, counts = _FIRST[model.mlp], (model.num_experts, model.experts_per_token)
+    size = len(first) * cut.count
+    yield Projection("experts." + "_".join(first), model.hidden_size, size, cut, "n", *counts)
+    yield Projection("experts.down", cut.count, model.hidden_size, cut, "k", *counts)
+
+
+def _saved_by_norm(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield the norm's input and output."""
+    for name in ("norm input", "mlp input"):
+        yield SavedTensor(name, model.hidden_size, model.precision.activation_bytes)
+
+
+def _saved_by_mlp(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[SavedTensor]:
+    """Yield the activation function's inputs and the last matrix's input."""
+    element = model.precision.activation_bytes
+    if model.mlp != "relu":
+        yield SavedTensor(f"{prefix}activation input", len(_FIRST[model.mlp]) * size, element, cut)
+    yield SavedTensor(f"{prefix}down input", size, element, cut)
+
+
+def _saved_by_experts(model: Architecture, cut: Cut) -> Iterator[SavedTensor]:
+    """Yield what router and routed experts save, for all experts of a token together."""
+    element, copies = model.precision.activation_bytes, model.experts_per_token
+    yield SavedTensor("router probabilities", model.num_experts, STATISTIC_BYTES)
+    yield SavedTensor("expert inputs", copies * model.hidden_size, element)
+    yield from _saved_by_mlp(model, "expert ", copies * cut.count, cut)
+    yield SavedTensor("expert outputs", copies * model.hidden_size, element)
+
+
+def _saved_by_dropout(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield the mask of the dropout before the residual connection."""
+    if model.dropout:
+        yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES)

@@ -1,0 +1,239 @@
+"""The tables that a unit of a transformer is made of: its weights, matrix multiplications and saved tensors.
+
+Each row says its size for one token and how tensor parallelism cuts it; a method gives the part of one rank. What is
+not cut by heads, columns or rows is the same on all ranks of the tensor-parallel group, and with sequence parallelism
+it is divided along the sequence instead (Korthikanti et al. 2022, section 4.2.2). Left out: elementwise operations,
+whose cost follows from what they read and write, and communication, which depends on the strategy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, final
+
+from minitrain.workloads.degrees import WHOLE, Cut, Degrees, Work
+
+Recompute = Literal["none", "selective", "full"]
+"""What backward computes again: nothing, the attention core, or the whole transformer layer from its input."""
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WeightShape:
+    """A weight of a unit.
+
+    Args:
+        name: its name within the unit, such as "query" or "norm.bias".
+        shape: a matrix as (inputs, outputs); with the experts before them where there are any.
+        cut: what `cut_dim` consists of, None where all tensor-parallel ranks hold the same.
+        cut_dim: the dimension that tensor parallelism cuts.
+        experts_per_token: experts that a token uses, where the first dimension is experts; 0 where it is not.
+        is_norm: whether it belongs to a norm.
+        is_shared: whether another unit counts it: the head's table where embeddings are tied.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    cut: Cut | None = None
+    cut_dim: int = 0
+    experts_per_token: int = 0
+    is_norm: bool = False
+    is_shared: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of elements."""
+        return prod(self.shape)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Return the number of elements that one token uses."""
+        if self.experts_per_token:
+            return self.experts_per_token * prod(self.shape[1:])
+        return self.num_parameters
+
+    def part(self, degrees: Degrees = WHOLE) -> tuple[int, ...]:
+        """Return the shape of one rank's part.
+
+        Raises:
+            UsageError: heads, columns or experts do not divide by their degree.
+        """
+        shape = list(self.shape)
+        if self.cut is not None:
+            shape[self.cut_dim] = self.cut.part(shape[self.cut_dim], degrees.tp)
+        if self.experts_per_token:
+            shape[0] = Cut("num_experts", shape[0]).part(shape[0], degrees.ep, "ep")
+        return tuple(shape)
+
+
+def norm_weights(size: int, *, has_bias: bool) -> tuple[WeightShape, ...]:
+    """Return the weights of a norm, which all tensor-parallel ranks hold."""
+    names = ("norm.weight", "norm.bias") if has_bias else ("norm.weight",)
+    return tuple(WeightShape(name, (size,), is_norm=True) for name in names)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A batch of equal matrix multiplications: (m x k) times (k x n).
+
+    Args:
+        name: its name within the unit.
+        m: rows of the left matrix and of the result.
+        n: columns of the right matrix and of the result.
+        k: columns of the left matrix, rows of the right one.
+        batch: how many.
+        has_weight: whether the right matrix is a weight; if so, one of the two GEMMs of backward makes its gradient.
+    """
+
+    name: str
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    has_weight: bool = True
+
+    @property
+    def flop(self) -> int:
+        """Return the floating-point operations, two for a multiplication and its addition."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A matrix multiplication of every token with a weight.
+
+    Args:
+        name: its name within the unit.
+        k: inputs.
+        n: outputs.
+        cut: what `cut_dim` consists of, None where all tensor-parallel ranks do the same.
+        cut_dim: "n" where each rank has some columns (outputs), "k" where it has some rows (inputs).
+        num_experts: experts with a matrix each; 0 where there is one for all tokens.
+        experts_per_token: of these, how many a token is sent to.
+    """
+
+    name: str
+    k: int
+    n: int
+    cut: Cut | None = None
+    cut_dim: Literal["k", "n"] = "n"
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+    @property
+    def flop_per_token(self) -> int:
+        """Return the floating-point operations of one token, forward."""
+        return 2 * self.k * self.n * (self.experts_per_token or 1)
+
+    def gemm(self, work: Work) -> Gemm:
+        """Return one rank's multiplication, forward.
+
+        Experts are used equally often, and a rank is sent as many tokens as it sends; tokens that do not divide by the
+        experts are rounded up.
+
+        Raises:
+            UsageError: heads, columns, experts or the sequence do not divide by their degree.
+        """
+        sizes = {"k": self.k, "n": self.n}
+        num_tokens = work.num_tokens_between
+        if self.cut is not None:
+            num_tokens = work.num_tokens
+            sizes[self.cut_dim] = self.cut.part(sizes[self.cut_dim], work.degrees.tp)
+        if not self.num_experts:
+            return Gemm(self.name, num_tokens, sizes["n"], sizes["k"])
+        ep = work.degrees.ep
+        held = Cut("num_experts", self.num_experts).part(self.num_experts, ep, "ep")
+        return Gemm(
+            self.name, -(-num_tokens * self.experts_per_token * ep // self.num_experts), sizes["n"], sizes["k"], held
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AttentionCore:
+    """What happens between queries, keys and values: scores, softmax, dropout, and the sum of values.
+
+    Args:
+        num_heads: heads.
+        key_dim: size of a head's query and key.
+        value_dim: size of a head's value.
+        is_flash: whether scores are never stored (FlashAttention, Dao et al. 2022).
+        window: keys that a query sees at most; None for all.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    is_flash: bool
+    window: int | None = None
+
+    def gemms(self, work: Work) -> tuple[Gemm, Gemm]:
+        """Return one rank's scores and sums of values, forward: every query of the rank with every key.
+
+        Raises:
+            UsageError: heads or the sequence do not divide by their degree.
+        """
+        batch = work.num_samples * Cut("num_heads", self.num_heads).part(self.num_heads, work.degrees.tp)
+        return (
+            Gemm("scores", work.num_queries, work.seq_len, self.key_dim, batch, has_weight=False),
+            Gemm("values", work.num_queries, self.value_dim, work.seq_len, batch, has_weight=False),
+        )
+
+    def num_pairs(self, seq_len: int, *, causal: bool) -> int:
+        """Return how many pairs of a query and a key a sequence has.
+
+        Args:
+            seq_len: tokens of the sequence.
+            causal: whether pairs are counted whose key is not behind the query; all keys of the window otherwise.
+
+        Example:
+            >>> AttentionCore(8, 64, 64, True).num_pairs(4, causal=True)
+            10
+        """
+        reach = min(seq_len, self.window or seq_len)
+        if not causal:
+            return seq_len * reach
+        return reach * (reach + 1) // 2 + (seq_len - reach) * reach
+
+    def flop(self, seq_len: int, *, causal: bool) -> int:
+        """Return the floating-point operations of one sequence, forward."""
+        return 2 * self.num_heads * (self.key_dim + self.value_dim) * self.num_pairs(seq_len, causal=causal)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """What forward keeps for backward.
+
+    Args:
+        name: what it is.
+        size: elements of a token; of a token and key where `is_per_key`.
+        element_bytes: bytes of an element.
+        cut: what the elements consist of, None where they lie between tensor-parallel operations.
+        kept: the ways to recompute under which it is kept.
+        is_per_key: whether there are `size` elements for every key of the sequence.
+    """
+
+    name: str
+    size: int
+    element_bytes: int
+    cut: Cut | None = None
+    kept: tuple[Recompute, ...] = ("none", "selective")
+    is_per_key: bool = False
+
+    def num_bytes(self, work: Work) -> int:
+        """Return one rank's bytes.
+
+        Raises:
+            UsageError: heads, columns or the sequence do not divide by their degree.
+        """
+        if self.cut is not None:
+            elements = work.num_tokens * self.cut.part(self.size, work.degrees.tp)
+        else:
+            elements = work.num_tokens_between * self.size
+        return elements * self.element_bytes * (work.seq_len if self.is_per_key else 1)

@@ -1,0 +1,136 @@
+"""The trained model as a value: a transformer, with its parameters, its FLOPs and its units.
+
+    import minitrain as mt
+
+    model = mt.Transformer(num_layers=24, hidden_size=2304, num_heads=24, vocab_size=51200, seq_len=2048)
+    model.num_parameters, model.flop_per_token(recompute="full")
+
+`architecture` says what its fields are, and `unit` what its units are. Sources: Narayanan et al. (2021), "Efficient
+large-scale language model training on GPU clusters using Megatron-LM", for FLOPs and parameters; Korthikanti et al.
+(2022), "Reducing activation recomputation in large transformer models", for memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, final
+
+from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.attention import attention_unit
+from minitrain.workloads.ends import embedding_unit, head_unit
+from minitrain.workloads.faults import count_fault, refuse
+from minitrain.workloads.feed_forward import mlp_unit, moe_unit
+from minitrain.workloads.shapes import Recompute
+from minitrain.workloads.unit import Unit, check_recompute
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer(Architecture):
+    """A transformer that predicts the next token; its fields are those of `Architecture`.
+
+    Example:
+        >>> gpt2 = Transformer(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, seq_len=1024)
+        >>> gpt2.num_parameters
+        124439808
+        >>> [unit.name for unit in gpt2.units()][:4]
+        ['embedding', 'attention 0', 'mlp 0', 'attention 1']
+    """
+
+    @classmethod
+    def from_hf(
+        cls, config: str | os.PathLike[str] | Mapping[str, Any], /, *, ignore: Sequence[str] = (), **changes: Any
+    ) -> Transformer:
+        """Read a config of Hugging Face's transformers.
+
+        The families are llama, mistral, qwen2, mixtral, gpt2, gpt_neox, opt and deepseek_v3.
+
+        Args:
+            config: the path of a config.json or of the folder that holds it, or the config itself as a mapping.
+            ignore: keys that the caller knows to have no bearing on shapes, beside those that minitrain knows.
+            changes: fields to set instead of what the config says, such as `seq_len`, `precision` or `attention`.
+
+        Raises:
+            UsageError: the file cannot be read, or the config says what cannot be modelled; all keys at once.
+        """
+        from minitrain.workloads.hugging_face import fields_of  # noqa: PLC0415 - only where a config is read
+
+        return cls(**{**fields_of(config, ignore), **changes})
+
+    def units(self) -> tuple[Unit, ...]:
+        """Return what the engine calls layers: embedding, attention 0, mlp 0 (or moe 0), ..., head."""
+        return _units(self)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the parameters, those of all experts included; tied embeddings count once."""
+        return sum(unit.num_parameters for unit in self.units())
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Return the parameters that one token uses: all but those of the experts that it is not sent to.
+
+        The embedding's table counts whole, as in the figures that models are published with.
+        """
+        return sum(unit.num_active_parameters for unit in self.units())
+
+    def parameters_by_kind(self) -> dict[str, int]:
+        """Return the parameters of embedding, attention, mlp, moe and head without their norms, and of all norms."""
+        found: dict[str, int] = {}
+        for unit in self.units():
+            found[unit.kind] = found.get(unit.kind, 0) + unit.num_parameters - unit.num_norm_parameters
+        found["norms"] = sum(unit.num_norm_parameters for unit in self.units())
+        return found
+
+    def flop_per_token(
+        self, seq_len: int | None = None, *, recompute: Recompute = "none", causal: bool = False
+    ) -> float:
+        """Return the floating-point operations of a training step for each of its tokens.
+
+        Counted are the matrix multiplications of forward, twice as many of backward, and what backward repeats. For a
+        GPT this gives a step's 96 B s L h^2 (1 + s/6h + V/16Lh) with "full", and 72 B s L h^2 (1 + s/6h + V/12Lh) with
+        "none", the FLOPs that MFU is about. What flash attention repeats within its backward is not counted.
+
+        Args:
+            seq_len: tokens of a sample; the model's own if None.
+            recompute: what backward computes again; "full" leaves out embedding and head.
+            causal: whether attention counts only pairs that the causal mask leaves, s (s + 1) / 2 of s^2. The
+                papers count all pairs (of the window, where there is one).
+
+        Returns:
+            FLOPs, an int where they are whole.
+
+        Raises:
+            UsageError: `seq_len` is no integer of at least 1, or there is no such `recompute`.
+
+        Source:
+            Narayanan et al. (2021), equation 3 and its appendix; experts as those that a token is sent to.
+        """
+        check_recompute(recompute)
+        length = self.seq_len if seq_len is None else seq_len
+        fault = count_fault("seq_len", length, 1, "seq_len=2048")
+        if fault:
+            raise refuse("the sequence", [fault])
+        sample = sum(
+            3 * unit.forward_flop(length, causal=causal) + unit.recomputed_flop(length, recompute, causal=causal)
+            for unit in self.units()
+        )
+        whole, rest = divmod(sample, length)
+        return sample / length if rest else whole
+
+
+@lru_cache(maxsize=64)
+def _units(model: Architecture) -> tuple[Unit, ...]:
+    """Make the units of a model, once; equal layers share their tables."""
+    experts, attention = frozenset(model.moe_layers), attention_unit(model, 0)
+    dense = mlp_unit(model, 0) if len(experts) < model.num_layers else None
+    sparse = moe_unit(model, 0) if experts else None
+    layers: list[Unit] = []
+    for layer in range(model.num_layers):
+        after = sparse if layer in experts else dense
+        assert after is not None  # made above, where any layer has it
+        layers += replace(attention, layer=layer), replace(after, layer=layer)
+    return (embedding_unit(model), *layers, head_unit(model))

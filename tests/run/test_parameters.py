@@ -1,0 +1,111 @@
+"""The parameters of a run: one list of names, defaults, rules and exclusions for all who take them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.accounting.strict.model import StrictModel
+from minitrain.accounting.summary.run import SummaryRun
+from minitrain.cli.options import strategy_options
+from minitrain.errors import UsageError
+from minitrain.numerics import NumericModel
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, Exclusion, RunParameters, split_keywords
+from minitrain.run.variants import choose_variant
+
+EXCLUDED = [(exclusion, other) for exclusion in EXCLUSIONS.values() for other in exclusion.others]
+
+
+@pytest.mark.parametrize("function", [mt.simulate, mt.simulate_async])
+def test_the_signature_shows_every_parameter_with_its_default(function: Any) -> None:
+    shown = inspect.signature(function).parameters
+    assert list(shown)[-len(DEFAULTS) - 1 : -1] == list(DEFAULTS)
+    assert {name: shown[name].default for name in DEFAULTS} == dict(DEFAULTS)
+    assert shown["options"].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_every_parameter_is_documented() -> None:
+    documented = re.findall(r"^        (\w+): ", inspect.getdoc(RunParameters) or "", re.MULTILINE)
+    documented += re.findall(r"^    (\w+): ", inspect.getdoc(RunParameters) or "", re.MULTILINE)
+    assert [name for name in documented if name in DEFAULTS] == [field.name for field in fields(RunParameters)]
+
+
+def test_parameters_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError, match="world_size"):
+        RunParameters().world_size = 4  # type: ignore[misc]  # on purpose
+
+
+def test_keywords_that_are_no_parameters_are_the_options_of_the_strategy() -> None:
+    parameters, options = split_keywords({"world_size": 2, "pp": 2, "log": "summary"})
+    assert (parameters, options) == (RunParameters(world_size=2, log="summary"), {"pp": 2})
+
+
+def _excluding(exclusion: Exclusion, other: str) -> dict[str, Any]:
+    """Return parameters that exclude each other."""
+    given: Any = {0: 2} if other == "slowdown" else True
+    return {exclusion.name: True if exclusion.value is None else exclusion.value, other: given}
+
+
+@pytest.mark.parametrize(("exclusion", "other"), EXCLUDED, ids=lambda value: getattr(value, "name", value))
+def test_what_excludes_each_other_is_refused_wherever_it_is_given(exclusion: Exclusion, other: str) -> None:
+    given = _excluding(exclusion, other)
+    rule = re.escape(f"{exclusion.spelling} does not go with {other}{exclusion.reason}; leave one out")
+    with pytest.raises(UsageError, match=rule):
+        RunParameters(**given)
+    with pytest.raises(UsageError, match=rule):
+        mt.simulate("ddp", **given)
+    with pytest.raises(UsageError, match=rule):
+        replace(RunParameters(), **given)
+    (failed,) = mt.compare("ddp", **given).failed
+    assert re.search(rule, str(failed.error))
+
+
+@pytest.mark.parametrize("other", EXCLUSIONS["fold"].others)
+def test_a_sweep_refuses_what_tells_ranks_apart_before_it_begins(other: str) -> None:
+    with pytest.raises(UsageError, match=f"fold=True does not go with {other}, which tells ranks apart"):
+        mt.sweep("ddp", {"world_size": [2]}, **_excluding(EXCLUSIONS["fold"], other))
+
+
+def test_what_excludes_nothing_goes_together() -> None:
+    for exclusion in EXCLUSIONS.values():
+        exclusion.require({exclusion.name: DEFAULTS[exclusion.name], **dict.fromkeys(exclusion.others, True)})
+        assert {exclusion.name, *exclusion.others} <= DEFAULTS.keys()
+
+
+@pytest.mark.parametrize("name", [*DEFAULTS, "strategy", "options"])
+def test_no_parameter_is_taken_for_an_option_on_the_command_line(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--option: {name} is no option of a strategy; "):
+        strategy_options([f"{name}=1"], None)
+
+
+class _Following(mt.Model):
+    """A model of a caller's own."""
+
+
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        ({}, {mt.Model}),
+        ({"strict": True}, {StrictModel}),
+        ({"numerics": "numpy"}, {NumericModel}),
+        ({"model_kind": _Following}, {_Following}),
+        ({"strict": True, "numerics": "numpy"}, {StrictModel, NumericModel}),
+        ({"strict": True, "model_kind": _Following}, {StrictModel, _Following}),
+    ],
+    ids=str,
+)
+def test_parameters_choose_the_class_of_model(given: dict[str, Any], kinds: set[type]) -> None:
+    run = mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=2, **given)
+    ancestors = set(type(run.models[0]).__mro__)
+    assert kinds <= ancestors
+    assert not ({StrictModel, NumericModel, _Following} - kinds) & ancestors
+    assert choose_variant(RunParameters(**given)).run_kind is type(run) is mt.Run
+
+
+def test_totals_have_a_class_of_run_of_their_own() -> None:
+    assert choose_variant(RunParameters(log="summary")).run_kind is SummaryRun

@@ -1,0 +1,176 @@
+"""Hugging Face configs: what transformers itself counts, how fields are read, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+
+CONFIGS = json.loads((Path(__file__).parent / "hugging_face.json").read_text())["configs"]
+LLAMA: dict[str, Any] = CONFIGS[0]["config"]
+
+# As they were published, with all the keys that say nothing about shapes.
+GPT2 = """{
+  "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
+  "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+  "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+  "resid_pdrop": 0.1, "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+  "summary_type": "cls_index", "summary_use_proj": true,
+  "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}, "vocab_size": 50257
+}"""
+DEEPSEEK_V3 = """{
+  "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "bos_token_id": 0, "eos_token_id": 1,
+  "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
+  "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
+  "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+  "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+  "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+  "qk_rope_head_dim": 64, "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3"},
+  "rms_norm_eps": 1e-06, "rope_scaling": {"factor": 40, "type": "yarn"}, "rope_theta": 10000,
+  "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4,
+  "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": true,
+  "v_head_dim": 128, "vocab_size": 129280
+}"""
+
+
+def keys_of(config: Any, **options: Any) -> tuple[str, ...]:
+    """Return the keys that an error lists."""
+    with pytest.raises(mt.UsageError, match=r"must|missing|not known") as caught:
+        mt.Transformer.from_hf(config, **options)
+    keys: tuple[str, ...] = caught.value.facts["keys"]
+    return keys
+
+
+@pytest.mark.parametrize("row", CONFIGS, ids=lambda row: f"{row['config']['model_type']}-{row['parameters']}")
+def test_a_config_has_the_parameters_that_transformers_counts(row: dict[str, Any]) -> None:
+    assert mt.Transformer.from_hf(row["config"]).num_parameters == row["parameters"]
+
+
+@pytest.mark.parametrize(("text", "name"), [(GPT2, "gpt2"), (DEEPSEEK_V3, "deepseek-v3")], ids=["gpt2", "deepseek-v3"])
+def test_published_configs_are_the_shipped_models(text: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    shipped = mt.models()[name]
+    changes: dict[str, Any] = {key: getattr(shipped, key) for key in ("seq_len", "num_positions", "attention", "name")}
+    for source in (path, str(path), tmp_path, json.loads(text)):
+        assert mt.Transformer.from_hf(source, **changes, source=shipped.source) == shipped
+
+
+def test_the_kinds_of_a_family_are_read() -> None:
+    read = {row["config"]["model_type"]: mt.Transformer.from_hf(row["config"]) for row in reversed(CONFIGS)}
+    assert {name: (model.mlp, model.norm, model.positions, model.tied_embeddings) for name, model in read.items()} == {
+        "llama": ("swiglu", "rmsnorm", "rotary", False),
+        "mistral": ("swiglu", "rmsnorm", "rotary", False),
+        "qwen2": ("swiglu", "rmsnorm", "rotary", False),
+        "mixtral": ("swiglu", "rmsnorm", "rotary", False),
+        "gpt2": ("gelu", "layernorm", "learned", True),
+        "gpt_neox": ("gelu", "layernorm", "rotary", False),
+        "opt": ("relu", "layernorm", "learned", True),
+        "deepseek_v3": ("swiglu", "rmsnorm", "rotary", False),
+    }
+    assert read["mistral"].window == 4096
+    assert read["opt"].num_positions == read["opt"].seq_len + 2
+    assert (read["gpt2"].dropout, read["opt"].dropout, read["opt"].attention_dropout) == (0.1, 0.1, 0.0)
+
+
+def test_absent_keys_have_the_values_of_transformers() -> None:
+    sizes = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    least = {key: LLAMA[key] for key in (*sizes, "max_position_embeddings")}
+    name = {"name": "llama", "source": ""}
+    assert mt.Transformer.from_hf(least, **name) == mt.Transformer.from_hf(LLAMA, **name)
+
+
+def test_fields_can_be_set_instead_of_what_the_config_says() -> None:
+    model = mt.Transformer.from_hf(LLAMA, seq_len=512, attention="unfused", precision="fp32", name="mine")
+    assert (model.seq_len, model.attention, model.precision.name, model.name) == (512, "unfused", "fp32", "mine")
+
+
+def test_a_model_is_called_as_its_config_says() -> None:
+    assert mt.Transformer.from_hf({**LLAMA, "_name_or_path": "meta-llama/Llama-2-7b-hf"}).name == "Llama-2-7b-hf"
+
+
+def test_one_error_lists_every_key_that_cannot_be_read() -> None:
+    config = {
+        **LLAMA,
+        "hidden_act": "gelu",
+        "attention_bias": "no",
+        "rope": 1,
+        "num_experts": 3,
+        "is_encoder_decoder": True,
+    }
+    del config["hidden_size"]
+    expected = ("is_encoder_decoder", "attention_bias", "hidden_act", "hidden_size", "rope", "num_experts")
+    assert keys_of(config) == expected
+    with pytest.raises(
+        mt.UsageError, match=r"config has 6 faults:\n- is_enc.*\n- attention_bias must be true or false"
+    ):
+        mt.Transformer.from_hf(config)
+
+
+def test_an_unknown_key_can_be_passed_over() -> None:
+    config = {**LLAMA, "unsloth_version": "2024.9"}
+    with pytest.raises(
+        mt.UsageError, match=r"unsloth_version is not known for llama.*pass ignore=\('unsloth_version',\)"
+    ):
+        mt.Transformer.from_hf(config)
+    assert mt.Transformer.from_hf(config, ignore=["unsloth_version"]).num_parameters == 6_738_415_616
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("qwen2", "use_sliding_window", True),
+        ("qwen2", "layer_types", ["full_attention", "sliding_attention"]),
+        ("gpt2", "embd_pdrop", 0.0),
+        ("gpt2", "activation_function", "silu"),
+        ("opt", "word_embed_proj_dim", 512),
+        ("opt", "do_layer_norm_before", False),
+        ("opt", "_remove_final_layer_norm", True),
+        ("deepseek_v3", "topk_method", "greedy"),
+        ("deepseek_v3", "attention_bias", True),
+        ("deepseek_v3", "kv_lora_rank", None),
+        ("mixtral", "num_local_experts", 0),
+        ("gpt_neox", "hidden_dropout", 1.5),
+        ("llama", "pruned_heads", {"0": [1]}),
+    ],
+)
+def test_what_cannot_be_modelled_is_refused(family: str, key: str, value: Any) -> None:
+    config = next(row["config"] for row in CONFIGS if row["config"]["model_type"] == family)
+    assert keys_of({**config, key: value}) == (key,)
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(mt.UsageError, match=r'model_type must be one of llama, .*, got "lama"; did you mean "llama"'):
+        mt.Transformer.from_hf({"model_type": "lama"})
+    with pytest.raises(mt.UsageError, match=r'got "t5"; describe the model with mt.Transformer\(\.\.\.\)'):
+        mt.Transformer.from_hf({"model_type": "t5"})
+    assert keys_of({}) == ("model_type",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "can be read: Expecting"), ("[1]", r"must hold a JSON object, got \[1\]")]
+)
+def test_a_file_that_is_no_config_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(mt.UsageError, match=message):
+        mt.Transformer.from_hf(path)
+
+
+def test_a_source_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        mt.UsageError, match=r"must be a config.json that can be read: .*No such file.*; check the path"
+    ):
+        mt.Transformer.from_hf(tmp_path / "nowhere.json")
+    with pytest.raises(mt.UsageError, match="the config must be a path or a mapping, got 4"):
+        mt.Transformer.from_hf(4)  # type: ignore[arg-type]
+
+
+def test_a_config_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(mt.UsageError, match=r"num_heads \(32\) must be a multiple of num_kv_heads \(5\)"):
+        mt.Transformer.from_hf({**LLAMA, "num_key_value_heads": 5})
