@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from minitrain.errors import StrategyError, UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
-from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy, literal, takes_option
+from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy, literal, load_strategy, takes_option
 
 DEFAULT = RunParameters()
 
@@ -222,13 +223,19 @@ def choose_strategies(names: Sequence[str], common: Mapping[str, Any]) -> list[C
     Raises:
         StrategyError: a strategy cannot be found, loaded, or called so.
     """
-    found = [choose_strategy(name) for name in names]
+    found = [_named_by_its_function(choose_strategy(name)) for name in names]
     for chosen in found:
         try:
             chosen.options_with(common, DEFAULTS)
         except StrategyError as error:
             raise _with_remedy(error, found, common) from error
     return found
+
+
+def _named_by_its_function(chosen: ChosenStrategy) -> ChosenStrategy:
+    """Return a strategy under the name that its function has, whatever its file calls it."""
+    name, _ = load_strategy(chosen.function)
+    return replace(chosen, name=name, label=f"{name}{chosen.label.removeprefix(chosen.name)}")
 
 
 def _with_remedy(error: StrategyError, found: Sequence[ChosenStrategy], common: Mapping[str, Any]) -> StrategyError:

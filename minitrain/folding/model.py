@@ -12,7 +12,7 @@ from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet
-from minitrain.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.price import Predictor, Price
@@ -227,12 +227,14 @@ class FoldedModel(Model):
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
-        listed: Any = samples if hasattr(samples, "__len__") else list(samples)
-        if not len(listed) or not all(isinstance(item, int | PerRankInt) for item in (*listed[:1],)):
-            return super().get_input_activation(listed)
+        listed: Any = samples
+        if not isinstance(samples, PerRankRange | PerRankSet):
+            listed = laws.sample_numbers(self, samples, PerRankInt)
+            laws.require_inside(self, listed if isinstance(listed, range) else ())
+        if not len(listed):
+            return super().get_input_activation(())
         found = PerRankSet.of(self.attempt, listed)
-        for bound in found.bounds():
-            laws.input_samples(self, [bound])
+        laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
     def _is_whole_batch(self, samples: Any) -> bool:
