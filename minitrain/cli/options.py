@@ -114,7 +114,7 @@ WriteTraces = Annotated[
         "--trace/--no-trace",
         metavar="",
         help="Write traces.",
-        show_default="trace, unless --log summary",
+        show_default="trace, unless --log summary or --fold",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -124,6 +124,14 @@ Log = Annotated[
         "--log",
         metavar="KIND",
         help="full: keep every event; summary: keep totals, in memory that does not grow with events.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Fold = Annotated[
+    bool,
+    typer.Option(
+        "--fold",
+        help="Simulate ranks that do the same once: the same figures much sooner, no traces.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -138,12 +146,13 @@ _OWN_OPTIONS: Mapping[str, str] = {
     "strict": "--strict",
     "strict_memory": "--strict-memory",
     "log": "--log",
+    "fold": "--fold",
 }
 _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
-def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
-    """Return whether traces are to be written: where events are kept, unless --no-trace is given.
+def writes_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> bool:
+    """Return whether traces are to be written: where the events of every rank are kept, unless --no-trace is given.
 
     Raises:
         UsageError: there is no such log, or another option needs every event.
@@ -154,7 +163,14 @@ def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
     for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
         if name in excluded:
             raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
-    return log == "full" and trace is not False
+    if fold and log != "full":
+        raise UsageError(f"--fold does not go with --log {log}; leave one out")
+    for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
+        if name in EXCLUSIONS["fold"].found({"fold": fold, "memory_by_kind": trace, "strict": strict}):
+            raise UsageError(
+                f"{option} needs every rank, but --fold simulates ranks that do the same once; leave one out"
+            )
+    return log == "full" and not fold and trace is not False
 
 
 def priced(world_size: int, hardware: str | None, network: str | None, durations: str | None) -> Any:

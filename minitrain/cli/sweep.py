@@ -30,7 +30,6 @@ Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="FILE", help="JSON Lines file to write rows into, and to go on from."),
 ]
-Fold = Annotated[bool, typer.Option("--fold", help="Simulate ranks that do the same once.")]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write all rows as a table.")]
 
 
@@ -46,7 +45,7 @@ def sweep(
     network: given.Network = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    fold: Fold = given.DEFAULT.fold,
+    fold: given.Fold = given.DEFAULT.fold,
     results: Results = None,
     csv: Csv = None,
     as_json: given.AsJson = False,

@@ -12,6 +12,7 @@ from minitrain.errors import HardwareConfigError, require_count
 from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
 from minitrain.run.parameters import DEFAULTS, SIZES
+from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate
@@ -59,7 +60,7 @@ class FailedRun:
         return {
             "strategy": self.strategy,
             **{name: plain(given[name]) for name in SIZES},
-            "hardware": str(getattr(hardware, "name", None) or hardware),
+            "hardware": str(getattr(getattr(hardware, "system", hardware), "name", None) or hardware),
             "network": network_of(hardware) or plain(given["network"]),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **dict.fromkeys(_FIGURES),
@@ -120,6 +121,7 @@ def compare(
     strategies: str | Iterable[str | Strategy] | None = None,
     *,
     progress: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
     **parameters: Any,
 ) -> Comparison:
     """Simulate several strategies with the same parameters.
@@ -128,6 +130,7 @@ def compare(
         strategies: what `simulate` takes, each (one name may stand alone); the shipped ddp, zero1, zero2, zero3, gpipe
             and 1f1b by default. A name may have options of its own, "pp_dp:pp=4", and is shown with them.
         progress: called with each strategy's name before it is simulated.
+        watch: called as that of `simulate`, for each strategy.
         parameters: those of `simulate` (8 ranks, 32 layers and a batch of 64 on an H100 server by default).
 
     Returns:
@@ -146,7 +149,7 @@ def compare(
         unique = _unused(chosen.label, runs)
         if progress is not None:
             progress(unique)
-        runs[unique] = _simulate(unique, chosen, parameters)
+        runs[unique] = _simulate(unique, chosen, parameters, watch)
     return Comparison(runs)
 
 
@@ -159,10 +162,10 @@ def _unused(name: str, taken: Mapping[str, Any]) -> str:
     return unique
 
 
-def _simulate(name: str, chosen: ChosenStrategy, parameters: Mapping[str, Any]) -> Run | FailedRun:
+def _simulate(name: str, chosen: ChosenStrategy, parameters: Mapping[str, Any], watch: Watch | None) -> Run | FailedRun:
     """Return a run under a name, or its failure."""
     try:
-        return replace(simulate(chosen, **parameters), strategy=name)
+        return replace(simulate(chosen, watch=watch, **parameters), strategy=name)
     except HardwareConfigError:
         raise  # of no use to any of the strategies
     except Exception as error:  # a user's strategy may raise anything, and the others go on

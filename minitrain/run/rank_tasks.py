@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from minitrain.errors import StrategyError
 from minitrain.rank.model import Model
 from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.progress import RunProgress
 from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.dist import Dist
@@ -25,6 +26,8 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
     ranks = _RankTasks(prepared, len(models))
     dist.detector.on_deadlock = ranks.end
     tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
+    if prepared.watch is not None:
+        prepared.watch(RunProgress(models))
     with collecting_unretrieved_errors(dist, tasks) as unretrieved:
         try:
             await ranks.ended

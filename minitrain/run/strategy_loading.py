@@ -235,7 +235,7 @@ def _load_only_one(path: Path) -> tuple[str, Strategy]:
 
 
 def strategies_of_file(path: Path) -> dict[str, Strategy]:
-    """Return the strategies of a Python file by name: its own public async functions that a model is enough for.
+    """Return the strategies of a Python file by name: its own public async functions of one model.
 
     Raises:
         StrategyError: the file cannot be loaded.
@@ -247,14 +247,16 @@ def strategies_of_file(path: Path) -> dict[str, Strategy]:
         if inspect.iscoroutinefunction(function)
         and not name.startswith("_")
         and getattr(function, "__module__", None) == module.__name__
-        and _takes(function)
+        and _takes_a_model(function)
     }
 
 
-def _takes(strategy: Strategy, *options: str) -> bool:
-    """Return whether a strategy can be called with a model and some options."""
+def _takes_a_model(function: Strategy) -> bool:
+    """Return whether a function can be called with a model, and options by name where it requires some."""
+    parameters = inspect.signature(function).parameters.values()
+    required = [known.name for known in parameters if known.kind is known.KEYWORD_ONLY and known.default is known.empty]
     try:
-        _bind_once(strategy, *options)
+        _bind_once(function, *required)
     except TypeError:
         return False
     return True

@@ -91,6 +91,12 @@ USAGE = [
     ("run ddp --log none", "--log must be full or summary, got 'none'"),
     ("compare ddp --log summary --trace", "--trace needs every event, but --log summary keeps totals; leave one out"),
     ("run ddp --log summary --strict", "--strict needs every event, but --log summary keeps totals; leave one out"),
+    ("run ddp --fold --trace", "--trace needs every rank, but --fold simulates ranks that do the same once; leave one"),
+    (
+        "run ddp --fold --strict",
+        "--strict needs every rank, but --fold simulates ranks that do the same once; leave one",
+    ),
+    ("compare --fold --log summary", "--fold does not go with --log summary; leave one out"),
     ("run ddp --network ring", 'network must be "auto", "flat" or "hierarchical", got \'ring\''),
     ("run ddp --hw h100", "expected the name of a shipped config or of a file, found no such thing; did you mean"),
     ("run ddp --hw ./missing.json", "./missing.json: expected a config file, found no such file"),
@@ -185,9 +191,47 @@ def test_a_failed_run_ends_with_one_message_and_exit_code_1(command: str, messag
     assert "Traceback" not in result.stderr
 
 
-def test_ctrl_c_is_quiet() -> None:
-    result = invoke("run mine.py:interrupt")
-    assert (result.exit_code, result.output) == (130, "")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run mine.py:interrupt", "interrupted; nothing was kept"),
+        ("compare ddp mine.py:interrupt", "interrupted; nothing was kept"),
+        ("prove mine.py:interrupt", "interrupted; nothing is proven"),
+    ],
+)
+def test_ctrl_c_says_what_is_kept(command: str, message: str) -> None:
+    result = invoke(command)
+    assert (result.exit_code, result.output) == (130, f"minitrain: {message}\n")
+
+
+def test_ctrl_c_while_traces_are_written_says_that_some_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "write_chrome_trace", interrupted)
+    result = CliRunner().invoke(app, ["run", "ddp", "--layers", "2"])
+    assert result.exit_code == 130
+    assert result.output == "minitrain: interrupted; every file in traces is whole, but some may be missing\n"
+
+
+def test_a_failed_run_prints_its_object_with_the_error() -> None:
+    result = invoke("run mine.py:boom --json --layers 4")
+    assert result.exit_code == 1
+    failed = json.loads(result.stdout)
+    good = json.loads(invoke("run ddp --json --layers 4 --no-trace").stdout)
+    assert failed.keys() == good.keys()
+    assert failed["error"] == "ValueError: a fault of its own"
+    same = ("world_size", "num_layers", "global_batch_size", "hardware", "network")
+    assert [failed[name] for name in same] == [good[name] for name in same]
+    assert "a fault of its own" in result.stderr
+
+
+def test_a_strategy_that_leaves_or_trains_wrongly_is_not_proven() -> None:
+    result = invoke("prove ddp mine.py:leave mine.py:lazy --world-size 2 --layers 2 --batch 4 --json")
+    assert result.exit_code == 1
+    assert [outcome["proven"] for outcome in json.loads(result.stdout)] == [True, False, False]
+    assert "leave is not proven: SystemExit: 3" in result.stderr
+    assert "lazy is not proven: " in result.stderr
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:
@@ -320,7 +364,7 @@ def test_whatever_ends_a_command_early_is_no_traceback(
     def interrupted(table: object) -> None:
         raise error
 
-    monkeypatch.setattr("minitrain.cli.commands.print_table", interrupted)
+    monkeypatch.setattr("minitrain.cli.strategies.print_table", interrupted)
     result = CliRunner().invoke(app, ["strategies"])
     assert (result.exit_code, result.stderr) == (code, message)
 
