@@ -15,13 +15,12 @@ from typing import Any
 
 from minitrain.analysis.labels import GIB
 from minitrain.files import write_text
-from minitrain.run.comparison import FailedRun
 from minitrain.run.parameters import DEFAULTS
+from minitrain.run.saved_runs import plain
 from minitrain.run.strategy_loading import split_options
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.page_script import SCRIPT, STYLE
 
-_OF_EVERY_ROW = {*FailedRun("", {}, Exception()).summary(), "status"}
 _FLAGS = {
     "world_size": "--world-size",
     "num_layers": "--layers",
@@ -33,26 +32,29 @@ _FLAGS = {
 _FIGURES = ("step ms", "peak GiB", "samples/s", "MFU %", "bubble %", "comm %")
 
 
-def write_sweep_page(path: str | Path, rows: Sequence[Row], pictures: Mapping[int, str]) -> Path:
+def write_sweep_page(
+    path: str | Path, rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Mapping[int, str]
+) -> Path:
     """Write the page and return its path.
 
     Args:
         path: where to.
         rows: the rows of the sweep.
+        given: the parameters and options that each row was simulated with.
         pictures: SVG of a run by the place of its row.
     """
-    return write_text(path, _page(rows, pictures))
+    return write_text(path, _page(rows, given, pictures))
 
 
-def _page(rows: Sequence[Row], pictures: Mapping[int, str]) -> Iterator[str]:
+def _page(rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Mapping[int, str]) -> Iterator[str]:
     """Yield the page in pieces."""
-    names = _varied(rows)
+    names = _varied(rows, given)
     title = f"{len(rows)} configurations: {len(succeeded(rows))} ok"
     data = {
         "columns": ["strategy", *names, *_FIGURES, "status"],
         "varied": ["strategy", *names],
         "figures": _FIGURES,
-        "rows": [_shown(row, names, pictures.get(place)) for place, row in enumerate(rows)],
+        "rows": [_shown(row, names, given[place], pictures.get(place)) for place, row in enumerate(rows)],
     }
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
@@ -66,17 +68,17 @@ def _page(rows: Sequence[Row], pictures: Mapping[int, str]) -> Iterator[str]:
     yield f'<script id="data" type="application/json">{text}</script>\n<script>{SCRIPT}</script></body></html>\n'
 
 
-def _varied(rows: Sequence[Row]) -> list[str]:
+def _varied(rows: Sequence[Row], given: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the parameters and options that are not the same in all rows."""
-    given = dict.fromkeys(name for row in rows for name in row if name in DEFAULTS or name not in _OF_EVERY_ROW)
-    return [name for name in given if len({json.dumps(row.get(name)) for row in rows}) > 1]
+    names = dict.fromkeys(name for parameters in given for name in parameters)
+    return [name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1]
 
 
-def _shown(row: Row, names: Sequence[str], picture: str | None) -> dict[str, Any]:
+def _shown(row: Row, names: Sequence[str], given: Mapping[str, Any], picture: str | None) -> dict[str, Any]:
     """Return what the page shows of a row: cells by column, all that is known, its command and its picture."""
     cells = {"strategy": row["strategy"], **{name: row.get(name) for name in names}, "status": row["status"]}
     known = {name: value for name, value in row.items() if value is not None}
-    return {"cells": cells | figures_of(row), "known": known, "command": command_of(row), "picture": picture}
+    return {"cells": cells | figures_of(row), "known": known, "command": command_of(row, given), "picture": picture}
 
 
 def figures_of(row: Row) -> dict[str, float | None]:
@@ -97,15 +99,17 @@ def figures_of(row: Row) -> dict[str, float | None]:
     return dict(zip(_FIGURES, figures, strict=True))
 
 
-def command_of(row: Row) -> str:
-    """Return the command that simulates the configuration of a row, and writes its page."""
+def command_of(row: Row, given: Mapping[str, Any]) -> str:
+    """Return the command that simulates the configuration of a row, and writes its page.
+
+    >>> command_of({"strategy": "pp_dp:pp=4"}, {"pp": 4, "world_size": 16, "num_layers": 32, "depth": 2})
+    'minitrain run pp_dp:pp=4 --world-size 16 -o depth=2'
+    """
     words = ["minitrain", "run", str(row["strategy"])]
-    for name, flag in _FLAGS.items():
-        if row.get(name) is not None and row[name] != DEFAULTS.get(name):
-            words += [flag, str(row[name])]
-    own = split_options(row["strategy"])[1]
-    options = [name for name in row if name not in _OF_EVERY_ROW and name not in DEFAULTS and name not in _FLAGS]
-    for name in options:
-        if name not in own:
-            words += ["-o", f"{name}={row[name]}"]
+    own = split_options(str(row["strategy"]))[1]
+    for name, value in given.items():
+        if name in _FLAGS and value != DEFAULTS.get(name):
+            words += [_FLAGS[name], str(plain(value))]
+        elif name not in DEFAULTS and name not in _FLAGS and name not in own:
+            words += ["-o", f"{name}={plain(value)}"]
     return shlex.join(words)

@@ -38,7 +38,9 @@ const color = row => COLORS[strategies.indexOf(row.cells.strategy) % COLORS.leng
 const numeric = name => rows.some(row => typeof row.cells[name] === 'number')
   && rows.every(row => row.cells[name] == null || typeof row.cells[name] === 'number');
 const show = value => value == null ? '-' : typeof value !== 'number' ? String(value)
-  : Number.isInteger(value) ? String(value) : value.toPrecision(4).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
+  : Number.isInteger(value) ? String(value)
+  : Math.abs(value) >= 1000 ? String(Math.round(value))
+  : value.toPrecision(4).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
 let chosen = null, sorted = { name: 'step ms', down: false };
 
 function element(kind, attributes = {}, text) {

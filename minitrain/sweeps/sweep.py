@@ -180,7 +180,8 @@ class Sweep:
         best = {id(row) for row in succeeded(rows)[:pictures] if row["num_events"] <= MOST_EVENTS}
         configurations = list(self._order.values())
         drawn = {place: _picture(configurations[place]) for place, row in enumerate(rows) if id(row) in best}
-        return write_sweep_page(Path(path), rows, drawn)
+        given = [{**parameters, **choose_strategy(strategy).options} for strategy, parameters in configurations]
+        return write_sweep_page(Path(path), rows, given, drawn)
 
     def __iter__(self) -> Iterator[Row]:
         """Yield each row as soon as it is known."""
