@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import HardwareConfigError, require_count
 from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
-from minitrain.run.parameters import DEFAULTS, SIZES
+from minitrain.run.data_frames import data_frame
+from minitrain.run.parameters import DEFAULTS, SIZES, shows_run_parameters
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
@@ -68,7 +70,7 @@ class FailedRun:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The runs of several strategies, in the order in which these were given.
 
@@ -104,11 +106,32 @@ class Comparison:
 
         return comparison_table(self)
 
+    def to_pandas(self) -> Any:
+        """Return the summaries as a pandas DataFrame, a row a strategy.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame(self.summary())
+
+    def __repr__(self) -> str:
+        from minitrain.trace.tables import table_text  # noqa: PLC0415
+
+        return table_text(self.table())
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        from minitrain.trace.page import html_table  # noqa: PLC0415
+        from minitrain.trace.run_folder import table_rows, title_of  # noqa: PLC0415
+
+        return f"<p><b>{escape(title_of(self))}</b></p>{html_table(table_rows(self), {})}"
+
     def figure(self) -> Any:
         """Return a Plotly figure: the successful runs, above one another on one time axis."""
-        from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415  (plotly only when somebody looks)
+        from minitrain.trace.notebook_figure import NotebookFigure  # noqa: PLC0415  (plotly only when somebody looks)
+        from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415
 
-        return draw_comparison(self)
+        return NotebookFigure(draw_comparison(self), self._repr_html_)
 
     def write_html(self, path: str | PathLike[str]) -> Path:
         """Write table and figure as one page that opens without internet, and return its path."""
@@ -117,6 +140,7 @@ class Comparison:
         return write_comparison_page(self, path)
 
 
+@shows_run_parameters
 def compare(
     strategies: str | Iterable[str | Strategy] | None = None,
     *,

@@ -99,6 +99,17 @@ def figures_of(row: Row) -> dict[str, float | None]:
     return dict(zip(_FIGURES, figures, strict=True))
 
 
+def html_of_rows(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return rows as an HTML table: the strategy, some parameters, and the figures."""
+    columns = ["strategy", *names, *_FIGURES]
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = ""
+    for row in rows:
+        cells = {**row, **{name: "-" if value is None else f"{value:.4g}" for name, value in figures_of(row).items()}}
+        body += f"<tr>{''.join(f'<td>{html.escape(str(cells.get(column)))}</td>' for column in columns)}</tr>\n"
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n" if rows else ""
+
+
 def command_of(row: Row, given: Mapping[str, Any]) -> str:
     """Return the command that simulates the configuration of a row, and writes its page.
 

@@ -10,12 +10,14 @@ import csv
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
+from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy, choose_strategy
@@ -182,6 +184,31 @@ class Sweep:
         drawn = {place: _picture(configurations[place]) for place, row in enumerate(rows) if id(row) in best}
         given = [{**parameters, **choose_strategy(strategy).options} for strategy, parameters in configurations]
         return write_sweep_page(Path(path), rows, given, drawn)
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a pandas DataFrame, after simulating those that are missing.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame(self.rows())
+
+    @property
+    def _known_rows(self) -> list[Row]:
+        """The rows of this sweep that are known by now."""
+        return [self._known[key] for key in self._order if key in self._known]
+
+    def __repr__(self) -> str:
+        labels = ", ".join(map(label_of, self._strategies))
+        names = ", ".join(names_in(self._grid)) or "an iterator's parameters"
+        total = "?" if self.total is None else self.total
+        return f"<Sweep of {labels} over {names}: {len(self._known_rows)} of {total} configurations are done>"
+
+    def _repr_html_(self) -> str:
+        """Show the fastest rows so far in a notebook; nothing is simulated."""
+        from minitrain.sweeps.page import html_of_rows  # noqa: PLC0415
+
+        return f"<p>{escape(repr(self))}</p>{html_of_rows(succeeded(self._known_rows)[:10], names_in(self._grid))}"
 
     def __iter__(self) -> Iterator[Row]:
         """Yield each row as soon as it is known."""
