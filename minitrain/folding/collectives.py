@@ -9,8 +9,8 @@ from minitrain.errors import CollectiveMismatchError
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
-from minitrain.tensors import OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import alone
+from minitrain.tensors import Sharded, WeightGrad
+from minitrain.tensors.index_sets import singleton
 from minitrain.transport.collectives import describe
 
 
@@ -66,15 +66,19 @@ def require_symmetric(attempt: FoldAttempt, op: str, value: Any, group: FoldedGr
     Raises:
         DivergesError: it is none, or they are not.
     """
-    kinds = _KINDS.get(op, ())
-    items = value if isinstance(value, list) and kinds else [value]
-    if not all(type(item) in kinds for item in items):
+    if not _is_symmetric(op, value):
         attempt.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
 
 
+def _is_symmetric(op: str, value: Any) -> bool:
+    """Return whether a collective of a tensor, or of a bucket of them, is known."""
+    if isinstance(value, list):
+        return op in _KINDS and all(_is_symmetric(op, item) for item in value)
+    return op == "barrier" or isinstance(value, _KINDS.get(op, ()))
+
+
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "barrier": (type(None),),
-    "all_gather": (Weight, OptState, WeightGrad),
+    "all_gather": (Sharded,),
     "all_reduce": (WeightGrad,),
     "reduce_scatter": (WeightGrad,),
 }
@@ -88,7 +92,7 @@ def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:
         return WeightGrad(value.layer, value.layers, samples, value.total_samples, value.shards, value.num_shards)
     if not value.is_complete():
         raise CollectiveMismatchError(f"all ranks of {op} must bring complete gradients, got {describe(value)}", op=op)
-    return WeightGrad(value.layer, value.layers, samples, value.total_samples, alone(group.index), group.size)
+    return WeightGrad(value.layer, value.layers, samples, value.total_samples, singleton(group.index), group.size)
 
 
 def _all_gather(value: Any, group: FoldedGroup) -> Any:
@@ -96,10 +100,8 @@ def _all_gather(value: Any, group: FoldedGroup) -> Any:
     shards = _over(value.shards, group)
     if type(value) is WeightGrad:
         _require_same("all_gather", "samples", value, value.samples, group)
-        whole: Any = WeightGrad(value.layer, value.layers, value.samples, value.total_samples, shards, value.num_shards)
-    else:
-        whole = type(value)(value.layer, value.layers, value.step, shards, value.num_shards)
-    if group.communicator.whole and not whole.is_complete():
+    whole = value.with_shards(shards, value.num_shards)
+    if group.communicator.is_world and not whole.is_complete():
         raise CollectiveMismatchError(f"all ranks of all_gather must together bring every shard, got {describe(whole)}")
     return whole
 

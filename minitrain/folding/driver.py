@@ -22,8 +22,7 @@ from minitrain.folding.run import FoldedRun
 from minitrain.hardware import FlatTopology, HierarchicalTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.rank_predictors import RankPredictors
+from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory

@@ -19,17 +19,17 @@ class FoldedCommunicator:
 
     Args:
         shapes: a group for each way in which the groups of a class lie in the network, that of the lowest rank first.
-        whole: whether it holds all ranks.
+        is_world: whether it holds all ranks.
     """
 
-    __slots__ = ("free", "ranks", "shapes", "size", "whole")
+    __slots__ = ("busy_until", "is_world", "ranks", "shapes", "size")
 
-    def __init__(self, shapes: Sequence[Sequence[int]], *, whole: bool) -> None:
+    def __init__(self, shapes: Sequence[Sequence[int]], *, is_world: bool) -> None:
         self.shapes = shapes
         self.ranks = shapes[0]
         self.size = len(self.ranks)
-        self.whole = whole
-        self.free = 0.0
+        self.is_world = is_world
+        self.busy_until = 0.0
 
 
 class FoldedGroup(Group):
@@ -55,13 +55,13 @@ class FoldedGroup(Group):
         self.kept = axes & attempt.kept
         self._lowest_rank = rank
         size = prod(attempt.axes[axis] for axis in axes)
-        whole = size == attempt.world_size
+        is_world = size == attempt.world_size
         shapes: Sequence[Sequence[int]] = [range(size)]
         if nodes is not None and self.kept <= attempt.apart:  # any other group of several classes is refused
             shapes = groups_by_shape(attempt, nodes, self.lowest_class(), axes)
-        self.communicator: Any = FoldedCommunicator(shapes, whole=whole)
+        self.communicator: Any = FoldedCommunicator(shapes, is_world=is_world)
         self._index = self._indices()
-        self._stream = _stream(attempt, self.lowest_class(), axes, whole=whole)
+        self._stream = _stream(attempt, self.lowest_class(), axes, is_world=is_world)
 
     def lowest_class(self) -> int:
         """Return the lowest rank of the lowest class that the groups have members of."""
@@ -116,11 +116,11 @@ class FoldedGroup(Group):
         return f"Group({self.size} ranks)"
 
 
-def _stream(attempt: FoldAttempt, lowest_rank: int, axes: frozenset[str], *, whole: bool) -> Stream:
+def _stream(attempt: FoldAttempt, lowest_rank: int, axes: frozenset[str], *, is_world: bool) -> Stream:
     """Return the stream of the group along some axes; classes whose lowest ranks are in one group share it."""
     key = lowest_rank, axes
     if key not in attempt.streams:
-        attempt.streams[key] = Stream(COMM, None if whole else tuple(members_along(attempt, lowest_rank, axes)))
+        attempt.streams[key] = Stream(COMM, None if is_world else tuple(members_along(attempt, lowest_rank, axes)))
     return attempt.streams[key]
 
 

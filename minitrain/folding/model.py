@@ -12,35 +12,40 @@ from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet
-from minitrain.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.price import Predictor, Price
 from minitrain.rank import laws
-from minitrain.rank.communicating import TENSORS, Groupish
+from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.model import Model
-from minitrain.rank.operations import Work
+from minitrain.rank.operations import Operation
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 
-class ClassWork(Work):
+class ClassOperation(Operation):
     """The part of a class in a collective whose groups have members of several classes."""
 
     __slots__ = ()
 
     @staticmethod
     def settle_all(
-        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[float], start: float, last: int
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
     ) -> None:
         """Complete the collective of all classes; `results` are those of their lowest ranks among themselves."""
         found = [
             perform_of_classes(call.model.attempt, call.op, call.value, result, call.owner)
             for call, result in zip(calls, results, strict=True)
         ]
-        Work.settle_all(calls, found, clocks, start, last)
+        Operation.settle_all(calls, found, clocks, start, last, largest_bytes)
         calls[0].model.require_same_price(calls[0])
 
 
@@ -54,6 +59,15 @@ class FoldedModel(Model):
         num_layers: layers of the trained model.
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
+
+    Adds:
+        rank: a number to the engine, and to the strategy one that stands for every rank of the class.
+        log: refuses to be read by the strategy.
+        mesh, group, _member: give groups that stand for those of every rank of the class.
+        _collective: completes at once, as all ranks of the class do the same at the same time.
+        _send, _receive: go to and come from another class.
+        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
     def __init__(
@@ -141,7 +155,7 @@ class FoldedModel(Model):
         assert isinstance(named, FoldedGroup)  # the model makes all of them
         return named if named.is_of_class(self._rank) else self._group_along(named.axes)
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
         if not member.kept <= self.attempt.apart:
@@ -154,28 +168,27 @@ class FoldedModel(Model):
         row = self._reserve(op, layer, member.stream)
         if member.kept:
             return self._meet(op, value, member, row)
-        work = Work(self, op, value, member, row, detail)
-        result = value if member.size == 1 else perform(self.attempt, op, value, member)
-        work.settle_all([work], [result], [work.clock], work.clock, self._rank)
-        self.require_same_price(work)
-        return work
+        operation = Operation(self, op, value, member, row, detail)
+        operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
+        self.require_same_price(operation)
+        return operation
 
-    def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Work:
+    def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
-        work = ClassWork(self, op, value, member, row, None)
+        operation = ClassOperation(self, op, value, member, row, None)
         spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
-        classes = self.dist.lattice(member.lowest_class(), spans)
-        classes.join(classes.index_of(self._rank), work)
-        return work
+        classes = self._transport.communicator_along(member.lowest_class(), spans)
+        classes.join(classes.index_of(self._rank), operation)
+        return operation
 
-    def require_same_price(self, work: Work) -> None:
+    def require_same_price(self, operation: Operation) -> None:
         """Refuse a collective that costs more in some groups of the class than in others.
 
         Args:
-            work: the collective, which is completed.
+            operation: the collective, which is completed.
         """
-        op, member, size_bytes = work.op, work.owner, self._rows[work.row + PRICE].size_bytes
+        op, member, size_bytes = operation.op, operation.owner, self._rows[operation.row + PRICE].size_bytes
         assert isinstance(member, FoldedGroup)
         if len(member.communicator.shapes) == 1:
             return
@@ -198,11 +211,11 @@ class FoldedModel(Model):
         if isinstance(value, PerRankInt):
             self.attempt.diverge(f"{what} that differs between ranks", value.slopes)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message to another class."""
         return super()._send(self._class_of(dest), v, tag)
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive from another class."""
         return super()._receive(self._class_of(source), tag)
 
@@ -250,17 +263,19 @@ class FoldedModel(Model):
             if not isinstance(num_shards, int) or not 0 <= bound < num_shards:
                 laws.load(self, layer, bound, num_shards)
         weight, opt_state = super().load_weights(layer, shard.const, num_shards)
-        weight.shards = opt_state.shards = shard.alone()
+        weight.shards = opt_state.shards = shard.singleton()
         return weight, opt_state
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
-        listed: Any = samples if hasattr(samples, "__len__") else list(samples)
-        if not len(listed) or not all(isinstance(item, int | PerRankInt) for item in (*listed[:1],)):
-            return super().get_input_activation(listed)
+        listed: Any = samples
+        if not isinstance(samples, PerRankRange | PerRankSet):
+            listed = laws.sample_numbers(self, samples, PerRankInt)
+            laws.require_inside(self, listed if isinstance(listed, range) else ())
+        if not len(listed):
+            return super().get_input_activation(())
         found = PerRankSet.of(self.attempt, listed)
-        for bound in found.bounds():
-            laws.input_samples(self, [bound])
+        laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
     def _is_whole_batch(self, samples: Any) -> bool:

@@ -16,13 +16,12 @@ from minitrain.errors import UsageError, require_count
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.device import Device, RooflineDevice
 from minitrain.hardware.network import Network, select_tier
-from minitrain.hardware.price import FREE, PENDING, Predictor, Price
+from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
-from minitrain.workloads.workload import MATMUL_LAYER, Cost, Workload
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Cost, Workload
 
 NETWORKS = ("auto", "flat", "hierarchical")
-
-__all__ = ["FREE", "NETWORKS", "PENDING", "DevicePredictor", "Predictor", "Price", "RuntimePredictor"]
 
 
 class DevicePredictor:
@@ -45,7 +44,7 @@ class DevicePredictor:
         self._remember_prices()
 
     def _remember_prices(self) -> None:
-        """Let equal questions share one answer; all layers do where they are alike."""
+        """Compute each price once. Where all layers are alike, that is once for all layers."""
         self._pass_price = cache(self._price_of_pass)
         self._update_price = cache(self._price_of_update)
         self._load_price = cache(self._price_of_load)
@@ -112,7 +111,7 @@ def _price_of_transfer(found: Transfer, size_bytes: float) -> Price:
 
 
 def _for_any_pair(price: Callable[[str, float, int, int], Price]) -> Callable[[str, float, int, int], Price]:
-    """Let all pairs of ranks share one answer, where nobody sits closer to anybody."""
+    """Compute a price once for all pairs of ranks, where all are equally far from one another."""
     return lambda op, size_bytes, source, dest: price(op, size_bytes, 0, 1)  # noqa: ARG005
 
 

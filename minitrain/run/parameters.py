@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.rank_predictors import RankPredictors
+from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.model import Model
 
 SIZES = ("world_size", "num_layers", "global_batch_size")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from minitrain.hardware.predictor import network_of
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.rank_predictors import RankPredictors, predictor_of
+from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import RunParameters, split_keywords

@@ -71,9 +71,9 @@ class Run:
     @cached_property
     def timeline(self) -> Timeline:
         """The event logs as columns."""
-        from minitrain.analysis.timeline import Timeline  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return Timeline.from_logs(self.logs)
+        return as_timeline(self.logs)
 
     @property
     def _trace(self) -> Trace:
@@ -226,11 +226,11 @@ class Run:
         from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
 
         step, journals = self.step_time, self.memory_journals
-        return Explanation(self.timeline, step, self.strategy, self.options, journals, self.bytes_per_element)
+        return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
         """Show the figure in a notebook."""
-        from minitrain.trace.notebook import mime_bundle  # noqa: PLC0415
+        from minitrain.trace.page import mime_bundle  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
         return {"text/plain": repr(self), **mime_bundle(self.timeline, view_of(self), self.memory_journals)}
@@ -239,7 +239,9 @@ class Run:
 def load_run(path: str | PathLike[str]) -> Run:
     """Read a run that `Run.save` wrote.
 
+    Everything in the file is judged, and no more time and memory is taken than its size explains.
+
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version.
+        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
     """
     return Run(**read_run(path))

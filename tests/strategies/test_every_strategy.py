@@ -1,11 +1,10 @@
-"""The shipped zoo: every strategy trains completely, in any task order, and in the time and traffic of its paper."""
+"""The shipped strategies: every one trains completely, in any task order, and in the time and traffic of its paper."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import Any
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain import schedules
 from minitrain.events import Event
-from minitrain.hardware import load_config
 from minitrain.tensors import HIDDEN_SIZE, WeightGrad
 from minitrain.transport import collectives
 
