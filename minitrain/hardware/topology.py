@@ -98,7 +98,7 @@ class FlatTopology:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class GroupShape:
     """What the price of a group depends on: its size, its tier, and its split over nodes.
 
     `num_local` is the number of participants in each node, or 0 where nodes differ.
@@ -142,9 +142,9 @@ class HierarchicalTopology:
         self._node_size = node_size
         self._spans = tuple(-(-tier.size // node_size) for tier in self.tiers)  # nodes a block, rounded up
         self.placement = None if placement is None else self._checked(placement)
-        self._shapes: dict[Sequence[int], _Shape] = {}
+        self._shapes: dict[Sequence[int], GroupShape] = {}
         # Hashing a tuple of a million ranks takes milliseconds: one seen before is known by its identity.
-        self._recent: dict[int, tuple[Sequence[int], _Shape]] = {}
+        self._recent: dict[int, tuple[Sequence[int], GroupShape]] = {}
 
     def node(self, rank: int) -> int:
         """Return the node that a rank sits in."""
@@ -188,7 +188,7 @@ class HierarchicalTopology:
             UsageError: ranks that are out of range, repeated or none; a group that leaves a
                 `must_be_filled` tier partly filled; an unknown operation or a negative size.
         """
-        shape = self._shape(ranks)
+        shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
         if op not in RING_OPS or shape.num_ranks == 1:
             return Transfer(seconds, None, shape.tier)
@@ -198,7 +198,7 @@ class HierarchicalTopology:
                 return Transfer(nested, "hierarchical", shape.tier)
         return Transfer(seconds, "ring", shape.tier)
 
-    def _shape(self, ranks: Sequence[int]) -> _Shape:
+    def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return the shape of a group, remembered by identity and by value."""
         recent = self._recent.get(id(ranks))
         if recent is not None and recent[0] is ranks:
@@ -213,7 +213,7 @@ class HierarchicalTopology:
             self._recent[id(ranks)] = ranks, shape
         return shape
 
-    def _described(self, ranks: Sequence[int]) -> _Shape:
+    def _described(self, ranks: Sequence[int]) -> GroupShape:
         """Find the tier and the split over nodes of a group."""
         num_ranks = len(ranks)
         if not num_ranks or len(set(ranks)) != num_ranks:
@@ -223,7 +223,7 @@ class HierarchicalTopology:
         level = self._level(min(counts), max(counts))
         self._check_filled(num_ranks, level)
         per_node = set(counts.values())
-        return _Shape(num_ranks, self.tiers[level], per_node.pop() if len(per_node) == 1 else 0)
+        return GroupShape(num_ranks, self.tiers[level], per_node.pop() if len(per_node) == 1 else 0)
 
     def _level(self, first_node: int, last_node: int) -> int:
         """Return the index of the smallest tier with all nodes from first to last in one block."""
@@ -280,7 +280,7 @@ class HierarchicalTopology:
         return nodes
 
 
-def _hierarchical(op: str, size_bytes: float, inner: Network, shape: _Shape) -> float:
+def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape) -> float:
     """Return the seconds of the two-level algorithm: inside the nodes and across them."""
     local, outer = shape.num_local, shape.tier
     num_nodes, share_bytes = shape.num_ranks // local, size_bytes / local
