@@ -1,10 +1,10 @@
 """`python -m benchmarks.kernels --data DIR`: prices of kernels and transfers beside published measurements.
 
-DIR holds the tables k1 (matrix multiplications), k2 (attention), k3 (copies and launches), i1 and i2 (collectives) as CSV
-files with a header. The constants of the hardware configs come from one half of the rows of k1, k2 and i2, and of two
-sweeps of i1 (`fitted`); the other half is `held out`. Which half a row belongs to follows from its `row_id` alone. Rows of
-devices or operations on which nothing was fitted are `not fitted`; where a constant is itself one row's figure, that row
-is left out.
+DIR holds the tables k1 (matrix multiplications), k2 (attention), k3 (copies and launches), i1 and i2 (collectives) as
+CSV files with a header. The constants of the hardware configs come from one half of the rows of k1, k2 and i2, and of
+two sweeps of i1 (`fitted`); the other half is `held out`. Which half a row belongs to follows from its `row_id` alone.
+Of two more sweeps of i1 all rows were looked at (`fitted`). Rows of devices or operations on which nothing was fitted
+are `not fitted`; where a constant is itself one row's figure, that row is left out.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def matmul(row: Row, datatype: str = "float16", element_bytes: int = 2) -> Matmu
 
 
 def attentions(folder: Path) -> Iterator[Point]:
-    """Compare with k2: single devices; B200's few heads of short sequences wait for the host, and stand by themselves."""
+    """Compare with k2: single devices; B200's few heads of short sequences wait for the host, and stand apart."""
     simulated = {
         "A100-PCIe": (device("a100_80g", PCIE_CLOCK), "flash2"),
         "B200-SXM": (device("b200_192g_nvl8"), "cudnn"),

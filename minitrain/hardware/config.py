@@ -86,7 +86,7 @@ def shipped_configs() -> list[str]:
     """Return the names of the configs that come with minitrain, sorted.
 
     >>> shipped_configs()[:2]
-    ['a100_80g', 'b200_192g_nvl8']
+    ['a100_40g', 'a100_80g']
     """
     return list(files.shipped_names())
 
@@ -206,9 +206,9 @@ def _curve(model: "CurveModel") -> TransferCurve:
     return TransferCurve(
         latency=model.latency,
         latency_per_rank=model.latency_per_rank,
-        GBps=None if model.ranks_GBps is None else tuple(model.ranks_GBps),
+        bandwidths=None if model.ranks_GBps is None else tuple(model.ranks_GBps),
         efficiency=model.efficiency,
-        half_MB=model.half_MB,
+        half_bytes=model.half_MB * 1e6,
         exponent=model.exponent,
     )
 

@@ -1,26 +1,28 @@
 """A device that prices kernels: tiles and waves, attention by generation, achieved bandwidth, and the launch floor.
 
-A matrix multiplication (m, n, k), `b` of them, is cut into tiles of tm x tn, which the device's multiprocessors ("units")
-work off in waves. Its time is the least over all tiles, and over 1, 2 and 4 ways to cut k, of
+A matrix multiplication (m, n, k), `b` of them, is cut into tiles of tm x tn, which the device's multiprocessors
+("units") work off in waves. Its time is the least over all tiles, and over 1, 2 and 4 ways to split k, of
 
-    start + max(ceil(b ceil(m/tm) ceil(n/tn) split / units) 2 tm tn (k/split + prologue) / (rate/units x e(tile)), traffic)
+    waves = ceil(b ceil(m/tm) ceil(n/tn) split / units)
+    start + max(waves 2 tm tn (k/split + prologue) / (rate / units x e(tile)), traffic)
 
 where `traffic` is the bytes of operands and result at the achieved bandwidth; the partial sums of a split are written
-beside that, in single precision. Unlike a peak times an efficiency this knows that 109 tiles on 108 units take as long as 216
-(wave quantisation), that narrow results use narrow and less efficient tiles, and that short sums pay for the pipeline.
+beside that, in single precision. Unlike a peak times an efficiency this knows that 109 tiles on 108 units take as long
+as 216 (wave quantisation), that narrow results use narrow and less efficient tiles, and that short sums pay for the
+pipeline.
 
 Flash attention takes its FLOPs at the generation's share of the peak, and a share of its longest block at the end, when
-units run dry. A pass over memory takes its bytes at the achieved bandwidth. A pass through a layer takes no less time than
-its kernels need to be launched.
+units run dry. A pass over memory takes its bytes at the achieved bandwidth. A pass through a layer takes no less time
+than its kernels need to be launched.
 
 Left out: caches and their hit rates, clocks that fall under power, kernels that run beside each other. Sources: the
-model's constants are `KernelRates`; wave and tile quantisation are described in NVIDIA's "Matrix multiplication background"
-user's guide (2023), FlashAttention's work in Dao et al. (2022) and Dao (2023).
+model's constants are `KernelRates`; wave and tile quantisation are described in NVIDIA's "Matrix multiplication
+background" user's guide (2023), FlashAttention's work in Dao et al. (2022) and Dao (2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, final
@@ -59,7 +61,7 @@ class KernelDevice:
         >>> from minitrain.workloads.kernels import Matmul
         >>> device = KernelDevice(load_config("a100_80g"))
         >>> round(device.kernel_seconds(Matmul(4096, 4096, 4096)) * 1e6)
-        571
+        578
     """
 
     def __init__(
@@ -78,9 +80,9 @@ class KernelDevice:
         self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
         self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
 
-    def __reduce__(self) -> tuple[type[KernelDevice], tuple[SystemConfig, KernelRates, float]]:
+    def __reduce__(self) -> tuple[Callable[..., KernelDevice], tuple[SystemConfig, KernelRates, float]]:
         """Pickle and copy without what is remembered."""
-        return _device, (self.system, self.rates, self.launch_s)  # type: ignore[return-value]  # makes one
+        return _device, (self.system, self.rates, self.launch_s)
 
     @property
     def capacity_bytes(self) -> float:

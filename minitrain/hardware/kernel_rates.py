@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware.curve import Rows, efficiency_at
+
+_Entry = TypeVar("_Entry")
 
 TERMS = ("waves", "prologue", "split_k", "alignment", "weight_gradient", "tails", "starts", "launches")
 """The terms of the model that an ablation may leave out."""
@@ -51,6 +53,10 @@ class AttentionRate:
     def share(self, head_dim: int) -> float:
         """Return the share of the peak for a head size."""
         return self.efficiency * efficiency_at(self.head_efficiency, head_dim, 1)
+
+    def scaled(self, factor: float) -> AttentionRate:
+        """Return the same kernels at another clock."""
+        return replace(self, efficiency=self.efficiency * factor)
 
 
 @final
@@ -121,10 +127,7 @@ class KernelRates:
     def scaled(self, factor: float) -> KernelRates:
         """Return the same device at another clock: arithmetic `factor` times as fast, the memory as it is."""
         matmul = {key: replace(rate, tflops=rate.tflops * factor) for key, rate in self.matmul.items()}
-        attention = {
-            key: (replace(ahead, efficiency=ahead.efficiency * factor), replace(back, efficiency=back.efficiency * factor))
-            for key, (ahead, back) in self.attention.items()
-        }
+        attention = {key: (ahead.scaled(factor), back.scaled(factor)) for key, (ahead, back) in self.attention.items()}
         return replace(self, matmul=matmul, attention=attention)
 
     def without(self, *terms: str) -> KernelRates:
@@ -140,7 +143,7 @@ class KernelRates:
         rates = self
         for term in terms:
             if term not in TERMS:
-                raise UsageError(f"there is no term {term!r} of the price of a kernel; use {', '.join(TERMS)}", term=term)
+                raise UsageError(f"a kernel's price has no term {term!r}; use {', '.join(TERMS)}", term=term)
             rates = replace(rates, **_NEUTRAL[term](rates))
         return rates
 
@@ -166,13 +169,13 @@ def _rebuilt(values: Mapping[str, Any]) -> KernelRates:
     return KernelRates(**values)
 
 
-def _known(table: Mapping[str, Any], key: str, path: str, rule: str) -> Any:
+def _known(table: Mapping[str, _Entry], key: str, path: str, rule: str) -> _Entry:
     """Return an entry, or say which there are."""
     try:
         return table[key]
     except KeyError:
         known = ", ".join(table) or "nothing"
         raise HardwareConfigError(
-            f"the config must give {rule}: {path}.{key} is missing (it has {known}); use one of these or add {path}.{key}",
+            f"the config must give {rule}: {path}.{key} is missing (it has {known}); use one of these, or add it",
             key=key,
         ) from None

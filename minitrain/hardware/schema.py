@@ -198,9 +198,9 @@ class CurveModel(BaseModel):
 
     latency: NonNegative
     latency_per_rank: NonNegative = 0.0
-    ranks_GBps: BandwidthRows | None = None
+    ranks_GBps: BandwidthRows | None = None  # noqa: N815 - a unit
     efficiency: Efficiency = 1.0
-    half_MB: NonNegative = 0.0
+    half_MB: NonNegative = 0.0  # noqa: N815 - a unit
     exponent: Positive = 1.0
 
 

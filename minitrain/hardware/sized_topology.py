@@ -1,11 +1,11 @@
 """Transfers priced by their size: the tiers' `curves`, where they have them, and the hierarchical topology elsewhere.
 
-Ranks sit in nodes as `HierarchicalTopology` places them. A group inside a node takes the innermost tier's curve. A group of
-several nodes takes the outer tier's curve at the bandwidth of the network interfaces that its local ranks have: of
-`nics` interfaces a node, shared evenly by the ranks of a node, since in a training step the groups beside a group do
-the same at the same time. That is at most what its ranks within a node reach among themselves. A ring through n ranks
-brings (n-1)/n of the bytes into each node; an all_reduce, which NCCL does by trees of N nodes, 2 (N-1)/N instead of
-2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of their interfaces.
+Ranks sit in nodes as `HierarchicalTopology` places them. A group inside a node takes the innermost tier's curve. A
+group of several nodes takes the outer tier's curve at the bandwidth of the network interfaces that its local ranks
+have: of `nics` interfaces a node, shared evenly by the ranks of a node, since in a training step the groups beside a
+group do the same at the same time. That is at most what its ranks within a node reach among themselves. A ring through
+n ranks brings (n-1)/n of the bytes into each node; an all_reduce, which NCCL does by trees of N nodes, 2 (N-1)/N
+instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of their interfaces.
 
 An operation without a curve of its own is priced by others where they have one: broadcast as all_gather; all_to_all as
 (n-1)/n of its bytes at the p2p curve; barrier as an all_reduce of no bytes.
@@ -77,14 +77,16 @@ class SizedTopology:
         local = 1 if op == "all_to_all" else max(1, shape.num_local)  # its bytes are a rank's own
         if shape.tier is self._inner:
             return curve.bandwidth(shape.num_ranks, self._inner.bandwidth)
-        reached = curve.bandwidth(shape.num_ranks, self._wires(shape.tier, local)) * _tree_gain(op, shape.num_ranks, local)
+        reached = curve.bandwidth(shape.num_ranks, self._wires(shape.tier, local)) * _tree_gain(
+            op, shape.num_ranks, local
+        )
         inside = _curve(self._inner, op)
         if local == 1 or inside is None:
             return reached
         return min(reached, inside.bandwidth(local, self._inner.bandwidth))
 
     def _wires(self, tier: Network, num_local: int) -> float:
-        """Return what some ranks of a node have into a tier, in 1e9 bytes/s, with the node's other ranks beside them."""
+        """Return what some ranks of a node have into a tier beside its other ranks, in 1e9 bytes/s."""
         if tier is self._inner or tier.nics is None:
             return tier.bandwidth * num_local
         node_size = self._inner.size
