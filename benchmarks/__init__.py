@@ -1,1 +1,1 @@
-"""What the simulator costs: `python -m benchmarks`. Nothing here is a test; no figure of it is asserted anywhere."""
+"""What a simulation costs in time and memory: `python -m benchmarks`. No test asserts these figures."""

@@ -1,9 +1,9 @@
-"""The floor: what the event loop alone costs, a program of bare asyncio that imports nothing of minitrain.
+"""The floor: what the event loop alone costs, by a program of bare asyncio that imports nothing of minitrain.
 
 It has the ranks, layers and suspensions of ZeRO stage 3: three collectives a layer (the weight is gathered for forward
 and for backward, the gradient is reduced), each one shared future that all ranks but the last one to come await
-directly, and one small tuple appended to the rank's log an event. What is left out is everything that makes it a
-simulator: clocks, prices, laws, tensors, memory.
+directly, and one small tuple appended to the rank's log an event. Everything else of a simulator is left
+out: clocks, prices, laws, tensors, memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Log = list[tuple[str, int, int]]
 
 
 class Meeting:
-    """Where all ranks meet, once for each of their collectives in turn."""
+    """The collectives of all ranks, one after the other."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -23,7 +23,7 @@ class Meeting:
         self.future: Future[None] = get_running_loop().create_future()
 
     def arrive(self) -> Future[None] | None:
-        """Return what to wait for; the last one to come sets everybody free and has nothing to wait for."""
+        """Return the future to wait for; the last rank wakes all others, and gets None."""
         self.missing -= 1
         if self.missing:
             return self.future
@@ -34,7 +34,7 @@ class Meeting:
 
 
 async def one_rank(meeting: Meeting, num_layers: int, log: Log) -> None:
-    """Do what one rank of ZeRO stage 3 does, as far as an event loop can tell."""
+    """Wait and log as one rank of ZeRO stage 3 does."""
     for layer in range(num_layers):
         log.append(("load_weights", layer, 0))
     for layer in range(num_layers):

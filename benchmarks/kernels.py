@@ -27,7 +27,7 @@ from minitrain.workloads.kernels import FlashAttention, Matmul, MemoryPass
 Row = dict[str, str]
 
 PCIE_CLOCK = 252.9 / 271.2  # best matmul found on the PCIe card over that on the SXM one (k1, rows 0004 and 0002)
-_HEAD = f"{'table':<52}{'rows':>6}{'mean':>8}{'median':>8}{'p90':>8}{'bias':>8}"
+_HEAD = f"{'table':<64}{'rows':>6}{'mean':>8}{'median':>8}{'p90':>8}{'bias':>8}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,31 +162,37 @@ def with_interfaces(system: SystemConfig, num_nics: int, nic_GBps: float) -> Sys
 _P4DE = with_interfaces(load_config("a100_80g"), 4, 12.5)  # four times 100 Gb/s a node
 
 _SWEEPS = {
-    ("A100-SXM (single node)", "8"): ("a100_80g", ""),
-    ("H200-SXM", "8"): ("h200_141g_nvl8", "half"),
-    ("B200-SXM (AWS P6)", "8"): ("b200_192g_nvl8", "half"),
-    ("H100-SXM", "8"): ("h100_80g_nvl8", ""),
-    ("A100-SXM-80GB (p4de.24xlarge)", "16"): ("a100_80g", "all"),
-    ("H100-SXM (p5.48xlarge)", "16"): ("h100_80g_nvl8", "all"),
-    ("H100-SXM (HF cluster)", "8"): ("h100_80g_nvl8", ""),
-    ("H100-SXM (HF cluster)", "16"): ("h100_80g_nvl8", ""),
-    ("H100-SXM (HF cluster)", "32"): ("h100_80g_nvl8", ""),
+    ("A100-SXM (single node)", "8"): "a100_80g",
+    ("H200-SXM", "8"): "h200_141g_nvl8",
+    ("B200-SXM (AWS P6)", "8"): "b200_192g_nvl8",
+    ("H100-SXM", "8"): "h100_80g_nvl8",
+    ("A100-SXM-80GB (p4de.24xlarge)", "16"): "a100_80g",
+    ("H100-SXM (p5.48xlarge)", "16"): "h100_80g_nvl8",
+    ("H100-SXM (HF cluster)", "8"): "h100_80g_nvl8",
+    ("H100-SXM (HF cluster)", "16"): "h100_80g_nvl8",
+    ("H100-SXM (HF cluster)", "32"): "h100_80g_nvl8",
 }
+_HALVED = ("H200-SXM", "B200-SXM (AWS P6)")  # constants come from half of a sweep
+_NOT_FITTED = ("A100-SXM (single node)", "H100-SXM (HF cluster)")  # no constant comes from these rows
 
 
 def collectives(folder: Path) -> Iterator[Point]:
     """Compare with i1, by device and number of nodes; rings by choice are left out where the default is none."""
     for row in read(folder, "i1"):
-        found = _SWEEPS.get((row["gpu"], row["n_gpus"]))
-        if found is None or not row["time_us"] or "NVLS_ENABLE=0" in row["algo"]:
+        name = _SWEEPS.get((row["gpu"], row["n_gpus"]))
+        if name is None or not row["time_us"] or "NVLS_ENABLE=0" in row["algo"]:
             continue
-        name, fitted = found
-        which = half(row) if fitted == "half" and row["tool"].startswith("all_reduce_bench") else "not fitted"
-        which = "fitted" if fitted == "all" else which
         large = ">= 1 MiB" if int(row["size_bytes"]) >= 2**20 else "< 1 MiB"
-        table = f"i1 {row['gpu'].split(' (')[0]} x{row['n_gpus']} {row['collective']} {large}, {which}"
+        table = f"i1 {row['gpu'].replace(' (', ' ').split(')')[0]} x{row['n_gpus']} {row['collective']} {large}"
         system = load_config(name)
-        yield point_of_transfer(table, row, _P4DE if "p4de" in row["gpu"] else system)
+        yield point_of_transfer(f"{table}, {role(row)}", row, _P4DE if "p4de" in row["gpu"] else system)
+
+
+def role(row: Row) -> str:
+    """Return what a row of i1 was used for."""
+    if row["gpu"] in _NOT_FITTED:
+        return "not fitted"
+    return half(row) if row["gpu"] in _HALVED and row["tool"].startswith("all_reduce_bench") else "fitted"
 
 
 def all_reduces(folder: Path) -> Iterator[Point]:
@@ -213,7 +219,7 @@ def line(table: str, errors: list[float]) -> str:
     sizes = sorted(map(abs, errors))
     p90 = sizes[math.ceil(0.9 * len(sizes)) - 1]
     figures = "".join(f"{100 * value:>8.2f}" for value in (fmean(sizes), median(sizes), p90, fmean(errors)))
-    return f"{table:<52}{len(errors):>6}{figures}"
+    return f"{table:<64}{len(errors):>6}{figures}"
 
 
 def main() -> None:

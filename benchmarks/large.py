@@ -1,7 +1,7 @@
-"""`python -m benchmarks.large`: a step of 16,384 ranks in full, every event of every rank, and its figures.
+"""`python -m benchmarks.large`: a step of 16,384 ranks with every event of every rank, and its figures.
 
 `pp_zero1` with 16 pipeline positions, 1,024 replicas, 64 microbatches and 128 layers, in a process of its own: 21
-million events. What it should take: two minutes and 8 GiB. Folded, the same figures take a fraction of a second.
+million events. The target is two minutes and 8 GiB. Folded, the same figures take a fraction of a second.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.cases import Case, floor_layers
 from benchmarks.floor import floor
+
+T = TypeVar("T")
 
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
@@ -56,11 +58,11 @@ def measure(case: Case, num_repeats: int) -> Row:
     floor_s: list[float] = []
     num_events = growth_bytes = num_floor = 0
     for repeat in range(num_repeats):
-        seconds, num_events = _timed(lambda: _simulate(case))
+        seconds, num_events = timed(lambda: _simulate(case))
         ours_s.append(seconds)
         if not repeat:
             growth_bytes = peak_rss_bytes() - before_bytes
-        seconds, num_floor = _timed(lambda: floor(case.world_size, layers))
+        seconds, num_floor = timed(lambda: floor(case.world_size, layers))
         floor_s.append(seconds)
     ours, bare = num_events / min(ours_s), num_floor / min(floor_s)
     return Row(
@@ -83,7 +85,7 @@ def _simulate(case: Case) -> int:
     return mt.simulate(case.strategy, **parameters).num_events
 
 
-def _timed(work: Callable[[], int]) -> tuple[float, int]:
+def timed(work: Callable[[], T]) -> tuple[float, T]:
     """Return the processor time of some work, s, and what it returns."""
     gc.collect()
     start = time.process_time()

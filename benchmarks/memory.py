@@ -1,7 +1,7 @@
-"""`python -m benchmarks.memory`: what an event costs that is kept, in bytes, at ten million events.
+"""`python -m benchmarks.memory`: how many bytes a kept event takes, at ten million events.
 
-The same step is simulated with all events and with totals alone (`log="summary"`), in a process each; the difference of
-their highest resident memory is what the log takes: its rows, and what they alone refer to.
+The same step is simulated with all events and with totals alone (`log="summary"`), in a process each. The difference of
+their highest resident memory is the log: its rows, and the objects that only they refer to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
 
 def parameters(strategy: str, num_events: int) -> dict[str, Any]:
-    """Return what makes about so many events: on many ranks, as a gradient's sum over many microbatches takes long."""
+    """Return sizes with about so many events: on many ranks, since summing many microbatches takes long."""
     if strategy == "zero3":
         return {"world_size": 64, "num_layers": max(1, num_events // (7 * 64)), "global_batch_size": 64}
     num_microbatches = max(1, num_events // (6 * 1024))
@@ -62,7 +62,7 @@ def _words(cost: Cost) -> str:
 
 
 def main() -> None:
-    """Print what an event costs that is kept."""
+    """Print how many bytes a kept event takes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("--events", type=int, default=NUM_EVENTS, metavar="N", help="about so many (%(default)s)")
     parser.add_argument("--strategy", choices=("1f1b", "zero3"), action="append", help="both by default")
@@ -70,7 +70,7 @@ def main() -> None:
     for strategy in asked.strategy or ("1f1b", "zero3"):
         given = parameters(strategy, asked.events)
         full, totals = in_process(strategy, given), in_process(strategy, given | {"log": "summary"})
-        each = (full.growth_bytes - totals.growth_bytes) / (full.num_events - EVENTS_OF_RUN)  # a summary keeps those
+        each = (full.growth_bytes - totals.growth_bytes) / (full.num_events - EVENTS_OF_RUN)  # a summary keeps so many
         print(
             f"{strategy}, {given['world_size']} ranks, {full.num_events} events: {each:.0f} bytes an event kept "
             f"(with events {_words(full)}, without {_words(totals)})",

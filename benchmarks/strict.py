@@ -1,4 +1,4 @@
-"""`python -m benchmarks.strict`: how much longer a strict run takes, the two taking turns in one process."""
+"""`python -m benchmarks.strict`: how many times as long a strict run takes as a plain one, by turns."""
 
 from __future__ import annotations
 

@@ -1,19 +1,16 @@
 """`python -m benchmarks.sweep`: configurations a second and core, folded, of 64 ranks and 8 layers, rows included.
 
-Each batch takes turns with the floor (`benchmarks/floor.py`) in the same process, so that a busy machine slows both:
-rates are medians, and "floor events" is how many events of bare asyncio the time of one configuration is worth.
+Each batch of configurations takes turns with the floor (`benchmarks/floor.py`) in the same process, so that a busy
+machine slows both. Rates are medians. "Floor events" is how many events the floor makes in one configuration's time.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import time
-from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 from benchmarks.floor import floor
+from benchmarks.measure import timed
 from minitrain.sweeps.batches import Batch, run_batch
 
 STRATEGIES: dict[str, dict[str, int]] = {
@@ -24,7 +21,7 @@ STRATEGIES: dict[str, dict[str, int]] = {
     "hsdp": {"shard_size": 8},
     "pp_dp": {"pp": 2},
     "pp_zero1": {"pp": 2},
-    "1f1b": {"world_size": 8},  # at most a stage a layer, and none is like another
+    "1f1b": {"world_size": 8},  # at most one stage a layer, all different
 }
 SIZES = {"world_size": 64, "num_layers": 8, "fold": True}
 FLOOR_RANKS, FLOOR_LAYERS = 64, 100
@@ -55,18 +52,11 @@ def rates(strategy: str, size: int, num_turns: int) -> tuple[float, float]:
     ours: list[float] = []
     events: list[float] = []
     for _ in range(num_turns):
-        num_events, floor_s = _timed(lambda: floor(FLOOR_RANKS, FLOOR_LAYERS))
-        _, batch_s = _timed(lambda: run_batch(batch))
+        floor_s, num_events = timed(lambda: floor(FLOOR_RANKS, FLOOR_LAYERS))
+        batch_s, _ = timed(lambda: run_batch(batch))
         ours.append(size / batch_s)
         events.append(num_events / floor_s * batch_s / size)
     return median(ours), median(events)
-
-
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what some work gives, and its processor time, s."""
-    gc.collect()
-    start = time.process_time()
-    return work(), time.process_time() - start
 
 
 def main() -> None:

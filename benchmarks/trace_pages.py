@@ -2,7 +2,7 @@
 
 `python -m benchmarks.trace_pages [NUM_EVENTS ...]` simulates 1F1B pipelines of about that many events (100,000 and
 500,000 by default), draws and exports them, and, where there is Chromium and Playwright, opens the page and zooms in.
-The plain figure is built for a few thousand bars only: what it takes grows with their number.
+The plain figure has only a few thousand bars, since its time grows with their number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all strategies share before the first layer: who works on which samples and on which layers."""
+"""What all strategies share: checks of their sizes, and the samples and the layers of each rank."""
 
 from collections.abc import Sequence
 from typing import TypeVar, cast
@@ -29,7 +29,7 @@ def microbatches(samples: range, microbatch_size: int | None, strategy: str) -> 
     Args:
         samples: indices into the global batch.
         microbatch_size: samples a microbatch; all of them if None.
-        strategy: whose name an error bears.
+        strategy: name of the strategy, for errors.
     """
     require_range("microbatch_size", microbatch_size, max(len(samples), 1), strategy)
     size = microbatch_size or max(len(samples), 1)
@@ -39,7 +39,7 @@ def microbatches(samples: range, microbatch_size: int | None, strategy: str) -> 
 def share(total: int, num_ranks: int, index: int) -> range:
     """Return the `index`-th of `num_ranks` equal, contiguous parts of 0..total-1."""
     part = total // num_ranks
-    return cast(range, span(index * part, (index + 1) * part))  # of folded ranks, something like a range
+    return cast(range, span(index * part, (index + 1) * part))  # of folded ranks, an object like a range
 
 
 def add(total: Grad | None, grad: Grad) -> Grad:

@@ -1,4 +1,4 @@
-"""What the strategies that are schedules share: from sizes to the schedule, and from the schedule to a run."""
+"""What the strategies that are schedules share: they make the schedule for their sizes, and run it."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -30,10 +30,10 @@ async def run_schedule(
         model: the rank.
         generator: makes the schedule from ranks, microbatches and chunks.
         num_chunks: stages a rank.
-        microbatch_size: samples; if None, what makes `least_microbatches` x pp microbatches.
+        microbatch_size: samples a microbatch; if None, as many as make `least_microbatches` x pp microbatches.
         pp: ranks of a pipeline; world_size if None.
         zero: ZeRO stage of the replicas.
-        least_microbatches: for each rank of a pipeline.
+        least_microbatches: microbatches for each rank of a pipeline by default.
 
     Returns:
         The model.

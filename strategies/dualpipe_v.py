@@ -7,7 +7,7 @@ from ._scheduled import run_schedule
 
 
 async def dualpipe_v(model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0) -> Model:
-    """Run `minitrain.schedules.dualpipe_v`, which draws the order, on pipelines of pp ranks.
+    """Run `minitrain.schedules.dualpipe_v`, which gives the order of actions, on pipelines of pp ranks.
 
     num_layers must be a multiple of 2 pp: rank r holds stages r and 2 pp - 1 - r. It takes 2 pp microbatches or more.
     Pairs of a forward and a backward run in order, and the messages of one travel while the other computes.
@@ -15,7 +15,7 @@ async def dualpipe_v(model: Model, microbatch_size: int | None = None, pp: int |
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; global_batch_size / 2 world_size if None.
-        pp: ranks of a pipeline, a divisor of world_size, which it is if None; the rest are replicas.
+        pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
     """
     return await run_schedule(model, schedules.dualpipe_v, 2, microbatch_size, pp, zero, least_microbatches=2)

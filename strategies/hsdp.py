@@ -8,15 +8,15 @@ from ._batch import add, microbatches, require_multiple, require_range, share
 
 
 async def hsdp(model: Model, microbatch_size: int | None = None, shard_size: int | None = None) -> Model:
-    """Shard in groups of ranks that follow one another; global_batch_size must be a multiple of world_size.
+    """Shard in groups of consecutive ranks; global_batch_size must be a multiple of world_size.
 
     Whole weights never cross nodes: only shards of the gradients do, once a step.
 
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; the rank's whole share if None.
-        shard_size: ranks that share one copy of the model, a divisor of world_size; if None, the most that divide both
-            world_size and a node of 8.
+        shard_size: ranks that share one copy of the model, a divisor of world_size; if None, the largest one
+            that also divides a node of 8.
     """
     require_range("shard_size", shard_size, model.world_size, "hsdp")
     shard_size = shard_size or gcd(model.world_size, 8)

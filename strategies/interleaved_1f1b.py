@@ -15,9 +15,9 @@ async def interleaved_1f1b(
 
     Args:
         model: the rank; its chunk c is stage c x pp + its place in the pipeline.
-        microbatch_size: samples a microbatch; global_batch_size / world_size if None, which must divide then.
+        microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
         num_chunks: stages a rank.
-        pp: ranks of a pipeline, a divisor of world_size, which it is if None; the rest are replicas.
+        pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
     """
     require_range("num_chunks", num_chunks, model.num_layers, "interleaved_1f1b")
     require_range("pp", pp, model.world_size, "interleaved_1f1b")

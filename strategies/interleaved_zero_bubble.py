@@ -9,14 +9,14 @@ from ._scheduled import run_schedule
 async def interleaved_zero_bubble(
     model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0, num_chunks: int = 2
 ) -> Model:
-    """Run `minitrain.schedules.interleaved_zero_bubble`, which draws the order, on pipelines of pp ranks.
+    """Run `minitrain.schedules.interleaved_zero_bubble`, which gives the order of actions, on pipelines of pp ranks.
 
     num_layers must be a multiple of pp x num_chunks, and microbatches one of pp. The bubble is 1/num_chunks of ZB-H1's.
 
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
-        pp: ranks of a pipeline, a divisor of world_size, which it is if None; the rest are replicas.
+        pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
         num_chunks: stages a rank.
     """

@@ -9,7 +9,7 @@ from ._scheduled import run_schedule
 async def looped_bfs(
     model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0, num_chunks: int = 2
 ) -> Model:
-    """Run `minitrain.schedules.looped_bfs`, which draws the order, on pipelines of pp ranks.
+    """Run `minitrain.schedules.looped_bfs`, which gives the order of actions, on pipelines of pp ranks.
 
     num_layers must be a multiple of pp x num_chunks. The bubble is 1/num_chunks of GPipe's, and every microbatch is
     alive at once.
@@ -17,7 +17,7 @@ async def looped_bfs(
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
-        pp: ranks of a pipeline, a divisor of world_size, which it is if None; the rest are replicas.
+        pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
         num_chunks: stages a rank.
     """

@@ -12,7 +12,7 @@ async def one_f_one_b(model: Model, microbatch_size: int | None = None) -> Model
 
     Args:
         model: the rank, which is the stage.
-        microbatch_size: samples a microbatch; global_batch_size / world_size if None, which must divide then.
+        microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
     """
     stage, num_stages = model.rank, model.world_size
     require_multiple("num_layers", model.num_layers, "world_size", num_stages, "1f1b")

@@ -9,7 +9,7 @@ async def pp_zero3(model: Model, microbatch_size: int | None = None, pp: int = 2
     """Train world_size / pp replicas of a 1F1B pipeline of pp stages, which share all they hold.
 
     num_layers must be a multiple of pp, world_size too, and global_batch_size of world_size. Every microbatch gathers
-    every weight twice and reduces its gradient: memory is least, but communication grows with the microbatches.
+    every weight twice and reduces its gradient: the least memory, and the most communication.
 
     Args:
         model: the rank.

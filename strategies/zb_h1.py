@@ -9,11 +9,11 @@ async def zb_h1(model: Model, microbatch_size: int | None = None) -> Model:
     """Train a pipeline of world_size stages; num_layers must be a multiple of world_size.
 
     The stage before waits for gradients of activations alone. Each weight gradient is taken `stage` backwards later,
-    so that every stage holds activations of up to num_stages microbatches, and the last ones fill what was a bubble.
+    so that every stage holds activations of up to num_stages microbatches, and the last ones fill the bubble.
 
     Args:
         model: the rank, which is the stage.
-        microbatch_size: samples a microbatch; global_batch_size / world_size if None, which must divide then.
+        microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
     """
     stage, num_stages = model.rank, model.world_size
     require_multiple("num_layers", model.num_layers, "world_size", num_stages, "zb_h1")

@@ -7,14 +7,14 @@ from ._scheduled import run_schedule
 
 
 async def zb_h2(model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0) -> Model:
-    """Run `minitrain.schedules.zb_h2`, which draws the order, on pipelines of pp ranks.
+    """Run `minitrain.schedules.zb_h2`, which gives the order of actions, on pipelines of pp ranks.
 
     num_layers must be a multiple of pp. With 2 pp - 1 microbatches or more, no rank waits once it has begun.
 
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
-        pp: ranks of a pipeline, a divisor of world_size, which it is if None; the rest are replicas.
+        pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
     """
     return await run_schedule(model, schedules.zb_h2, 1, microbatch_size, pp, zero)

@@ -9,7 +9,7 @@ async def zero1(model: Model, microbatch_size: int | None = None) -> Model:
     """Shard the optimizer state; global_batch_size must be a multiple of world_size.
 
     Full gradients stay until the step. There, each rank reduces its shard of a layer's gradient (in place, so the
-    shard is no tensor more), updates its shard of the weight, and all gather the updated weight.
+    shard takes no memory), updates its shard of the weight, and all gather the updated weight.
 
     Args:
         model: the rank.

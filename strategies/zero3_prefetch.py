@@ -12,7 +12,7 @@ async def zero3_prefetch(model: Model, microbatch_size: int | None = None, looka
     """Shard everything, with overlap; global_batch_size must be a multiple of world_size.
 
     While a layer is at work, the weights of the next `lookahead` layers are gathered, and the gradient of the layer
-    before it is reduced. Each of them is a whole weight in memory.
+    before it is reduced. Each of them takes the memory of a whole weight.
 
     Args:
         model: the rank.

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.analysis.busy_time import Busy, Passes, are_flat, busy_of, passes_of
+from minitrain.analysis.busy_time import BusyTime, PassTime, are_flat, busy_of, passes_of
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.intervals import sweep, sweep_timeline
-from minitrain.analysis.timeline import Floats, Timeline, Trace, as_timeline
+from minitrain.analysis.timeline import Floats, Timeline, Trace
 from minitrain.errors import UsageError
 
 
@@ -84,31 +85,31 @@ def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
     return _split(found, step_time)
 
 
-def breakdown_of(ranks: Sequence[Busy], step_time: float) -> Breakdown:
+def breakdown_of(ranks: Sequence[BusyTime], step_time: float) -> Breakdown:
     """Split the step time of ranks whose time at work is known: the same floats as from their logs."""
     return _split(_sums(ranks), step_time)
 
 
 def _split(found: tuple[Floats, Floats, Floats, float], step_time: float | None) -> Breakdown:
-    """Make the three parts add up."""
+    """Split the step time into the three parts, which add up to it."""
     computing, communicating, either, latest = found
     step = checked_step_time(latest, step_time)
     busy = np.maximum(either, computing)
     exposed = busy - computing
     overlapped = communicating - exposed
-    overlapped[overlapped < 1e-12 * step] = 0.0  # what is left of rounding where nothing overlaps
+    overlapped[overlapped < 1e-12 * step] = 0.0  # a rounding error where nothing overlaps
     return Breakdown(step, computing, exposed, overlapped, np.maximum(step - busy, 0.0))
 
 
-def _sums(ranks: Sequence[Busy]) -> tuple[Floats, Floats, Floats, float]:
+def _sums(ranks: Sequence[BusyTime]) -> tuple[Floats, Floats, Floats, float]:
     """Return how long each rank computed, communicated, and did either, s, and the latest end."""
-    found = np.array(ranks, dtype=float).reshape(-1, len(Busy._fields))
+    found = np.array(ranks, dtype=float).reshape(-1, len(BusyTime._fields))
     computing, communicating, either, last_end = found.T.copy()
     return computing, communicating, either, float(last_end.max(initial=0.0))
 
 
 def _sums_of_columns(timeline: Timeline) -> tuple[Floats, Floats, Floats, float]:
-    """Return the same, the very same floats, of columns."""
+    """Return the same floats as `_sums`, from columns."""
     either = sweep_timeline(timeline).covered(timeline.num_ranks)
     return _covered(timeline, True), _covered(timeline, False), either, timeline.step_time
 
@@ -158,8 +159,7 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
     if are_flat(trace):
         return pass_times_of(passes_of(log, typs) for log in trace)
     timeline = as_timeline(trace)
-    wanted = np.array([typ in typs for typ in timeline.typs], dtype=bool)
-    chosen = wanted[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
+    chosen = timeline.of_types(typs)
     ranks = timeline.rank[chosen]
     first = np.full(timeline.num_ranks, np.inf)
     last, busy = np.zeros(timeline.num_ranks), np.zeros(timeline.num_ranks)
@@ -170,7 +170,7 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
     return PassTimes(first[there], last[there], busy[there])
 
 
-def pass_times_of(ranks: Iterable[Passes | None]) -> PassTimes:
-    """Return the same of ranks whose passes are known."""
+def pass_times_of(ranks: Iterable[PassTime | None]) -> PassTimes:
+    """Return the same of ranks whose passes were summed already; None stands for a rank without passes."""
     found = [passes for passes in ranks if passes is not None]
-    return PassTimes(*np.array(found, dtype=float).reshape(-1, len(Passes._fields)).T.copy())
+    return PassTimes(*np.array(found, dtype=float).reshape(-1, len(PassTime._fields)).T.copy())

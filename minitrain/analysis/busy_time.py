@@ -1,7 +1,8 @@
-"""How long each rank is at work, read from the engine's flat logs in one pass: all that a row of a sweep needs of them.
+"""How long each rank is at work, read from the engine's flat logs in one pass.
 
-Columns are worth making where much is asked of a log. These few sums are the same floats without them, since intervals
-are taken in the same order: by start, then by end.
+A row of a sweep needs no more than these sums, and making columns for them would take longer. They are the same floats
+as those of columns (`minitrain.analysis.breakdown`), since intervals are added in the same order: by start, then by
+end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Interval = tuple[float, float, bool]
 """Start and end of an event, s, and whether it is on the compute stream."""
 
 
-class Busy(NamedTuple):
+class BusyTime(NamedTuple):
     """How long one rank is at work, s.
 
     Args:
@@ -32,7 +33,7 @@ class Busy(NamedTuple):
     last_end: float
 
 
-class Passes(NamedTuple):
+class PassTime(NamedTuple):
     """When one rank passes microbatches through its layers, s.
 
     Args:
@@ -47,25 +48,25 @@ class Passes(NamedTuple):
 
 
 def are_flat(logs: object) -> TypeGuard[Sequence[EventLog]]:
-    """Return whether logs are those of the engine."""
+    """Return whether all logs are flat logs of the engine."""
     return isinstance(logs, Sequence) and all(isinstance(log, EventLog) for log in logs)
 
 
-class Working:
-    """How long one rank has been at work, of intervals that may come in portions.
+class BusyTimeSum:
+    """How long one rank is at work, by intervals that may come in several chunks.
 
     Attributes:
-        busy: the lengths of the unions of all intervals so far.
+        busy: how long the rank was at work in all intervals so far.
     """
 
     __slots__ = ("_communicates_until", "_computes_until", "busy")
 
     def __init__(self) -> None:
-        self.busy = Busy(0.0, 0.0, 0.0, 0.0)
+        self.busy = BusyTime(0.0, 0.0, 0.0, 0.0)
         self._computes_until = self._communicates_until = 0.0
 
-    def take(self, intervals: Iterable[Interval]) -> None:
-        """Add intervals, by start and then by end; none may start before one that was taken earlier."""
+    def add(self, intervals: Iterable[Interval]) -> None:
+        """Add intervals, sorted by start and then by end; none may start before one that was added earlier."""
         computing, communicating, either, busy_until = self.busy
         computes_until, communicates_until = self._computes_until, self._communicates_until
         for start, end, computes in intervals:
@@ -79,12 +80,12 @@ class Working:
             elif end > communicates_until:
                 communicating += end - (start if start > communicates_until else communicates_until)
                 communicates_until = end
-        self.busy = Busy(computing, communicating, either, busy_until)
+        self.busy = BusyTime(computing, communicating, either, busy_until)
         self._computes_until, self._communicates_until = computes_until, communicates_until
 
 
-class Passing:
-    """When one rank passes microbatches through its layers, of events that may come in portions.
+class PassTimeSum:
+    """When one rank passes microbatches through its layers, by events that may come in several chunks.
 
     Args:
         typs: the event types that count as passes.
@@ -94,15 +95,15 @@ class Passing:
 
     def __init__(self, typs: Collection[str]) -> None:
         self._typs = typs
-        self._passes = Passes(math.inf, 0.0, 0.0)
+        self._passes = PassTime(math.inf, 0.0, 0.0)
 
     @property
-    def passes(self) -> Passes | None:
-        """What the passes so far come to; None if there are none."""
+    def passes(self) -> PassTime | None:
+        """The times of all passes so far; None if there are none."""
         return self._passes if self._passes.first_start < math.inf else None
 
-    def take(self, rows: Sequence[Any]) -> None:
-        """Add rows of a flat log, which follow those that were taken earlier."""
+    def add(self, rows: Sequence[Any]) -> None:
+        """Add rows of a flat log, which follow those that were added earlier."""
         typs = self._typs
         first_start, last_end, busy = self._passes
         for typ, time, price in zip(rows[TYP::STRIDE], rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True):
@@ -110,29 +111,29 @@ class Passing:
                 seconds = price.seconds
                 first_start, last_end = min(first_start, time), max(last_end, time + seconds)
                 busy += seconds
-        self._passes = Passes(first_start, last_end, busy)
+        self._passes = PassTime(first_start, last_end, busy)
 
 
 def intervals_of(rows: Sequence[Any]) -> list[Interval]:
-    """Return the intervals of rows of a flat log, as they come."""
+    """Return the intervals of rows of a flat log, in the order of the rows."""
     events = zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], rows[STREAM::STRIDE], strict=True)
     return [(time, time + price.seconds, stream.kind == COMPUTE) for time, price, stream in events]
 
 
-def busy_of(log: EventLog) -> Busy:
+def busy_of(log: EventLog) -> BusyTime:
     """Return how long a rank is at work: the lengths of the unions of its streams' intervals."""
-    working = Working()
-    working.take(sorted(intervals_of(log.rows)))
-    return working.busy
+    sums = BusyTimeSum()
+    sums.add(sorted(intervals_of(log.rows)))
+    return sums.busy
 
 
-def passes_of(log: EventLog, typs: Collection[str]) -> Passes | None:
+def passes_of(log: EventLog, typs: Collection[str]) -> PassTime | None:
     """Return when a rank passes microbatches through its layers; None if it never does.
 
     Args:
         log: the rank's events.
         typs: the event types that count as passes.
     """
-    passing = Passing(typs)
-    passing.take(log.rows)
-    return passing.passes
+    sums = PassTimeSum(typs)
+    sums.add(log.rows)
+    return sums.passes

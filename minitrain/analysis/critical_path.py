@@ -1,8 +1,8 @@
 """The critical path: the chain of operations, across ranks, that sets the step time.
 
-It is followed from the last end of all ranks backwards, each time to what came last of all that was waited for; where
-two came at once, to the rank's own. In a simulated run nothing on it waits: somebody always works towards the end. Time
-that no dependency explains (in a measured log) counts as waiting.
+It is followed backwards from the latest end of all ranks. Each step goes to the dependency that was fulfilled last; of
+two at the same time, to the one on the same rank. In a simulated run no operation of the path waits: at every time, one
+of them is at work. Time that no dependency explains, as in a measured log, counts as waiting.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from minitrain.analysis.dependencies import Graph
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
+from minitrain.errors import UsageError
 
 _ROUNDING = 1e-12
 
@@ -53,12 +54,12 @@ class CriticalPath:
 
 
 class Binding(NamedTuple):
-    """What each moment of a graph waited for last.
+    """The dependency of each moment that was fulfilled last.
 
     Args:
-        moment: the moment it came from, `NONE` for what waits for nothing, (num_moments,).
-        after_end: whether for its operation's end, (num_moments,).
-        slack: the time since then that nothing explains, s, (num_moments,).
+        moment: the moment that it waited for, `NONE` where there is none, (num_moments,).
+        after_end: whether it waited for the end of that moment's operation, (num_moments,).
+        slack: the time from then to the moment, which no dependency explains, s, (num_moments,).
     """
 
     moment: Ints
@@ -67,10 +68,10 @@ class Binding(NamedTuple):
 
 
 def binding(graph: Graph) -> Binding:
-    """Return what each moment waited for last, by the logged times."""
+    """Return the dependency of each moment that was fulfilled last by the times in the log."""
     times = graph.logged()
     arrivals = graph.arrivals(times)
-    # of what arrives at once, prefer an end to a beginning, and then the own rank to another one
+    # of dependencies fulfilled at the same time, prefer an end to a beginning, and then the same rank to another one
     own = graph.source % max(graph.timeline.num_events, 1) == graph.target % max(graph.timeline.num_events, 1)
     order = np.lexsort((-graph.source, own, graph.after_end, arrivals, graph.target))
     last = np.append(graph.target[order][1:] != graph.target[order][:-1], True) if len(order) else order == 0
@@ -80,15 +81,29 @@ def binding(graph: Graph) -> Binding:
     moment[graph.target[chosen]], after_end[graph.target[chosen]] = graph.source[chosen], graph.after_end[chosen]
     slack[graph.target[chosen]] -= arrivals[chosen]
     _prefer_own_rank(graph, moment, times)
+    _require_beginnings(moment)
     return Binding(moment, after_end, np.where(slack > _ROUNDING * graph.timeline.step_time, slack, 0.0))
 
 
 def _prefer_own_rank(graph: Graph, moment: Ints, times: Floats) -> None:
-    """Let a member of a collective that came as late as the last one have waited for nobody."""
+    """Give a member of a collective that came as late as the last one no dependency on another rank."""
     count = graph.timeline.num_events
     met = np.flatnonzero(moment[:count] >= 2 * count)
     late = met[graph.timeline.launched[met] >= times[moment[met]]]
     moment[late] = count + late
+
+
+def _require_beginnings(moment: Ints) -> None:
+    """Require that whoever follows what waited for what comes to a beginning.
+
+    Raises:
+        UsageError: operations wait for one another in a circle, which no real log has.
+    """
+    following = np.append(moment, NONE)  # the last place stands for `NONE`
+    for _ in range(len(moment).bit_length()):  # twice as far each time
+        following = following[following]
+    if np.any(following != NONE):
+        raise UsageError("the log is damaged: some of its operations wait for one another in a circle")
 
 
 def critical_path(graph: Graph, bound: Binding | None = None) -> CriticalPath:

@@ -1,10 +1,15 @@
-"""What depends on what in a run: the graph whose longest path is the step time.
+"""Which operations of a run wait for which: the graph whose longest path is the step time.
 
-An operation has two moments, when its rank submits it and when it begins to work; a collective has one more, when all
-members have come. A rank submits an operation once it has submitted the one before and, for computing, done it, and
-once every result awaited by then is there. Computing begins as it is submitted. A communication begins when the one
-before it on its stream is done, and, for a receive, its send has begun or, for a collective, all have come. These
-rules are the engine's own, so that a graph with the durations of a log gives back the log's times, to the last float.
+An operation has two moments: when its rank submits it, and when it begins to work. A collective has one more: when all
+of its members have been submitted. The rules are those of the simulator:
+
+- A rank submits its operations in order. It also waits for the end of a compute operation before it goes on, and for
+  every result that the program awaits.
+- A compute operation begins when it is submitted.
+- A communication begins when the one before it on its stream has ended. A receive also waits for the beginning of its
+  send, and a collective for all of its members.
+
+So a graph with the durations of a log gives the times of the log again, to the last float.
 """
 
 from __future__ import annotations
@@ -20,16 +25,16 @@ from minitrain.events import COMM
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """Moments and what each of them waits for.
+    """The moments of a run, and an edge from each moment to every moment that waits for it.
 
     With n events, moment i is the beginning of event i, n + i its submission, 2 n + k the meeting of collective k.
 
     Args:
         timeline: the events.
         num_moments: how many moments there are.
-        source: what must come first, one an edge, (num_edges,), like all that follow.
-        target: what waits for it.
-        after_end: whether it waits for the end of the source's operation rather than for its beginning.
+        source: the moment that comes first, one an edge, (num_edges,), like all that follow.
+        target: the moment that waits for it.
+        after_end: whether the target waits for the end of the source's operation rather than for its beginning.
     """
 
     timeline: Timeline
@@ -47,7 +52,7 @@ class Graph:
         return times
 
     def arrivals(self, times: Floats) -> Floats:
-        """Return when each edge lets its target go on, s, (num_edges,)."""
+        """Return the earliest time that each edge allows its target, s, (num_edges,)."""
         durations = np.concatenate([self.timeline.duration, np.zeros(self.num_moments - self.timeline.num_events)])
         return times[self.source] + np.where(self.after_end, durations[self.source], 0.0)
 
@@ -77,7 +82,7 @@ _Edges = tuple[Ints, Ints, bool]
 
 
 def _of_clocks(timeline: Timeline) -> list[_Edges]:
-    """Return the edges that move each rank's clock: its program's order, its computing, and what it awaits."""
+    """Return the edges within each rank: its program's order, its computing, and the results that it awaits."""
     count, computes = timeline.num_events, timeline.computes
     events, collective = np.arange(count), timeline.on_stream(COMM)
     ends = timeline.starts[timeline.rank + 1] if count else events

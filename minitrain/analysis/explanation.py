@@ -1,7 +1,7 @@
 """One run explained: where its time goes, why ranks wait, what sets the step time, what would help, what fills memory.
 
-The parts are in modules of their own (`idle`, `critical`, `retime`, `stores`, `closed_form`); here they are put
-together once, and as data that can be written as JSON.
+Each part has a module of its own: `breakdown`, `waits`, `critical_path`, `what_if`, `memory_over_time` and
+`textbook_bubble`. Here they are put together, as objects and as data that can be written as JSON.
 """
 
 from __future__ import annotations
@@ -16,37 +16,36 @@ import numpy as np
 from minitrain.analysis.breakdown import Breakdown, breakdown
 from minitrain.analysis.critical_path import CriticalPath, critical_path
 from minitrain.analysis.dependencies import Graph, make_graph
-from minitrain.analysis.memory_by_kind import HighWater, Journals, high_water
+from minitrain.analysis.memory_over_time import HighWater, Journals, high_water
 from minitrain.analysis.textbook_bubble import ClosedForm, closed_form
 from minitrain.analysis.timeline import Timeline
 from minitrain.analysis.waits import GAP_KINDS, Gaps, find_gaps
 from minitrain.analysis.what_if import what_ifs
-from minitrain.tensors import BYTES_PER_ELEMENT
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What there is to say about a run; every part is worked out when it is asked for.
+    """All analyses of one run; each is computed when it is first asked for.
 
     Args:
         timeline: the run.
+        bytes_per_element: bytes of one element of memory.
         step_time: the step time, s; the latest end of all ranks if None.
         strategy: name of the strategy, for the textbook's bubble.
         options: its options.
-        journals: every change of every store, if they were kept.
-        bytes_per_element: bytes of one element of memory.
+        journals: every change of every store, one journal a rank; empty if none were kept.
     """
 
     timeline: Timeline
+    bytes_per_element: float
     step_time: float | None = None
     strategy: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     journals: Journals = ()
-    bytes_per_element: float = BYTES_PER_ELEMENT
 
     @cached_property
     def graph(self) -> Graph:
-        """What depends on what."""
+        """Which operations wait for which."""
         return make_graph(self.timeline)
 
     @cached_property
@@ -71,12 +70,12 @@ class Explanation:
 
     @cached_property
     def closed_form(self) -> ClosedForm | None:
-        """The textbook's bubble beside the measured one."""
+        """The bubble by the textbook's formula beside the measured one."""
         return closed_form(self.graph, self.strategy, self.options)
 
     @cached_property
     def high_water(self) -> list[HighWater]:
-        """When each rank held most, and what made it."""
+        """When each rank held most memory, and what it consisted of."""
         return high_water(self.timeline, self.journals)
 
     def longest_gaps(self, count: int = 5) -> list[int]:
@@ -85,7 +84,7 @@ class Explanation:
         return [int(gap) for gap in order[:count]]
 
     def data(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON: times in s, sizes in bytes."""
+        """Return all analyses as plain data, ready for JSON: times in s, sizes in bytes."""
         split, waits = self.breakdown, self.gaps.seconds()
         kinds = [kind.replace("-", "_").replace(" ", "_").replace("'", "") for kind in GAP_KINDS]
         form = self.closed_form

@@ -1,4 +1,4 @@
-"""Sweeps over the intervals of many ranks at once: unions and gaps, without a Python loop or rounding."""
+"""Unions and gaps of the intervals of many ranks at once, in numpy and without rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minitrain.analysis.timeline import Floats, Ints, Timeline
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Intervals in the order of (rank, start), each with the latest end of those before it on its rank.
+    """Intervals in the order of (rank, start, end), each with the latest end of those before it on its rank.
 
     Args:
         order: index of each interval in the arrays that were swept, (n,).
@@ -43,8 +43,8 @@ class Sweep:
 def sweep(rank: Ints, start: Floats, end: Floats) -> Sweep:
     """Sort intervals and find how long each rank was busy before each of them.
 
-    The running maximum is taken of the ends' ranks among all ends (integers, with the rank in front), so that
-    one pass serves all ranks and gives back the very floats that went in.
+    The running maximum is not taken of the ends themselves, but of their places among all sorted ends, with the rank
+    as the leading digit. So one pass serves all ranks, and the results are the same floats that were given.
     """
     order = np.lexsort((end, start, rank))
     rank, start, end = rank[order], start[order], end[order]

@@ -1,4 +1,4 @@
-"""Who met whom: the k-th send with the k-th receive, and the members of each collective."""
+"""Which operations of different ranks belong together: a send and its receive, the members of a collective."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The bubble of the textbook beside the measured one, for the shipped pipeline schedules.
+"""The bubble by the textbook's formula beside the measured one, for the shipped pipeline schedules.
 
-The closed forms are those that the tests of `minitrain.schedules` prove: p ranks a pipeline, m microbatches, v stages a
-rank; tf, ti, tw are the seconds of forward, input gradient and weight gradient of one microbatch on one rank, and
-tb = ti + tw. They hold for free communication. So the run is measured twice, as it was and timed again with all
-communication free: the second figure is the one to compare, the rest is what communication costs.
+In the formulas, p is the number of ranks of a pipeline, m the number of microbatches, and v the number of stages a
+rank. tf, ti and tw are the seconds that forward, input gradient and weight gradient of one microbatch take on one rank,
+and tb = ti + tw. The tests of `minitrain.schedules` check the formulas. They hold where communication takes no time, so
+the bubble is measured twice: in the run as it was, and in the run timed again without communication. The second figure
+is the one to compare with the formula. The difference between the two is the cost of communication.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from minitrain.analysis.dependencies import Graph, make_graph
-from minitrain.analysis.timeline import NONE, Bools, Floats, Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import NONE, Bools, Floats, Trace
 from minitrain.analysis.what_if import retime
 from minitrain.events import COMMUNICATIONS
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the closed forms are written in: p, m, v, and seconds a microbatch and rank.
+    """The sizes in the formulas: p, m, v, and seconds for one microbatch on one rank.
 
     Args:
         p: ranks of a pipeline.
@@ -47,13 +49,13 @@ class ClosedForm:
     """A bubble: time from the first pass through a layer to the last one, less the work of the busiest rank.
 
     Args:
-        formula: the textbook's.
-        condition: where it holds.
+        formula: the formula, as text.
+        condition: where it holds, as text.
         holds: whether the run meets that condition.
-        sizes: what was put in.
-        textbook_s: what the formula gives, s.
-        free_s: what the run would have if communication were free, s.
-        measured_s: what the run has, s.
+        sizes: the sizes that were put into it.
+        textbook_s: the bubble by the formula, s.
+        free_s: the bubble that the run would have if communication took no time, s.
+        measured_s: the bubble of the run, s.
         work_s: the work of the busiest rank, s.
     """
 
@@ -122,7 +124,7 @@ _FORMS: Mapping[str, _Form] = {
 
 
 def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] | None = None) -> ClosedForm | None:
-    """Return the textbook's bubble beside the measured one.
+    """Return the bubble by the textbook's formula beside the measured one.
 
     Args:
         trace: one log a rank, columns, or their graph.
@@ -134,11 +136,12 @@ def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] 
     """
     form = _FORMS.get(re.sub(r" \(\d+\)$", "", strategy))
     graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
-    passes = _passes(graph, "forward", "loss", "backward")
+    line = graph.timeline
+    passes = line.beginning_with("forward", "loss", "backward")
     if form is None or not passes.any():
         return None
-    line, sizes = graph.timeline, _sizes(graph, strategy, options or {})
-    free = np.where(_passes(graph, *COMMUNICATIONS), 0.0, line.duration)
+    sizes = _sizes(graph, strategy, options or {})
+    free = np.where(line.beginning_with(*COMMUNICATIONS), 0.0, line.duration)
     work = np.bincount(line.rank[passes], weights=line.duration[passes])
     formula, bubble, condition, holds = form
     return ClosedForm(
@@ -158,21 +161,15 @@ def _makespan(time: Floats, duration: Floats, passes: Bools) -> float:
     return float((time + duration)[passes].max() - time[passes].min())
 
 
-def _passes(graph: Graph, *names: str) -> Bools:
-    """Tell which events are of a type that begins with one of these names, (num_events,)."""
-    typs = np.array([typ.startswith(names) for typ in graph.timeline.typs], dtype=bool)
-    return typs[graph.timeline.typ] if graph.timeline.num_events else np.zeros(0, dtype=bool)
-
-
 def _sizes(graph: Graph, strategy: str, options: Mapping[str, Any]) -> Sizes:
-    """Read p, m, v and the times off the run: those of the busiest rank."""
+    """Return p, m, v and the times of the busiest rank, as the run shows them."""
     line = graph.timeline
-    forwards = _passes(graph, "forward")
+    forwards = line.beginning_with("forward")
     busiest = int(np.argmax(np.bincount(line.rank, weights=np.where(line.computes, line.duration, 0.0))))
     own = line.rank == busiest
     m = len(np.unique(line.samples[forwards & own])) or 1
     tf, tb, tw = (
-        float(line.duration[_passes(graph, name) & own].sum()) / m
+        float(line.duration[line.beginning_with(name) & own].sum()) / m
         for name in ("forward", "backward", "backward_weight")
     )
     chunks = 2 if re.match("interleaved|looped|zbv|dualpipe", strategy) else NONE

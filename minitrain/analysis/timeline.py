@@ -1,20 +1,20 @@
-"""Event logs as columns: `Timeline`, the one form that everything else in the trace room works on.
+"""The events of a run as columns: `Timeline`, the form that all analyses and all pictures work on.
 
-Half a million `Event` objects are slow to walk more than once, so a log is turned into numpy arrays once.
-Whatever is not a number (types, streams, sample sets, groups, tags) becomes an index into a tuple of the
+Half a million `Event` objects are slow to walk more than once, so `minitrain.analysis.from_logs` turns them into numpy
+arrays once. Values that are not numbers (types, streams, sample sets, groups, tags) become indices into a tuple of the
 distinct values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.events import COMPUTE, Event, EventLog
+from minitrain.events import COMPUTE, Event
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,7 +25,7 @@ NO_LAYER = np.iinfo(np.int64).min
 
 
 class Stream(NamedTuple):
-    """Where operations run: `kind`, and with whom (the group of "comm", the peer of "send" and "recv")."""
+    """Where operations run one after the other: `kind`, and the group of "comm" or the peer of "send" and "recv"."""
 
     kind: str
     group: tuple[int, ...] | None = None
@@ -86,15 +86,6 @@ class Timeline:
     groups: tuple[tuple[int, ...] | None, ...]
     tags: tuple[Hashable, ...]
 
-    @classmethod
-    def from_logs(cls, logs: Sequence[Sequence[Event]]) -> Timeline:
-        """Turn one log a rank, in rank order, into columns."""
-        from minitrain.analysis.from_events import timeline_of_events  # noqa: PLC0415  (they make what is defined here)
-        from minitrain.analysis.from_rows import timeline_of_rows  # noqa: PLC0415
-
-        flat = [log for log in logs if isinstance(log, EventLog)]
-        return timeline_of_rows(flat) if len(flat) == len(logs) else timeline_of_events(logs)
-
     @property
     def num_ranks(self) -> int:
         """Number of ranks, with or without events."""
@@ -135,11 +126,18 @@ class Timeline:
         kinds = np.array([stream.kind == kind for stream in self.streams], dtype=bool)
         return kinds[self.stream] if self.num_events else np.zeros(0, dtype=bool)
 
+    def of_types(self, typs: Collection[str]) -> Bools:
+        """Tell which events are of one of these types, (num_events,)."""
+        chosen = np.array([typ in typs for typ in self.typs], dtype=bool)
+        return chosen[self.typ] if self.num_events else np.zeros(0, dtype=bool)
+
+    def beginning_with(self, *names: str) -> Bools:
+        """Tell which events are of a type that begins with one of these names, (num_events,).
+
+        "backward" stands for "backward", "backward_input" and "backward_weight".
+        """
+        return self.of_types([typ for typ in self.typs if typ.startswith(names)])
+
 
 Trace = Timeline | Sequence[Sequence[Event]]
-"""What every function of the trace room takes: columns, or one log a rank."""
-
-
-def as_timeline(trace: Trace) -> Timeline:
-    """Return the columns of a trace, which may be columns already."""
-    return trace if isinstance(trace, Timeline) else Timeline.from_logs(trace)
+"""What analyses and pictures take: columns, or one log a rank."""

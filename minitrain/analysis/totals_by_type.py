@@ -1,7 +1,7 @@
 """How many events of each type there are, and how long they worked, summed exactly.
 
-A sum of floats depends on its order, and events can come in many: rank after rank, or in portions of all ranks. So
-equal durations are counted, and their multiples added as fractions; the sum is rounded once, when somebody asks.
+A sum of floats depends on its order, and events come in different orders: rank after rank, or in chunks of all ranks.
+So equal durations are counted, and their multiples are added as fractions. The sum is rounded once, at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from minitrain.analysis.busy_time import are_flat
 from minitrain.events import PRICE, STRIDE, TYP, Event
 
-_MOST_DURATIONS = 4096  # counted one by one; where durations hardly ever repeat, there is no end of them
+_MOST_DURATIONS = 4096  # counted at a time, since there can be as many distinct durations as events
 
 
 class TypeTotal(NamedTuple):
@@ -30,7 +30,7 @@ class TypeTotal(NamedTuple):
 
 
 class TypeSums:
-    """The totals by type of events that come in portions, in any order."""
+    """The totals by type of events that come in several chunks, in any order."""
 
     __slots__ = ("_counts", "_durations", "_seconds")
 
@@ -39,24 +39,24 @@ class TypeSums:
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, Fraction] = {}
 
-    def take(self, rows: Sequence[Any]) -> None:
+    def add(self, rows: Sequence[Any]) -> None:
         """Add rows of a flat log."""
         seconds = [price.seconds for price in rows[PRICE::STRIDE]]
         self._durations.update(zip(rows[TYP::STRIDE], seconds, strict=True))
         if len(self._durations) > _MOST_DURATIONS:
-            self._settle()
+            self._add_counted()
 
-    def take_events(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Add events."""
         self._durations.update((event.typ, event.duration) for event in events)
 
     def totals(self) -> dict[str, TypeTotal]:
-        """Return what there is so far, by type in alphabetical order."""
-        self._settle()
+        """Return the totals so far, by type in alphabetical order."""
+        self._add_counted()
         return {typ: TypeTotal(self._counts[typ], float(self._seconds[typ])) for typ in sorted(self._counts)}
 
-    def _settle(self) -> None:
-        """Add up what was counted."""
+    def _add_counted(self) -> None:
+        """Add the counted durations to the sums."""
         for (typ, duration), count in self._durations.items():
             self._counts[typ] += count
             self._seconds[typ] = self._seconds.get(typ, Fraction()) + count * Fraction(duration)
@@ -68,8 +68,8 @@ def totals_by_type(logs: Sequence[Sequence[Event]]) -> dict[str, TypeTotal]:
     sums = TypeSums()
     if are_flat(logs):
         for log in logs:
-            sums.take(log.rows)
+            sums.add(log.rows)
     else:
         for events in logs:
-            sums.take_events(events)
+            sums.add_events(events)
     return sums.totals()

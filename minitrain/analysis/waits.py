@@ -1,13 +1,14 @@
-"""Why ranks are idle: every gap with what ended it, for whom it waited, and what kind of waste it is.
+"""Why ranks are idle: every gap with the operation that ended it, the rank that it waited for, and its kind.
 
-A gap is a time in which no stream of a rank works. It ends with an operation of the rank, which had to wait for another
-one, or with the step. Its kind follows from that:
+A gap is a time in which no stream of a rank is at work. It ends with an operation of the rank that had to wait for one
+of another rank, or with the step. Its kind says why:
 
-- the step's end: the rank has done its part, others have not;
-- straggler: a collective whose slowest member came late;
-- warm-up, steady or cool-down bubble: a message that was sent late. Before its first backward a rank warms up, after
-  its last forward it cools down;
-- communication: either of them where what was waited for spent more than half of the gap in communication.
+- step's end: the rank has done its part, and others have not.
+- straggler: a collective waited for its last member.
+- warm-up, steady or cool-down bubble: a message was sent late. A rank is in its warm-up before its first backward, and
+  in its cool-down after its last forward.
+- communication: a straggler or a bubble of which more than half was communication by the operations that were waited
+  for.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from minitrain.analysis.critical_path import Binding, binding
 from minitrain.analysis.dependencies import Graph, make_graph
 from minitrain.analysis.intervals import sweep_timeline
 from minitrain.analysis.matching import collectives, messages
-from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline
 from minitrain.events import COMM, RECV
 
 WARMUP, STEADY, COOLDOWN, STRAGGLER, COMMUNICATION, STEP_END = range(6)
 GAP_KINDS = ("warm-up bubble", "steady bubble", "cool-down bubble", "straggler", "communication", "step's end")
 
-_ROUNDING = 1e-12  # of the step time: a shorter gap is the rounding of a sum
+_ROUNDING = 1e-12  # of the step time; a shorter gap is a rounding error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +41,8 @@ class Gaps:
         start: when it begins, s.
         end: when it ends, s.
         event: the operation of the rank that ended it, `NONE` for the step's end.
-        source: the operation of another rank that it waited for, or `NONE`; of the rank that sets the step's end,
-            the last one.
+        source: the operation of another rank that it waited for, or `NONE`; of a gap until the step's end, the
+            operation that ends last.
         kind: index into `GAP_KINDS`.
     """
 
@@ -69,7 +70,7 @@ class Gaps:
         return sums.astype(float).reshape(size)
 
     def reason(self, gap: int) -> str:
-        """Say for what a rank waited: "rank 2's send of layer 7"."""
+        """Say in words what a rank waited for: "rank 2's send of layer 7"."""
         line, event, source = self.timeline, int(self.event[gap]), int(self.source[gap])
         whose = "" if source == NONE else f"rank {line.rank[source]}"
         if event == NONE:
@@ -144,20 +145,17 @@ def _kinds(timeline: Timeline, rank: Ints, start: Floats, event: Ints) -> Ints:
 def _phases(timeline: Timeline) -> tuple[Floats, Floats]:
     """Return when each rank begins its first backward and ends its last forward, s, (num_ranks,) each."""
     first, last = np.full(timeline.num_ranks, np.inf), np.full(timeline.num_ranks, -np.inf)
-    backwards, forwards = _of(timeline, "backward"), _of(timeline, "forward")
+    backwards, forwards = timeline.beginning_with("backward"), timeline.beginning_with("forward")
     np.minimum.at(first, timeline.rank[backwards], timeline.time[backwards])
     np.maximum.at(last, timeline.rank[forwards], timeline.end[forwards])
     return first, last
 
 
-def _of(timeline: Timeline, name: str) -> Bools:
-    """Tell which events are of a type that begins with a name, (num_events,)."""
-    typs = np.array([typ.startswith(name) for typ in timeline.typs], dtype=bool)
-    return typs[timeline.typ] if timeline.num_events else np.zeros(0, dtype=bool)
-
-
 def _held_by_communication(graph: Graph, bound: Binding, start: Floats, event: Ints) -> Floats:
-    """Return how long what each gap waited for was communicating within the gap, s."""
+    """Return how much of each gap the operations that it waited for spent in communication, s.
+
+    These are found backwards from the operation that ended the gap, by the dependency that was fulfilled last.
+    """
     line, count = graph.timeline, graph.timeline.num_events
     moments, after_end = bound.moment.tolist(), bound.after_end.tolist()
     time, end, computes = line.time.tolist(), line.end.tolist(), line.computes.tolist()

@@ -1,7 +1,7 @@
-"""What-if: the times of a run whose operations lasted differently, by the same dependencies.
+"""What if operations lasted differently: the times of a run with other durations and the same dependencies.
 
-Only durations change. What a strategy would do otherwise (another order, more overlap) is not foreseen, and where
-computing was slowed down by communication beside it, it stays so.
+Only durations change. A strategy that would then choose another order or more overlap is not modelled. An operation
+that was slowed down by communication beside it stays slow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from minitrain.analysis.dependencies import Graph, make_graph
-from minitrain.analysis.timeline import Floats, Timeline, Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import Floats, Timeline, Trace
 from minitrain.errors import UsageError
 from minitrain.events import COLLECTIVES, COMMUNICATIONS, RECV, SEND
 
@@ -65,8 +66,7 @@ def what_if(trace: Trace | Graph, free: Collection[str]) -> float:
     """
     graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
     line = graph.timeline
-    is_free = np.array([typ in free for typ in line.typs], dtype=bool)
-    duration = np.where(is_free[line.typ], 0.0, line.duration) if line.num_events else line.duration
+    duration = np.where(line.of_types(free), 0.0, line.duration)
     return float((retime(graph, duration) + duration).max(initial=0.0))
 
 

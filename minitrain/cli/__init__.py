@@ -1,4 +1,9 @@
-"""The command line: it parses and prints; `minitrain.run.simulation` and `minitrain.run.comparison` do the work."""
+"""The command line: it parses options and prints results; the other rooms do the work.
+
+May import: the rooms up to `grading`, and `__init__`, whose public names it calls. Open `commands` first: `minitrain
+run`, `compare` and `strategies`. `options` are the options that commands share, and `failures` the exit codes and
+messages of what goes wrong.
+"""
 
 from minitrain.cli.commands import app, main
 

@@ -1,4 +1,4 @@
-"""The commands: `minitrain compare`, `run`, `hw`, `models` and `strategies`."""
+"""The commands `minitrain compare`, `run` and `strategies`; the others are added from their modules."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import typer
 
 import minitrain as mt
 from minitrain.cli import options as given
-from minitrain.cli.failures import FAILED, Commands, complain, message_of, running
+from minitrain.cli.failures import FAILED, Commands, message_of, print_error, running
 from minitrain.cli.hw import hw
 from minitrain.cli.learn import learn
 from minitrain.cli.models import app as models
-from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.progress import Progress
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import conditions, title_of, write_comparison, write_run
-from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table, strategies_table
+from minitrain.trace.tables import comparison_notes, comparison_table, facts_table, ranks_table, run_table
 
 app = typer.Typer(
     name="minitrain",
@@ -121,7 +120,7 @@ def compare(
     else:
         _print_comparison(comparison, written)
     for failure in comparison.failed:
-        complain(f"{failure.strategy} failed: {message_of(failure.error)}")
+        print_error(f"{failure.strategy} failed: {message_of(failure.error)}")
     if comparison.failed or written is None:
         raise typer.Exit(FAILED)
 
@@ -186,7 +185,9 @@ def strategies(as_json: given.AsJson = False, debug: given.Debug = False) -> Non
     if as_json:
         print_json([{"strategy": name, "description": doc} for name, doc in docs.items()])
     else:
-        print_table(strategies_table(docs))
+        table = facts_table(docs)
+        table.columns[0].style = "bold"
+        print_table(table)
 
 
 def _first_line(documented: object) -> str:
@@ -195,18 +196,18 @@ def _first_line(documented: object) -> str:
 
 
 def _written(write: Callable[[], Sequence[Path]]) -> Sequence[Path] | None:
-    """Return what was written, or None if that failed, which is said on stderr."""
+    """Return what was written, or None if that failed, with a message on stderr."""
     try:
         return write()
     except OSError as error:
-        complain(f"the traces cannot be written: {message_of(error)}")
+        print_error(f"the traces cannot be written: {message_of(error)}")
         return None
 
 
 def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) -> None:
-    """Print the table, who ran out of memory, and where the pictures are."""
+    """Print the table, which strategies ran out of memory, and where the pictures are."""
     table = comparison_table(comparison)
-    table.title = table.caption = None  # a title wraps at the table's width; who failed is said on stderr
+    table.title = table.caption = None  # a title would be wrapped at the table's width; failures go to stderr
     print_lines([title_of(comparison)])
     print_table(table)
     failed = len(comparison.failed)

@@ -1,8 +1,8 @@
-"""How the command line ends: one message on stderr and an exit code, whatever went wrong.
+"""How a command ends when something goes wrong: one message on stderr, and an exit code.
 
-0: done. 1: a run failed (a broken law, a deadlock, out of memory with --strict-memory, an exception of the strategy),
-or a result could not be written. 2: what was asked for makes no sense (an unknown strategy, a bad value, a bad
-config). 130: Ctrl-C.
+0: success. 1: a run failed (a broken law, a deadlock, out of memory with --strict-memory, an exception of the
+strategy), or a result could not be written. 2: wrong usage (an unknown strategy, a bad value, a bad config). 130:
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typer.core import TyperGroup
 
 import minitrain
 from minitrain.errors import MinitrainError
+from minitrain.plain_text import printable, text_of
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+_LONGEST_MESSAGE = 20_000  # characters
 
 
 class RunFailedError(Exception):
-    """A strategy failed while it ran; the cause is why."""
+    """A strategy failed while it ran; `__cause__` is its error."""
 
 
 @contextlib.contextmanager
@@ -42,22 +44,22 @@ def running() -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """The commands, ending as this module says."""
+    """The commands, with the messages and exit codes of this module."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         """Run a command and leave with its exit code."""
-        extra["standalone_mode"] = False  # errors come here
+        extra["standalone_mode"] = False  # typer raises errors instead of printing them
         arguments = list(sys.argv[1:] if args is None else args)
-        _never_fail_to_print()
+        _replace_unprintable_characters()
         before = _interrupt_at_once()
         try:
             code = super().main(arguments, prog_name, **extra)
             if sys.stdout is not None:
-                sys.stdout.flush()  # what fails must fail here
-        except (KeyboardInterrupt, typer.Abort):  # the latter is how older versions of typer report the former
+                sys.stdout.flush()  # a failure must be raised here, not at exit
+        except (KeyboardInterrupt, typer.Abort):  # older versions of typer turn the former into the latter
             code = INTERRUPTED
         except BrokenPipeError:
-            code = _print_no_more()
+            code = _discard_further_output()
         except Exception as error:
             code = report(error, debug="--debug" in arguments)
         finally:
@@ -67,10 +69,10 @@ class Commands(TyperGroup):
 
 
 def _interrupt_at_once() -> Any:
-    """Let Ctrl-C end a strategy that computes for long; asyncio's own way waits for its next `await`.
+    """Let Ctrl-C end a strategy at once, also between two `await`s, for which asyncio would wait.
 
     Returns:
-        What was done on Ctrl-C before, None outside of the main thread, where nothing can be changed.
+        The handler before, or None outside of the main thread, where it cannot be changed.
     """
     if threading.current_thread() is not threading.main_thread():
         return None
@@ -78,19 +80,19 @@ def _interrupt_at_once() -> Any:
 
 
 def _interrupt(_signal: int, _frame: Any) -> None:
-    """Do what Python does by default; asyncio replaces the default, but not this."""
+    """Raise as Python's default handler does, which asyncio would replace."""
     raise KeyboardInterrupt
 
 
-def _never_fail_to_print() -> None:
-    """Let a terminal that cannot show a character show "?" instead."""
+def _replace_unprintable_characters() -> None:
+    """Print "?" for a character that the terminal cannot show, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # suppressed where it has no such method
 
 
-def _print_no_more() -> int:
-    """Let what is still to be printed go nowhere, so that Python does not fail at its very end."""
+def _discard_further_output() -> int:
+    """Discard what is still to be printed, so that Python does not fail when it flushes stdout at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # where stdout is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILED
@@ -104,39 +106,41 @@ def report(error: Exception, *, debug: bool) -> int:
     format_message = getattr(error, "format_message", None)  # of the parser's own errors
     if format_message is not None:
         if format_message():  # there is none where the help was printed instead
-            complain(f"{format_message().rstrip('.')}{_help(error)}")
+            print_error(f"{format_message().rstrip('.')}{_help(error)}")
         return int(getattr(error, "exit_code", USAGE))
     unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None
     if unprinted:
-        _print_no_more()
-    complain(f"the output cannot be written: {unprinted}" if unprinted else message_of(cause))
+        _discard_further_output()
+    print_error(f"the output cannot be written: {unprinted}" if unprinted else message_of(cause))
     return USAGE if isinstance(error, MinitrainError) else FAILED
 
 
 def _help(error: Exception) -> str:
-    """Return how to see the options of the command that could not be parsed."""
+    """Return a hint at the help of the command that could not be parsed."""
     command = getattr(getattr(error, "ctx", None), "command_path", "minitrain")
     return f"; see `{command} --help`"
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print a message on stderr."""
-    print(f"minitrain: {message}", file=sys.stderr)
+    more = len(message) - _LONGEST_MESSAGE
+    cut = f"{message[:_LONGEST_MESSAGE]}... ({more} more characters)" if more > 0 else message
+    print(f"minitrain: {printable(cut)}", file=sys.stderr)
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error in words: its kind where it is not ours, where it was raised, and what was noted on it."""
+    """Return an error and its notes in words; if it is not minitrain's, also its type and the line that raised it."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, MinitrainError):
-        return f"{error}{notes}"
+        return f"{text_of(error)}{notes}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     return f"{text}{_place(error)}{notes}"
 
 
 def _place(error: BaseException) -> str:
-    """Return the last line that an error came through which is neither minitrain's nor Python's own."""
+    """Return the innermost line of an error's traceback that is neither minitrain's nor the standard library's."""
     others = (str(Path(minitrain.__file__).parent), str(Path(traceback.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f", in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from minitrain.cli.failures import USAGE, complain
+from minitrain.cli.failures import USAGE, print_error
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware import load_config, shipped_configs
-from minitrain.hardware.source import is_bare, parse, read_file, shipped_names, shipped_text
-from minitrain.trace.tables import hardware_table, system_table
+from minitrain.hardware import SystemConfig, load_config, shipped_configs
+from minitrain.hardware.config_files import is_bare, parse, read_file, shipped_names, shipped_text
+from minitrain.trace.tables import facts_table, plain_table
 
 hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")
 
@@ -25,7 +28,7 @@ def list_configs(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa
     if as_json:
         print_json(shipped_configs())
     else:
-        print_table(hardware_table([load_config(name) for name in shipped_configs()]))
+        print_table(_configs_table([load_config(name) for name in shipped_configs()]))
 
 
 @hw.command()
@@ -36,11 +39,11 @@ def show(config: Name, as_json: AsJson = False, debug: Debug = False) -> None:  
         print_json(_raw(config))
         return
     print_lines([system.name])
-    print_table(system_table(system))
+    print_table(_config_table(system))
 
 
 def _raw(config: str) -> Any:
-    """Return the data of a valid config as its file has it."""
+    """Return the data in the file of a valid config."""
     name = config.removesuffix(".json")
     text = shipped_text(name) if is_bare(config) and name in shipped_names() else read_file(config)
     return parse(text, config)
@@ -60,9 +63,37 @@ def check(
         try:
             load_config(config)
         except HardwareConfigError as error:
-            complain(str(error))
+            print_error(str(error))
             faulty = True
         else:
             print_lines([f"{config}: ok"])
     if faulty:
         raise typer.Exit(USAGE)
+
+
+def _configs_table(systems: Sequence[SystemConfig]) -> Table:
+    """Return one row a hardware config."""
+    table = plain_table()
+    table.add_column("\nname", overflow="fold", min_width=15)
+    for column in ("float16\nTFLOP/s", "HBM\nGiB", "HBM\nGB/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("network\nGB/s (ranks)", overflow="fold")
+    for system in systems:
+        rate = system.matrix.get("float16")
+        tiers = ", ".join(f"{tier.bandwidth:g} ({tier.size})" for tier in system.networks)
+        peak = "-" if rate is None else f"{rate.tflops:g}"
+        table.add_row(Text(system.name), peak, f"{system.mem1.GiB:g}", f"{system.mem1.GBps:g}", tiers)
+    return table
+
+
+def _config_table(system: SystemConfig) -> Table:
+    """Return the figures of one hardware config, a row each; efficiencies are the best and the worst."""
+    rows = {f"matrix {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.matrix.items()}
+    rows |= {f"vector {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.vector.items()}
+    for name, memory in (("HBM", system.mem1), ("host memory", system.mem2)):
+        rows[name] = f"{memory.GiB:g} GiB, {memory.GBps:g} GB/s"
+    for place, tier in enumerate(system.networks):
+        rows[f"network {place}"] = (
+            f"{tier.size} ranks, {tier.bandwidth:g} GB/s x {tier.efficiency:g}, {tier.latency * 1e6:g} us"
+        )
+    return facts_table(rows)

@@ -33,6 +33,15 @@ Here = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Your folder.")
 Which = Annotated[str, typer.Argument(metavar="N", help="An exercise's number or name.")]
 HERE = Path()
 
+Isolated = Annotated[
+    str,
+    typer.Option(
+        "--isolation",
+        metavar="HOW",
+        help="auto: by all means of this machine; required: by the kernel, or not at all; none: a process of its own.",
+    ),
+]
+
 
 def _load(name: str, folder: Path | None) -> Exercise:
     """Return an exercise."""
@@ -50,6 +59,13 @@ def _all(folder: Path | None) -> list[Exercise]:
     return shipped_exercises(folder)
 
 
+def _is_progress(done: Any) -> bool:
+    """Return whether an entry of the small file says what a learner has done in an exercise."""
+    kinds = {"passed": bool, "best": int | float, "hints": int}
+    typed = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in kinds.items())
+    return typed and 0 <= done["best"] <= 100 and done["hints"] >= 0
+
+
 class State:
     """What a learner has done, in a small file of the folder.
 
@@ -60,9 +76,11 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.path = folder / STATE
         try:
-            self.exercises: dict[str, dict[str, Any]] = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self.exercises = {}
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = {}
+        known = found.items() if isinstance(found, dict) else ()  # anybody may have edited it
+        self.exercises: dict[str, dict[str, Any]] = {name: done for name, done in known if _is_progress(done)}
 
     def of(self, exercise: Exercise) -> dict[str, Any]:
         """Return what is known of an exercise."""
@@ -245,6 +263,7 @@ def grade_files(
     exercises: Exercises = None,
     form: Annotated[str, typer.Option("--format", metavar="FORM", help="text, json, junit or gradescope.")] = "text",
     seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time that a submission may take.")] = 20.0,
+    isolation: Isolated = "auto",
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Grade submissions on public and hidden sizes; the exit code is 0 for full marks."""
@@ -255,7 +274,8 @@ def grade_files(
     if form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
     pairs = [(path, _load(exercise, exercises)) if exercise else _file_of(str(path), HERE, exercises) for path in files]
-    grades = [grade(path, asked, limits=Limits(seconds=seconds)) for path, asked in pairs]
+    limits = Limits(seconds=seconds, isolation=isolation)
+    grades = [grade(path, asked, limits=limits) for path, asked in pairs]
     print(FORMATS[form](grades))
     if not all(found.passed for found in grades):
         raise typer.Exit(FAILED)
@@ -291,10 +311,11 @@ def package(
         str | None, typer.Option(metavar="REQ", help="What pip installs there.", show_default="this version")
     ] = None,
     python: Annotated[str, typer.Option(metavar="PYTHON", help="The interpreter there.")] = "python3",
+    isolation: Isolated = "auto",
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Write an autograder zip for Gradescope."""
     from minitrain.grading.package import write_package  # noqa: PLC0415
 
     chosen: Sequence[Exercise] = [_load(n, exercises) for n in numbers] if numbers else _all(exercises)
-    print_lines([f"wrote {write_package(chosen, path, requirement=requirement, python=python)}"])
+    print_lines([f"wrote {write_package(chosen, path, requirement=requirement, python=python, isolation=isolation)}"])

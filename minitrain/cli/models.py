@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import print_json, print_lines, print_table
-from minitrain.trace.model_tables import model_table, models_table
+from minitrain.trace.tables import facts_table, plain_table
 from minitrain.workloads.models import find_model, models
-from minitrain.workloads.summary import summary
+from minitrain.workloads.shapes import RECOMPUTE
+from minitrain.workloads.summary import saved_bytes_per_token, summary
+from minitrain.workloads.transformer import Transformer
 
 app = typer.Typer(help="List and show the models that can be trained.")
 
@@ -25,7 +30,7 @@ def list_models(context: typer.Context, as_json: AsJson = False, debug: Debug = 
     if as_json:
         print_json([summary(model) for model in models().values()])
     else:
-        print_table(models_table(models().values()))
+        print_table(_models_table(models().values()))
 
 
 @app.command()
@@ -37,4 +42,97 @@ def show(model: Name, as_json: AsJson = False, debug: Debug = False) -> None:  #
         print_json(facts)
         return
     print_lines([found.name])
-    print_table(model_table(found))
+    print_table(_model_table(found))
+
+
+def _models_table(models: Iterable[Transformer]) -> Table:
+    """Return one row a model."""
+    table = plain_table()
+    table.add_column("\nname", overflow="fold", min_width=13)
+    for column in ("\nparameters", "\nactive", "trans.\nlayers", "hidden\nsize", "\nheads", "KV\nheads", "seq\nlen"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for model in models:
+        sizes = (model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads, model.seq_len)
+        active = model.num_active_parameters
+        shown = "" if active == model.num_parameters else _in_words(active)
+        table.add_row(Text(model.name), _in_words(model.num_parameters), shown, *map(str, sizes))
+    return table
+
+
+def _model_table(model: Transformer) -> Table:
+    """Return the figures of one model, a row each."""
+    rows = {"source": model.source} if model.source else {}
+    rows |= {
+        "layers": f"{model.num_layers} transformer layers, hidden size {model.hidden_size}",
+        "attention": _attention(model),
+        "MLP": _mlp(model),
+        "ends": _ends(model),
+        "norm": f"{model.norm}, with biases" if model.norm_bias else model.norm,
+        "precision": _precision(model),
+        "parameters": f"{model.num_parameters:,}",
+    }
+    if model.num_experts:
+        rows["of which a token uses"] = f"{model.num_active_parameters:,}"
+    rows |= {f"  {kind}": f"{count:,}" for kind, count in model.parameters_by_kind().items()}
+    for mode in RECOMPUTE:
+        rows[f"recompute {mode}"] = (
+            f"{model.flop_per_token(recompute=mode) / 1e9:,.4g} GFLOP and "
+            f"{saved_bytes_per_token(model, mode) / 1e6:,.4g} MB of activations a token"
+        )
+    return facts_table(rows)
+
+
+def _in_words(count: float) -> str:
+    """Return a count of parameters in three digits and a unit.
+
+    >>> _in_words(8_030_261_248), _in_words(106_816), _in_words(1_008_038_758_400)
+    ('8.03 B', '107 K', '1.01 T')
+    """
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count / 1e3:.3g} K"
+
+
+def _attention(model: Transformer) -> str:
+    """Say what the attention is."""
+    heads = f"{model.num_heads} heads of {model.head_dim}"
+    if model.num_kv_heads != model.num_heads:
+        heads += f", {model.num_kv_heads} of keys and values"
+    if model.latent is not None:
+        heads += f", latents of {model.latent.query_rank} for queries, {model.latent.kv_rank} for keys and values"
+    window = f", window {model.window}" if model.window else ""
+    bias = ", with biases" if model.output_bias else ", biases for queries, keys and values" if model.qkv_bias else ""
+    return f"{heads}, {model.attention}{window}{bias}"
+
+
+def _mlp(model: Transformer) -> str:
+    """Say what the MLPs are."""
+    bias = ", with biases" if model.mlp_bias else ""
+    dense = f"{model.mlp}, hidden size {model.ffn_hidden_size}{bias}"
+    if not model.num_experts:
+        return dense
+    shared = f" and {model.num_shared_experts} shared" if model.num_shared_experts else ""
+    experts = (
+        f"{model.experts_per_token} of {model.num_experts} experts{shared}, {model.mlp}, "
+        f"hidden size {model.moe_ffn_hidden_size}{bias}"
+    )
+    if len(model.moe_layers) == model.num_layers:
+        return experts
+    return f"{experts}, in {len(model.moe_layers)} transformer layers; {dense}, in the others"
+
+
+def _ends(model: Transformer) -> str:
+    """Say what is before and behind the layers."""
+    tied = "tied" if model.tied_embeddings else "not tied"
+    positions = f"{model.positions} positions" if model.positions != "none" else "no positions"
+    return f"vocabulary {model.vocab_size}, {tied}, {positions}, sequences of {model.seq_len}"
+
+
+def _precision(model: Transformer) -> str:
+    """Say what a number costs."""
+    sizes = model.precision
+    return (
+        f"{sizes.name}: {sizes.parameter_bytes} + {sizes.gradient_bytes} + {sizes.optimizer_bytes} bytes a parameter "
+        f"(with gradient and optimizer state), {sizes.activation_bytes} an activation"
+    )

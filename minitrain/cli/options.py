@@ -1,4 +1,4 @@
-"""The options that `run` and `compare` share, and what they mean for `simulate`."""
+"""The options that commands share, and how they become arguments of `simulate`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minitrain.run.strategy_loading import Strategy, load_strategy, require_opti
 
 DEFAULT = RunParameters()
 
-# More than anybody simulates; it keeps a slip of the keyboard from filling the memory.
+# Larger than any run in practice; without a limit, a typing error could fill the memory.
 MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
 
 _MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
@@ -143,10 +143,10 @@ _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
 def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
-    """Return whether traces are to be written: where events are kept, unless somebody says no.
+    """Return whether traces are to be written: where events are kept, unless --no-trace is given.
 
     Raises:
-        UsageError: there is no such log, or it does not go with what else is wanted.
+        UsageError: there is no such log, or another option needs every event.
     """
     if log not in LOGS:
         raise UsageError(f"--log must be full or summary, got {log!r}")
@@ -158,11 +158,11 @@ def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
 
 
 def priced(world_size: int, hardware: str | None, network: str | None, durations: str | None) -> Any:
-    """Return what prices the operations of a run.
+    """Return the predictor that prices the operations of a run.
 
     Raises:
-        UsageError: the options do not fit together.
-        HardwareConfigError: the hardware cannot be found, read or believed.
+        UsageError: the options exclude each other.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
     """
     if durations is None:
         return make_predictor(hardware or DEFAULT.hardware, world_size, network or DEFAULT.network)
@@ -207,7 +207,7 @@ def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[
 
 
 def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
-    """Return name and value of "name=value", which must not have been given before."""
+    """Return name and value of "name=value"; a name may be given once."""
     name, equals, value = text.partition("=")
     name, value = name.strip(), value.strip()
     if not equals or not name.isidentifier() or not value:
@@ -220,7 +220,7 @@ def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
 def literal(text: str) -> Any:
     """Return the Python literal that a text is, or the text."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # about odd spellings such as "1if"
+        with warnings.catch_warnings(action="ignore"):  # warnings about odd spellings such as "1if"
             return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text

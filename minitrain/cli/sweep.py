@@ -1,4 +1,4 @@
-"""The command `minitrain sweep`: many configurations over processes."""
+"""The command `minitrain sweep`: many configurations, in several processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
+from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
-from minitrain.cli.output import print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.progress import Progress
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
+from minitrain.plain_text import printable
 from minitrain.sweeps.batches import Row, succeeded
-from minitrain.trace.tables import GIB
 
 SHOWN = 10
 _LONG_NAMES = {"layers": "num_layers", "batch": "global_batch_size", "hw": "hardware", "microbatch": "microbatch_size"}
@@ -61,7 +61,7 @@ def sweep(
         "num_layers": layers,
         "global_batch_size": batch,
         "hardware": hw or given.DEFAULT.hardware,
-        **({"strict": True} if strict else {}),  # not a part of the rows of those that do not ask for it
+        **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
         "fold": fold,
         **({} if network is None else {"network": network}),
@@ -113,7 +113,7 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
         table.add_column(column, justify="left" if column == "strategy" else "right")
     for row in best[:SHOWN]:
         figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{row['peak_memory_bytes'] / GIB:.2f}")
-        table.add_row(row["strategy"], *(str(row[axis]) for axis in axes), *figures)
+        table.add_row(*map(printable, (row["strategy"], *(str(row[axis]) for axis in axes))), *figures)
     if best:
         print_table(table)
     out_of_memory = sum(row["status"] == "oom" for row in rows)

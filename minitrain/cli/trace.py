@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 
 import minitrain as mt
@@ -17,7 +16,7 @@ from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import conditions, view_of
-from minitrain.trace.tables import facts_table
+from minitrain.trace.tables import facts_table, plain_table
 
 trace = typer.Typer(no_args_is_help=True, help="Show, explain and export saved runs.")
 
@@ -104,7 +103,7 @@ def export(
 
 
 def _format(out: Path, form: str | None) -> str:
-    """Return the format that was asked for, or that a name ends in."""
+    """Return the format that was asked for, or the one that the end of the name stands for."""
     found = form or next((name for end, name in _ENDINGS.items() if out.name.endswith(end)), None)
     if found is None or found not in _WRITERS:
         known = ", ".join(_WRITERS)
@@ -130,13 +129,13 @@ def explain(run: RunFile, as_json: AsJson = False, debug: Debug = False) -> None
 
 
 def _waits(run: Run) -> Table:
-    """Return the waiting of each rank by kind; of many ranks, the first and the last ones."""
+    """Return the table of each rank's waiting by kind; of many ranks, the first and the last ones."""
     from minitrain.analysis.labels import duration  # noqa: PLC0415
     from minitrain.analysis.waits import GAP_KINDS  # noqa: PLC0415
 
     seconds = run.explain().gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = plain_table()
     for name in ("rank", *(GAP_KINDS[kind] for kind in shown), "all"):
         table.add_column(name, justify="right")
     ranks = range(run.world_size)
@@ -147,24 +146,24 @@ def _waits(run: Run) -> Table:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return what else there is to say about a run, a line each."""
+    """Return the longest waits, the critical path and the other explanations of a run, a line each."""
     from minitrain.analysis.labels import duration  # noqa: PLC0415
     from minitrain.analysis.waits import GAP_KINDS  # noqa: PLC0415
 
-    told = run.explain()
-    gaps, step = told.gaps, told.breakdown.step_time_s
+    explained = run.explain()
+    gaps, step = explained.gaps, explained.breakdown.step_time_s
     facts: dict[str, str] = {}
-    for place, gap in enumerate(told.longest_gaps(3)):
+    for place, gap in enumerate(explained.longest_gaps(3)):
         name = "longest waits" if not place else " " * place
         kind = GAP_KINDS[gaps.kind[gap]]
         facts[name] = f"rank {gaps.rank[gap]}, {duration(gaps.duration[gap])} for {gaps.reason(gap)} ({kind})"
-    path = {**told.critical_path.by_typ(), "waiting": told.critical_path.seconds()["waiting"]}
+    path = {**explained.critical_path.by_typ(), "waiting": explained.critical_path.seconds()["waiting"]}
     facts["critical path"] = ", ".join(f"{name} {part / step:.1%}" for name, part in path.items() if part)
-    saved = [f"{name} {duration(time)}" for name, time in told.what_ifs.items() if time < step * (1 - 1e-9)]
+    saved = [f"{name} {duration(time)}" for name, time in explained.what_ifs.items() if time < step * (1 - 1e-9)]
     facts["step if free"] = ", ".join(saved[:6]) or "nothing alone would shorten it"
-    highest = max(told.high_water, key=lambda mark: (mark.elements, -mark.rank))
+    highest = max(explained.high_water, key=lambda mark: (mark.elements, -mark.rank))
     facts["most memory"] = highest.text(run.timeline, run.bytes_per_element)
-    form = told.closed_form
+    form = explained.closed_form
     if form is not None:
         parts = {"textbook": form.textbook_s, "free communication": form.free_s, "measured": form.measured_s}
         shares = ", ".join(f"{name} {form.fraction(part):.1%}" for name, part in parts.items())

@@ -1,7 +1,7 @@
 """What happened on a rank: `Event`, one operation on the logical clock, and the log that a rank writes.
 
-May import: `errors`. Open `event` first: the fields of an event and the names of its types and streams. `event_log` is
-the flat list of rows behind a rank's log, the cheapest that Python offers; it makes `Event` objects on demand.
+May import: `errors`. Open `event` first: the fields of an event, and the names of its types, streams and stores.
+`event_log` is the log of a rank: a flat list of rows, which makes `Event` objects when somebody reads it.
 """
 
 from minitrain.events.event import (
@@ -9,9 +9,13 @@ from minitrain.events.event import (
     COMM,
     COMMUNICATIONS,
     COMPUTE,
+    EVENT_TYPES,
+    LOAD_WEIGHTS,
     PASSES,
     RECV,
     SEND,
+    STORES,
+    UPDATE,
     Event,
     MemoryChange,
 )
@@ -40,8 +44,10 @@ __all__ = [
     "COMM",
     "COMMUNICATIONS",
     "COMPUTE",
+    "EVENT_TYPES",
     "LAUNCHED",
     "LAYER",
+    "LOAD_WEIGHTS",
     "MEMORY",
     "NOTE",
     "NO_SAMPLES",
@@ -51,11 +57,13 @@ __all__ = [
     "RECV",
     "SAMPLES",
     "SEND",
+    "STORES",
     "STREAM",
     "STRIDE",
     "TIME",
     "TYP",
     "UNITS_PER_ELEMENT",
+    "UPDATE",
     "WAITED_FOR",
     "Event",
     "EventLog",

@@ -1,7 +1,7 @@
 """What happened on a rank: `Event`, one operation on the logical clock.
 
-The first seven fields are the specification's. The optional ones that follow say what a reader needs to explain time:
-on which stream the operation ran, with whom, how much it moved, and for whom it waited.
+The first seven fields are the specification's. The optional ones that follow explain the time it took: on which stream
+the operation ran, with which ranks, how many bytes it moved, and which rank it waited for.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ COMM = "comm"
 SEND = "send"
 RECV = "recv"
 
+LOAD_WEIGHTS = "load_weights"
+_PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
+PASSES = frozenset(_PASSES_IN_ORDER)
+UPDATE = "update"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
-PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS)
+"""Every type of event: what a rank computes, in the order of a step, then its collectives and messages."""
+
+STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
+"""The stores of a rank."""
 
 
 @dataclass(slots=True)
@@ -76,7 +84,8 @@ class MemoryChange(NamedTuple):
 
     Args:
         place: how many events the rank had logged by then.
-        kind: weights, opt_states, activations, grad_activations, grad_weights (the stores) or in_flight.
+        kind: one of the stores (weights, opt_states, activations, grad_activations, grad_weights), or in_flight for
+            what launched operations hold.
         elements: what entered, negative for what left.
     """
 

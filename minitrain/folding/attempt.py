@@ -40,6 +40,7 @@ class FoldAttempt:
         strides: distance in ranks of neighbours on each axis.
         world_size: number of ranks.
         diverged: axes on which ranks diverge, and where; None as long as they do not.
+        prices_differ: whether they diverge because the network does not carry the same in the same time for all.
         wanted_axes: axes that the strategy asked for and that are not these.
         wants_split: whether it asked by a division of the rank, and not by a mesh.
         message_axes: kept axes along which a message went.
@@ -56,7 +57,7 @@ class FoldAttempt:
         self.wanted_axes: dict[str, int] | None = None
         self.wants_split = False
         self.message_axes: set[str] = set()
-        self.is_observed = self.has_adopted_mesh = self.is_over = False
+        self.is_observed = self.has_adopted_mesh = self.is_over = self.prices_differ = False
 
     def _lay_out(self, axes: Mapping[str, int]) -> None:
         """Lay the ranks out on some axes."""

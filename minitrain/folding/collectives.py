@@ -8,8 +8,8 @@ from minitrain.errors import CollectiveMismatchError
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
-from minitrain.tensors import OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import alone
+from minitrain.tensors import Sharded, WeightGrad
+from minitrain.tensors.index_sets import singleton
 from minitrain.transport.collectives import describe
 
 
@@ -30,7 +30,7 @@ def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> An
         return value  # None
     if isinstance(value, list) and op != "all_to_all":
         return [perform(attempt, op, item, group) for item in value]
-    if op == "all_gather" and type(value) in (Weight, OptState, WeightGrad):
+    if op == "all_gather" and isinstance(value, Sharded):
         return _all_gather(value, group)
     if op in ("all_reduce", "reduce_scatter") and type(value) is WeightGrad:
         return _reduce(op, value, group)
@@ -45,7 +45,7 @@ def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:
         return WeightGrad(value.layer, value.layers, samples, value.total_samples, value.shards, value.num_shards)
     if not value.is_complete():
         raise CollectiveMismatchError(f"all ranks of {op} must bring complete gradients, got {describe(value)}", op=op)
-    return WeightGrad(value.layer, value.layers, samples, value.total_samples, alone(group.index), group.size)
+    return WeightGrad(value.layer, value.layers, samples, value.total_samples, singleton(group.index), group.size)
 
 
 def _all_gather(value: Any, group: FoldedGroup) -> Any:
@@ -53,10 +53,8 @@ def _all_gather(value: Any, group: FoldedGroup) -> Any:
     shards = _over(value.shards, group)
     if type(value) is WeightGrad:
         _require_same("all_gather", "samples", value, value.samples, group)
-        whole: Any = WeightGrad(value.layer, value.layers, value.samples, value.total_samples, shards, value.num_shards)
-    else:
-        whole = type(value)(value.layer, value.layers, value.step, shards, value.num_shards)
-    if group.communicator.whole and not whole.is_complete():
+    whole = value.with_shards(shards, value.num_shards)
+    if group.communicator.is_world and not whole.is_complete():
         raise CollectiveMismatchError(f"all ranks of all_gather must together bring every shard, got {describe(whole)}")
     return whole
 

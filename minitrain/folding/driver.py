@@ -19,11 +19,10 @@ from minitrain.folding.early_divergence import DivergenceHistory, find_early_div
 from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
-from minitrain.hardware import FlatTopology
+from minitrain.hardware import FlatTopology, HierarchicalTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.rank_predictors import RankPredictors
+from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory
@@ -63,11 +62,13 @@ def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
     if isinstance(predictor, RankPredictors):
         raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
-    is_flat = type(predictor) is RuntimePredictor and isinstance(predictor.topology, FlatTopology)
-    if not is_flat and type(predictor) is not FixedPredictor:
+    is_known = type(predictor) is RuntimePredictor and isinstance(
+        predictor.topology, FlatTopology | HierarchicalTopology
+    )
+    if not is_known and type(predictor) is not FixedPredictor:
         raise UsageError(
-            "fold=True needs a network that is the same for all ranks: network='flat' or a FixedPredictor, got "
-            f"{predictor!r:.80}"
+            "fold=True needs prices that are known to be the same for ranks that do the same: those of a hardware "
+            f"config or a FixedPredictor, got {predictor!r:.80}"
         )
 
 
@@ -84,6 +85,7 @@ class _Search:
         self.simulate_fully = simulate_fully
         shared = prepared.parameters.fold
         self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
+        self.prices_differ = False
 
     async def run(self, *, may_change_axes: bool) -> Run:
         """Make one attempt after the other.
@@ -105,6 +107,7 @@ class _Search:
                 self._require_messages(attempt, reasons)
                 return run
             diverged, place = attempt.diverged
+            self.prices_differ = self.prices_differ or attempt.prices_differ
             if attempt.wanted_axes is not None and is_world:
                 axes, reasons, is_world = attempt.wanted_axes, {}, attempt.wants_split
                 continue
@@ -115,7 +118,12 @@ class _Search:
             reasons |= dict.fromkeys(new, place)
 
     async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> Run:
-        """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge."""
+        """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge.
+
+        Where ranks do the same, but some of it takes longer on some of them, every rank is simulated, too.
+        """
+        if self.prices_differ:
+            return await self.simulate_fully()
         assert attempt.diverged is not None
         diverged, place = attempt.diverged
         blamed = (diverged & attempt.kept) or attempt.kept
@@ -125,14 +133,14 @@ class _Search:
         return await self.simulate_fully()
 
     def _require_messages(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> None:
-        """Require that messages go along every axis that is kept.
+        """Require that messages go along every axis that is kept, unless it is for prices.
 
         Args:
             attempt: the last one.
             reasons: kept axes, and where ranks diverged along them.
         """
         for axis, place in reasons.items():
-            if axis not in attempt.message_axes and attempt.axes[axis] > 1:
+            if axis not in attempt.message_axes and attempt.axes[axis] > 1 and not self.prices_differ:
                 self._refuse(attempt, place)
 
     def _refuse(self, attempt: FoldAttempt, place: str) -> NoReturn:

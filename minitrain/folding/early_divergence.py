@@ -16,7 +16,7 @@ from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.run.out_of_memory import watching_memory
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.rank_tasks import end_all
-from minitrain.run.unretrieved_errors import hearing_lost_errors
+from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
 
 
 class DivergenceHistory:
@@ -59,13 +59,13 @@ async def find_early_divergence(prepared: PreparedRun, attempt: FoldAttempt) -> 
     dist = prepared.transport()
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
-    context.run(dist.watch.mark, 0)
+    context.run(dist.detector.claim_running_task, 0)
     task = loop.create_task(_run(prepared, model_of_class(prepared, dry_run, 0, dist)), context=context)
-    with hearing_lost_errors(dist, [task]):
+    with collecting_unretrieved_errors(dist, [task]):
         await asyncio.sleep(0)  # the first step of the task, and of none that it begins
-        dist.watch.over = True  # no other rank will come
-        unfinished = dist.watch.tasks(loop)
-        await end_all(dist.watch, {task, *unfinished})
+        dist.detector.run_is_over = True  # no other rank will come
+        unfinished = dist.detector.unfinished_tasks(loop)
+        await end_all(dist.detector, {task, *unfinished})
     return dry_run if dry_run.diverged is not None and not unfinished else None
 
 

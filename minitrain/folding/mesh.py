@@ -9,19 +9,27 @@ from typing import Any
 from minitrain.events import COMM, Stream
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.folding.prices import groups_by_shape
+from minitrain.hardware import HierarchicalTopology
 from minitrain.transport.groups import Group, Mesh
 
 
 class FoldedCommunicator:
-    """What pricing reads of a group: its size, and when its stream is free. All groups of a class are alike."""
+    """What pricing reads of a group: its ranks, and when its stream is free.
 
-    __slots__ = ("free", "ranks", "size", "whole")
+    Args:
+        shapes: a group for each way in which the groups of a class lie in the network, that of the lowest rank first.
+        is_world: whether it holds all ranks.
+    """
 
-    def __init__(self, size: int, *, whole: bool) -> None:
-        self.size = size
-        self.whole = whole
-        self.ranks = range(size)  # a flat network reads their number alone
-        self.free = 0.0
+    __slots__ = ("busy_until", "is_world", "ranks", "shapes", "size")
+
+    def __init__(self, shapes: Sequence[Sequence[int]], *, is_world: bool) -> None:
+        self.shapes = shapes
+        self.ranks = shapes[0]
+        self.size = len(self.ranks)
+        self.is_world = is_world
+        self.busy_until = 0.0
 
 
 class FoldedGroup(Group):
@@ -31,6 +39,7 @@ class FoldedGroup(Group):
         attempt: how ranks are folded.
         axes: those along which its ranks differ, each of more than one rank.
         rank: the class's lowest rank.
+        nodes: where ranks sit; None on a flat network, which reads the number of ranks alone.
 
     Attributes:
         kept: those of its axes along which classes differ.
@@ -38,16 +47,22 @@ class FoldedGroup(Group):
 
     __slots__ = ("_index", "_lowest_rank", "_stream", "attempt", "axes", "kept")
 
-    def __init__(self, attempt: FoldAttempt, axes: frozenset[str], rank: int) -> None:
+    def __init__(
+        self, attempt: FoldAttempt, axes: frozenset[str], rank: int, nodes: HierarchicalTopology | None = None
+    ) -> None:
         self.attempt = attempt
         self.axes = axes
         self.kept = axes & attempt.kept
         self._lowest_rank = rank
         size = prod(attempt.axes[axis] for axis in axes)
-        whole = size == attempt.world_size
-        self.communicator: Any = FoldedCommunicator(size, whole=whole)
+        is_world = size == attempt.world_size
+        if nodes is None or self.kept:  # a group of several classes is refused when it is used
+            shapes: Sequence[Sequence[int]] = [range(size)]
+        else:
+            shapes = groups_by_shape(attempt, nodes, rank, axes)
+        self.communicator: Any = FoldedCommunicator(shapes, is_world=is_world)
         self._index = self._indices()
-        self._stream = Stream(COMM, None if whole else tuple(self._members()))
+        self._stream = Stream(COMM, None if is_world else tuple(self._members()))
 
     def _indices(self) -> Any:
         """Return the place of each rank among its group's members."""

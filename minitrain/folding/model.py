@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from minitrain.events import LAYER, SAMPLES, STRIDE, EventLog
+from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet
-from minitrain.folding.per_rank_values import PerRankInt, per_rank
-from minitrain.hardware.price import Predictor
+from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
+from minitrain.folding.prices import require_same_price
+from minitrain.hardware import HierarchicalTopology
+from minitrain.hardware.price import Predictor, Price
 from minitrain.rank import laws
-from minitrain.rank.communicating import TENSORS, Groupish
+from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.model import Model
-from minitrain.rank.operations import Work
+from minitrain.rank.operations import Operation
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.transport.dist import Dist
@@ -34,6 +36,15 @@ class FoldedModel(Model):
         num_layers: layers of the trained model.
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
+
+    Adds:
+        rank: a number to the engine, and to the strategy one that stands for every rank of the class.
+        log: refuses to be read by the strategy.
+        mesh, group, _member: give groups that stand for those of every rank of the class.
+        _collective: completes at once, as all ranks of the class do the same at the same time.
+        _send, _receive: go to and come from another class.
+        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
     def __init__(
@@ -46,6 +57,8 @@ class FoldedModel(Model):
         runtime_predictor: Predictor,
     ) -> None:
         self.attempt = attempt
+        topology = getattr(runtime_predictor, "topology", None)
+        self._nodes = topology if isinstance(topology, HierarchicalTopology) else None
         super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
         self._finished = False
         self._task: Any = None
@@ -55,6 +68,7 @@ class FoldedModel(Model):
         """Find out where the class lies on the axes, which the strategy's mesh may replace."""
         self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
+        self._peers_alike: set[int] = set()
         self._all_ranks: FoldedGroup | None = None  # made when asked for: a strategy with a mesh hardly needs it
 
     @property
@@ -105,7 +119,7 @@ class FoldedModel(Model):
         """Return the group along some axes."""
         found = frozenset(axis for axis in axes if self.attempt.axes[axis] > 1)
         if found not in self._folded_groups:
-            self._folded_groups[found] = FoldedGroup(self.attempt, found, self._rank)
+            self._folded_groups[found] = FoldedGroup(self.attempt, found, self._rank, self._nodes)
         return self._folded_groups[found]
 
     def _member(self, group: Groupish) -> FoldedGroup:
@@ -118,7 +132,7 @@ class FoldedModel(Model):
         assert isinstance(named, FoldedGroup)  # the model makes all of them
         return named if named.is_of_class(self._rank) else self._group_along(named.axes)
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
         if member.kept:
@@ -128,10 +142,21 @@ class FoldedModel(Model):
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
-        work = Work(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        operation = Operation(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         result = value if member.size == 1 else perform(self.attempt, op, value, member)
-        work.settle_all([work], [result], [work.clock], work.clock, self._rank)
-        return work
+        operation.settle_alone(result)
+        if len(member.communicator.shapes) > 1:
+            self._require_same_price(op, member, self._rows[operation.row + PRICE].size_bytes)
+        return operation
+
+    def _require_same_price(self, op: str, member: FoldedGroup, size_bytes: float) -> None:
+        """Refuse a collective that costs more in some groups of the class than in others."""
+        assert self._nodes is not None  # groups on a flat network are all alike
+
+        def price(ranks: Sequence[int]) -> Price:
+            return self.runtime_predictor.collective(op, size_bytes, ranks)
+
+        require_same_price(self.attempt, self._nodes, op, member.communicator.shapes, member.axes, price)
 
     def _require_one_task(self) -> None:
         """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
@@ -145,11 +170,11 @@ class FoldedModel(Model):
         if isinstance(value, PerRankInt):
             self.attempt.diverge(f"{what} that differs between ranks", value.slopes)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message to another class."""
         return super()._send(self._class_of(dest), v, tag)
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive from another class."""
         return super()._receive(self._class_of(source), tag)
 
@@ -173,7 +198,18 @@ class FoldedModel(Model):
                 if axis not in self.attempt.kept:
                     self.attempt.diverge(f"a message along the axis {axis}", frozenset([axis]))
                 self.attempt.message_axes.add(axis)
+        if self._nodes is not None and const not in self._peers_alike:
+            self._require_same_tier(self._nodes, const)
         return const
+
+    def _require_same_tier(self, nodes: HierarchicalTopology, peer: int) -> None:
+        """Refuse messages to or from another class that cross nodes on some ranks only."""
+        if peer != self._rank:  # a message to oneself is the transport's to refuse
+            low, high = sorted((self._rank, peer))
+            steps = ((self.attempt.strides[axis], size) for axis, size in self.attempt.folded_sizes.items())
+            shapes = nodes.one_of_each_shape(range(low, high + 1, high - low), steps)
+            require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), lambda pair: _tier(nodes, pair))
+        self._peers_alike.add(peer)
 
     def load_weights(self, layer: int, shard: Any = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
         """Load one shard of a layer's weight, each rank its own."""
@@ -186,17 +222,19 @@ class FoldedModel(Model):
             if not isinstance(num_shards, int) or not 0 <= bound < num_shards:
                 laws.load(self, layer, bound, num_shards)
         weight, opt_state = super().load_weights(layer, shard.const, num_shards)
-        weight.shards = opt_state.shards = shard.alone()
+        weight.shards = opt_state.shards = shard.singleton()
         return weight, opt_state
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
-        listed: Any = samples if hasattr(samples, "__len__") else list(samples)
-        if not len(listed) or not all(isinstance(item, int | PerRankInt) for item in (*listed[:1],)):
-            return super().get_input_activation(listed)
+        listed: Any = samples
+        if not isinstance(samples, PerRankRange | PerRankSet):
+            listed = laws.sample_numbers(self, samples, PerRankInt)
+            laws.require_inside(self, listed if isinstance(listed, range) else ())
+        if not len(listed):
+            return super().get_input_activation(())
         found = PerRankSet.of(self.attempt, listed)
-        for bound in found.bounds():
-            laws.input_samples(self, [bound])
+        laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
     def _is_whole_batch(self, samples: Any) -> bool:
@@ -228,6 +266,11 @@ class FoldedModel(Model):
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
+
+
+def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
+    """Return the size of the tier that carries a message between two ranks."""
+    return nodes.p2p(0, pair[0], pair[-1]).tier.size
 
 
 def _of_lowest(value: Any) -> Any:

@@ -48,7 +48,7 @@ class PerRankInt:
         slopes: how much it grows along each folded axis, without zeros.
     """
 
-    __slots__ = ("_alone", "_bounds", "attempt", "const", "slopes")
+    __slots__ = ("_bounds", "_singleton", "attempt", "const", "slopes")
 
     set_kind: ClassVar[Any]
     """What makes sets of such integers: `minitrain.folding.per_rank_sets`, which builds on this file, puts it here."""
@@ -57,7 +57,7 @@ class PerRankInt:
         self.attempt = attempt
         self.const = const
         self.slopes = slopes
-        self._alone: Any = None  # layers ask for the same shards
+        self._singleton: Any = None  # layers ask for the same shards
         self._bounds: tuple[int, int] | None = None
 
     def bounds(self) -> tuple[int, int]:
@@ -214,11 +214,11 @@ class PerRankInt:
         self.attempt.require_text_allowed("a value", self.slopes)
         return f"{self.const} (and so on)"
 
-    def alone(self) -> Any:
+    def singleton(self) -> Any:
         """Return the set of this value, one set for each rank (`Tensor.shard` asks for it)."""
-        if self._alone is None:
-            self._alone = self.set_kind(self.attempt, ((self.const, self.const + 1),), self.slopes)
-        return self._alone
+        if self._singleton is None:
+            self._singleton = self.set_kind(self.attempt, ((self.const, self.const + 1),), self.slopes)
+        return self._singleton
 
     @staticmethod
     def span(start: Any, stop: Any) -> Sequence[Any]:

@@ -4,10 +4,18 @@ A submission runs in a process of its own, which may import neither the shipped 
 comes back from there is a *program*: which operations each rank did, in which order, on which tensors. The grader runs
 that program itself, on its own engine, with strict accounting and real numbers, and judges this run alone. So nothing
 that a submission does to its own process (patching minitrain, leaving early, forging tensors) can earn a point: it can
-only choose which operations to ask for, and that is what a strategy is.
+only choose which operations to ask for. What it does to the rest of the machine is up to the kernel to refuse.
 
-`recorder` writes programs, `replay` runs them, `sandbox` and `worker` are the two sides of the process boundary,
-`checks` judges, `exercise` knows what is asked, `grader` puts all together, `report` writes it down.
+| module | what it does |
+|---|---|
+| `exercise`, `budgets` | know what is asked, and what the reference needs |
+| `sandbox` | runs a submission in a process of its own, whose side is `worker` |
+| `isolation`, `readable`, `syscalls` | work out how that process is kept apart; `confinement` does it, in the process |
+| `recorder`, `wire`, `replay` | write programs down, send them, and run them again |
+| `checks`, `grader`, `report` | judge one run, put all of them together, and write the grade down |
+| `verify`, `package`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
+
+Open `grader` first.
 """
 
 from minitrain.grading.exercise import Exercise, load_exercise, shipped_exercises

@@ -1,4 +1,4 @@
-"""What the reference solution needs, and so what a submission may."""
+"""The budgets of a submission: communication, time and memory of the reference solution, with a margin."""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""Judging one run of a submission, from its programs alone."""
+"""Judging one run of a submission by replaying its recorded programs."""
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minitrain import errors
 from minitrain.errors import LawError, MinitrainError, ProofError
 from minitrain.grading.budgets import budget_for, communication_by_kind
 from minitrain.grading.exercise import Case, Exercise
-from minitrain.grading.recorder import MOST_STEPS
 from minitrain.grading.replay import replayed
-from minitrain.grading.result import CheckResult
+from minitrain.grading.result import CheckResult, printable
+from minitrain.grading.wire import MOST_STEPS
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.proof import compare_with_reference
 from minitrain.run.result import Run
@@ -26,6 +28,17 @@ HINTS: Mapping[str, str] = {
     "memory": "which tensor lives longer than its last use, or is whole where a shard would do?",
 }
 
+LONGEST = 2000
+"""Characters of a message."""
+
+_KINDS = frozenset(
+    name
+    for module in (builtins, errors)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+)
+"""Classes of errors that a submission did not name."""
+
 Results = dict[str, CheckResult]
 
 
@@ -35,13 +48,14 @@ class Judged(dict[str, CheckResult]):
     run: Run | None = None
 
 
-def judge(exercise: Exercise, case: Case, found: Mapping[str, Any]) -> Judged:
+def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: float = float("inf")) -> Judged:
     """Judge what a submission did with some sizes.
 
     Args:
         exercise: what was asked.
         case: the sizes.
         found: programs and lines of the ranks, or an error.
+        seconds: real time that the grader's own run of the programs may take, s.
 
     Returns:
         A result for each check that was made.
@@ -55,7 +69,7 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any]) -> Judged:
     problem = Problem()
     try:
         run = simulate(
-            replayed(programs, exercise.function),
+            replayed(programs, exercise.function, seconds),
             strict=True,
             numerics=problem,
             hardware=exercise.hardware,
@@ -79,7 +93,7 @@ def _programs_of(found: Mapping[str, Any], case: Case) -> tuple[list[list[Any]],
     """
     programs, lines = found["programs"], found["lines"]
     for lists in (programs, lines):
-        if len(lists) != case.world_size or not all(isinstance(part, list) for part in lists):
+        if len(lists) != case.world_size or not all(isinstance(part, Sequence) for part in lists):
             raise ValueError("there must be one list a rank")
     if sum(map(len, programs)) > MOST_STEPS:
         raise ValueError(f"there are more than {MOST_STEPS} steps")
@@ -91,11 +105,36 @@ def _passed(*names: str) -> Judged:
     return Judged({name: CheckResult(name, "passed") for name in names})
 
 
-def failed(exercise: Exercise, case: Case | None, name: str, message: str, **facts: Any) -> CheckResult:
-    """Return that a check failed, with the exercise's hint for it."""
-    size = "" if case is None else "a hidden size" if case.hidden else str(case)
+def failed(
+    exercise: Exercise, case: Case | None, name: str, message: str, *, kind: str = "", **facts: Any
+) -> CheckResult:
+    """Return that a check failed, with the exercise's hint for it.
+
+    Args:
+        exercise: what was asked.
+        case: the sizes; None for no particular ones.
+        name: of the check.
+        message: what is wrong.
+        kind: the class of the error, where the submission may have had a say in the message.
+        facts: further fields of the result.
+
+    Returns:
+        The result. That of a hidden size has neither numbers nor words that the submission could have chosen.
+    """
     hint = exercise.hints_by_check.get(name, HINTS[name])
-    return CheckResult(name, "failed", message, size=size, hint=hint, **facts)
+    if case is None or not case.hidden:
+        shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
+        size = "" if case is None else str(case)
+        return CheckResult(name, "failed", printable(message)[:LONGEST], size=size, hint=hint, **shown)
+    if kind:
+        known = kind if kind in _KINDS else "an error of the submission's own"
+        message = f"{known}; its text is kept back, since it may tell the size: run it with sizes that are not public"
+    return CheckResult(name, "failed", message, size="a hidden size", hint=hint)
+
+
+def _shown(value: Any) -> Any:
+    """Return a field as it may be shown: text without control characters, and not too long."""
+    return printable(value)[:LONGEST] if isinstance(value, str) else value
 
 
 def _up_to(name: str, result: CheckResult) -> Judged:
@@ -107,32 +146,43 @@ def _up_to(name: str, result: CheckResult) -> Judged:
 
 
 def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any]) -> Judged:
-    """Judge an error in the submission's process."""
-    kinds = error.get("kinds", [])
+    """Judge an error in the submission's process, which may say anything."""
+    kinds = [str(kind) for kind in error.get("kinds", [])]
     name = "laws" if "LawError" in kinds else "runs"
     message = str(error.get("message"))
     if "MinitrainError" not in kinds and kinds:
         message = f"{kinds[0]}: {message}"
-    facts = {fact: error.get(fact) for fact in ("rank", "layer", "step", "line")}
-    return _up_to(name, failed(exercise, case, name, message, **facts))
+    facts: dict[str, Any] = {fact: _count(error.get(fact)) for fact in ("rank", "layer", "step")}
+    line = error.get("line")
+    facts["line"] = line if isinstance(line, str) else None
+    return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
+
+
+def _count(value: Any) -> int | None:
+    """Return a small whole number, or None for anything else."""
+    return value if isinstance(value, int) and 0 <= value < 10**9 else None
 
 
 def _broken(exercise: Exercise, case: Case, error: MinitrainError, lines: Sequence[Sequence[Any]]) -> Judged:
     """Judge an error of the run on this side."""
     name = "numerics" if isinstance(error, ProofError) else "laws" if isinstance(error, LawError) else "runs"
-    facts: dict[str, Any] = {"rank": error.rank, "layer": error.layer}
+    facts: dict[str, Any] = {"rank": _count(error.rank), "layer": _count(error.layer)}
     if error.place is not None:
         rank, number, facts["step"] = error.place
         facts.update(rank=rank, line=_line(lines, rank, number))
     if name == "numerics":
         facts.update(expected="the numbers of a single device", got=_difference(error))
-    return _up_to(name, failed(exercise, case, name, str(error).split("\n")[0], **facts))
+    message = str(error).split("\n")[0]
+    return _up_to(name, failed(exercise, case, name, message, kind=type(error).__name__, **facts))
 
 
 def _line(lines: Sequence[Sequence[Any]], rank: int, number: int) -> str | None:
     """Return where a step stands in the submission, as it says."""
-    known = lines[rank] if rank < len(lines) else ()
-    return str(known[number]) if number < len(known) and known[number] is not None else None
+    try:
+        known = lines[rank][number]
+    except (LookupError, ValueError):
+        return None
+    return known if isinstance(known, str) else None
 
 
 def _difference(error: MinitrainError) -> str:

@@ -1,4 +1,4 @@
-"""What is asked of a submission: a folder with statement, starter, reference, sizes and hints.
+"""Exercises: each is a folder with statement, starter, reference, sizes and hints.
 
 | file | what it holds |
 |---|---|

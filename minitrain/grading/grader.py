@@ -1,18 +1,24 @@
-"""Grading a submission: its runs on all sizes, judged, and summed up."""
+"""Grading a submission: its runs on all sizes, judged, and summed up.
+
+A file is run twice, each time in a process of its own: with the public sizes, and then with the hidden ones. What the
+second process prints is thrown away, so that what a student gets to see cannot tell a hidden size.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.grading.checks import Judged, failed, judge
 from minitrain.grading.exercise import Case, Exercise, load_exercise
+from minitrain.grading.isolation import HERE, Isolation
 from minitrain.grading.result import CHECKS, POINTS, CheckResult
-from minitrain.grading.sandbox import Limits, Outcome, submitted
+from minitrain.grading.sandbox import Limits, Outcome, source_of, submitted
 
 if TYPE_CHECKING:
     from minitrain.run.strategy_loading import Strategy
@@ -22,14 +28,15 @@ _GATE = ("runs", "laws", "numerics")
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a submission is worth, and why.
+    """The points of a submission, check by check.
 
     Args:
         exercise: the exercise's name.
         results: one a check, in their order.
         seconds: how long grading took.
-        output: what the submission printed.
+        output: what the submission printed with the public sizes.
         leaderboard: figures of the first size, where it trains: MFU, step time, peak memory.
+        isolation: what kept the submission's process apart from the grader.
     """
 
     exercise: str
@@ -37,6 +44,7 @@ class Grade:
     seconds: float
     output: str = field(default="", repr=False)
     leaderboard: Mapping[str, float] = field(default_factory=dict)
+    isolation: Isolation = HERE
 
     @property
     def passed(self) -> bool:
@@ -45,7 +53,7 @@ class Grade:
 
     @property
     def score(self) -> int:
-        """Points, 0 to `max_score`; 0 for what does not train as a single device does."""
+        """Points, 0 to `max_score`; 0 if the submission does not train as a single device does."""
         return sum(self.points(result) for result in self.results)
 
     @property
@@ -60,7 +68,7 @@ class Grade:
 
     @staticmethod
     def points_of(check: str) -> int:
-        """Return what a check is worth."""
+        """Return the points of a check that passes."""
         return POINTS[check]
 
     @property
@@ -90,34 +98,89 @@ def grade(
             which is run here.
         exercise: its name or number, its folder, or a loaded exercise.
         hidden: whether to use the hidden sizes too.
-        limits: of the process.
+        limits: of the process, and how it is kept apart.
 
     Returns:
         The grade.
 
     Raises:
-        UsageError: there is no such exercise or file.
+        UsageError: there is no such exercise or file, or the required isolation is not to be had.
     """
     began = time.monotonic()
     asked = exercise if isinstance(exercise, Exercise) else load_exercise(exercise)
     cases = [*asked.public, *(asked.hidden if hidden else ())]
-    outcome = _record_here(strategy, asked, cases) if callable(strategy) else _record(strategy, asked, cases, limits)
-    judged = [judge(asked, case, found) for case, found in zip(cases, outcome.results, strict=False)]
+    grading = _Grading(asked, limits or Limits())
+    if callable(strategy):
+        grading.judge(cases, _record_here(strategy, asked, cases))
+    else:
+        grading.submission(strategy, cases)
+    outcome, judged = grading.outcome, grading.judged
     results = _sum_up(asked, cases, judged, outcome)
-    return Grade(asked.name, results, time.monotonic() - began, outcome.output, _leaderboard(judged))
+    seconds = time.monotonic() - began
+    return Grade(asked.name, results, seconds, outcome.output, _leaderboard(judged), outcome.isolation)
 
 
-def _record(strategy: str | Path, exercise: Exercise, cases: Sequence[Case], limits: Limits | None) -> Outcome:
-    """Run a submission's file in a process of its own."""
+class _Grading:
+    """One grading under way.
+
+    Attributes:
+        outcome: of the submission's processes, as far as they have run.
+        judged: the cases so far.
+    """
+
+    def __init__(self, exercise: Exercise, limits: Limits) -> None:
+        self.exercise = exercise
+        self.limits = limits
+        self.outcome = Outcome([], None, "", 0.0)
+        self.judged: list[Judged] = []
+        self._seconds_left = limits.seconds
+
+    def submission(self, strategy: str | Path, cases: Sequence[Case]) -> None:
+        """Run and judge a submission's file, its public sizes apart from the hidden ones."""
+        path, function = _file_of(strategy, self.exercise)
+        public, hidden = ([case for case in cases if case.hidden is kind] for kind in (False, True))
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(self._process(path, function, public))
+            import minitrain.numerics.reference  # noqa: F401, PLC0415  (it takes long, and nothing else is to be done)
+
+            found = first.outcome()
+            going_on = hidden and not found.failure and not any("error" in result for result in found.results)
+            second = stack.enter_context(self._process(path, function, hidden)) if going_on else None
+            self.judge(public, found)  # meanwhile the second process runs
+            if second is not None:
+                self.judge(hidden, second.outcome())
+
+    def _process(self, path: Path, function: str, cases: Sequence[Case]) -> Any:
+        """Return the process of some cases, which is yet to be entered."""
+        return submitted(path, function, cases, self.exercise.hardware, self.limits, [self.exercise.folder])
+
+    def judge(self, cases: Sequence[Case], found: Outcome) -> None:
+        """Judge what came back with some cases, and add it to what is known."""
+        for case, result in zip(cases, found.results, strict=False):
+            began = time.monotonic()
+            self.judged.append(judge(self.exercise, case, result, seconds=max(0.0, self._seconds_left)))
+            self._seconds_left -= time.monotonic() - began
+        failure = found.failure
+        if failure and cases and cases[0].hidden:
+            failure = "its process ended early at a hidden size, or was stopped there: it has limits of time and memory"
+        known = self.outcome
+        self.outcome = Outcome(
+            [*known.results, *found.results],
+            known.failure or failure,
+            known.output or ("" if cases and cases[0].hidden else found.output),
+            known.seconds + found.seconds,
+            found.isolation,
+        )
+
+
+def _file_of(strategy: str | Path, exercise: Exercise) -> tuple[Path, str]:
+    """Return a submission's file, and its function in it."""
     path, colon, function = str(strategy).rpartition(":")
     if not (colon and path.endswith(".py")):
         path, function = str(strategy), exercise.function
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}; give the file to be graded")
-    with submitted(Path(path), function, cases, exercise.hardware, limits or Limits()) as process:
-        import minitrain.numerics.reference  # noqa: F401, PLC0415  (it takes long, and nothing else is to be done)
-
-        return process.outcome()
+    return Path(path), function
 
 
 def _record_here(strategy: Strategy, exercise: Exercise, cases: Sequence[Case]) -> Outcome:
@@ -166,7 +229,7 @@ def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:
 
 def exercise_of(path: Path, exercises: Sequence[Exercise]) -> Exercise | None:
     """Return the exercise that a file is for, by its name or by the function that it defines."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = source_of(path).decode(errors="replace")
     for exercise in exercises:
         if path.stem in (exercise.name, exercise.function) or path.stem.startswith(f"{exercise.number}_"):
             return exercise

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from minitrain.grading.budgets import budget_for
 from minitrain.grading.exercise import Exercise
+from minitrain.grading.isolation import require_mode
 
 _SETUP = """#!/usr/bin/env bash
 set -e
@@ -22,7 +23,7 @@ cd "$(dirname "$0")"
 SUBMISSION="${{MINITRAIN_SUBMISSION:-/autograder/submission}}"
 RESULTS="${{MINITRAIN_RESULTS:-/autograder/results/results.json}}"
 {python} -m minitrain learn grade "$SUBMISSION"/*.py --exercises exercises --format gradescope \\
-    > "$RESULTS" 2> errors.txt
+    --isolation "${{MINITRAIN_ISOLATION:-{isolation}}}" > "$RESULTS" 2> errors.txt
 if [ ! -s "$RESULTS" ]; then
     {python} -c 'import json, sys; print(json.dumps(dict(score=0, output=sys.stdin.read())))' < errors.txt > "$RESULTS"
 fi
@@ -30,7 +31,12 @@ fi
 
 
 def write_package(
-    exercises: Sequence[Exercise], path: Path, *, requirement: str | None = None, python: str = "python3"
+    exercises: Sequence[Exercise],
+    path: Path,
+    *,
+    requirement: str | None = None,
+    python: str = "python3",
+    isolation: str = "auto",
 ) -> Path:
     """Write an autograder for Gradescope.
 
@@ -39,13 +45,18 @@ def write_package(
         path: of the zip.
         requirement: what pip installs; this version of minitrain if None.
         python: the interpreter to run.
+        isolation: how submissions are kept apart there: "auto", "required" or "none".
 
     Returns:
         The path.
+
+    Raises:
+        UsageError: there is no such isolation.
     """
+    require_mode(isolation)
     files = {
         "setup.sh": _SETUP.format(requirement=requirement or f"minitrain=={version('minitrain')}"),
-        "run_autograder": _RUN.format(python=python),
+        "run_autograder": _RUN.format(python=python, isolation=isolation),
     }
     for exercise in exercises:
         folder = f"exercises/{exercise.name}"

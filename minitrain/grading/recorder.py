@@ -1,8 +1,8 @@
-"""Writing down what a strategy does: one list of steps a rank, in program order, as plain data.
+"""Recording the operations of a strategy: one list of steps a rank, in program order, as plain data.
 
-A step is a list that begins with its kind. A tensor is named by the step that made it and its place among that step's
-results. That a tensor is no longer held anywhere is a step too, so that whoever runs the program again holds as much as
-the strategy did, wherever it kept its tensors.
+A step is a list that begins with its kind. A tensor is named by the number of the step that made it and its place
+among that step's results. A step is also recorded when a tensor is freed, so that a replay has the same tensors alive
+at every step as the strategy had, wherever the strategy kept them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, ClassVar, TypeVar
 
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.stores import FollowedStore
-from minitrain.rank.operations import Launched, Work
+from minitrain.grading.wire import MOST_STEPS
+from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Account, Store
 from minitrain.source_lines import strategy_frame
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
@@ -22,8 +23,6 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weig
 T = TypeVar("T")
 
 Step = list[Any]
-MOST_STEPS = 400_000
-"""Steps after which a rank is stopped, and that all ranks together may have; the longest shipped run has 30 000."""
 
 
 class Program:
@@ -48,13 +47,13 @@ class Program:
         return len(self.steps) - 1
 
     def add_late(self, *step: Any) -> None:
-        """Add that something is no longer held, from wherever Python lets go of it."""
+        """Add that a tensor or an operation was freed; Python may do that at any point of the program."""
         self.steps.append([*step])
         self.lines.append(None)
 
 
 class Made:
-    """What a tensor carries while it is recorded: which step of which program made it.
+    """The origin of a tensor, which it carries while a run is recorded: the step that made it.
 
     Args:
         program: of the rank that has it.
@@ -90,7 +89,7 @@ class Made:
 
 
 def name_of(value: Any) -> Any:
-    """Return how a step names a tensor: its maker, or what it looks like if nobody but the strategy made it."""
+    """Return how a step names a tensor: by its origin, or by its fields if the strategy itself made it."""
     content = value if isinstance(value, Made) else getattr(value, "_content", None)
     if isinstance(content, Made):
         return [content.step, content.place]
@@ -145,8 +144,8 @@ class RecordedStore(FollowedStore[Any]):
         return key, value
 
 
-class RecordedWork(Work):
-    """An operation whose end is recorded, and that nobody holds it any longer."""
+class RecordedOperation(Operation):
+    """An operation that records when it is awaited and when it is freed."""
 
     __slots__ = ()
 
@@ -162,7 +161,15 @@ class RecordedWork(Work):
 
 
 class RecordingModel(StrictModel):
-    """A rank that writes down what it is asked to do, under strict accounting.
+    """A rank that records its operations, under strict accounting.
+
+    Adds:
+        load_weights, get_input_activation, set_final_weight: write a step, and name the results.
+        forward, loss, backward, backward_input, backward_weight, update: the same.
+        _collective, _send, _receive, launch: write a step when the communication is submitted.
+        after_collective: names the results.
+        operation_kind: operations that write down that they were awaited and freed.
+        _store: makes stores that write down what enters and leaves.
 
     Attributes:
         program: its steps.
@@ -171,7 +178,7 @@ class RecordingModel(StrictModel):
         started: the models of the run, as far as they were made, where a subclass has a list of its own.
     """
 
-    work_kind = RecordedWork
+    operation_kind = RecordedOperation
     tags = Interned()
     started: ClassVar[list[Any] | None] = None
 
@@ -250,13 +257,13 @@ class RecordingModel(StrictModel):
         self._made(self.program.add("update", layer, *names), *made)
         return made
 
-    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Work:
+    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Operation:
         ranks = [*(self._world if group is None else self._member(group)).ranks]
         step = self.program.add(op, name_of(v), layer, ranks, detail, self.launching)
         self.submitted[len(self._rows)] = step
         return super()._collective(op, v, layer, group, detail)
 
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Work:
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         step = self.program.add("send", name_of(v), dest, self._tag(tag), self.launching)
         self.submitted[len(self._rows)] = step
         work = super()._send(dest, v, tag)
@@ -264,7 +271,7 @@ class RecordingModel(StrictModel):
             _forget(work.value)  # the copy on its way
         return work
 
-    def _receive(self, source: int, tag: Hashable) -> Work:
+    def _receive(self, source: int, tag: Hashable) -> Operation:
         self.submitted[len(self._rows)] = self.program.add("receive", source, self._tag(tag), self.launching)
         return super()._receive(source, tag)
 
@@ -275,8 +282,8 @@ class RecordingModel(StrictModel):
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Record a launch, which its step says of itself."""
         launched = super().launch(operation)
-        if launched.work.op == "send":
-            _forget(launched.work.value)
+        if launched.operation.op == "send":
+            _forget(launched.operation.value)
         return launched
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
@@ -286,7 +293,7 @@ class RecordingModel(StrictModel):
             if result is not work.value:
                 work.model._made(work.model.submitted[work.row], *leaves(result))
 
-    def record_await(self, work: Work, result: Any) -> None:
+    def record_await(self, work: Operation, result: Any) -> None:
         """Record that the result of an operation has come."""
         step = self.submitted[work.row]
         if work.op == "recv" and not hasattr(result, "_content"):

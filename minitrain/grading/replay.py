@@ -1,32 +1,48 @@
-"""Running a program again: on this process's own engine, by the public operations of its models.
+"""Replaying a recorded program on the grader's own engine, through the public operations of its models.
 
-Nothing in a program is believed: a step that names what is not there, or that has another form, is an error of the
-submission, and the laws, the numbers, the clocks and the memory are those of this run.
+A program comes from a submission's process and may hold anything. A step of another form, or one that names a tensor
+that does not exist, is an error of the submission. Laws, numbers, clocks and memory are those of the replay. Its real
+time and the number of its tensors are limited.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
+from minitrain.events import COLLECTIVES, STORES
 from minitrain.grading.recorder import Step, leaves
 from minitrain.rank.model import Model
 
-KINDS = {kind: getattr(tensors, kind) for kind in ("Weight", "OptState", "Activation", "ActivationGrad", "WeightGrad")}
-STORES = frozenset({"weights", "opt_states", "activations", "grad_activations", "grad_weights"})
-COLLECTIVES = frozenset({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"})
+KINDS = {kind.__name__: kind for kind in tensors.KINDS}
 
 
-def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model], Awaitable[Model]]:
-    """Return the strategy that does what the programs say, one a rank."""
+MOST_TENSORS = 100_000
+"""Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""
+
+
+def replayed(
+    programs: Sequence[Sequence[Step]], name: str, seconds: float = float("inf")
+) -> Callable[[Model], Awaitable[Model]]:
+    """Return a strategy in which each rank replays its program.
+
+    Args:
+        programs: steps of the ranks.
+        name: of the strategy.
+        seconds: real time that all ranks together may take, s.
+    """
+    end = time.monotonic() + seconds
 
     async def strategy(model: Model) -> Model:
         player = _Player(model)
-        for number, step in enumerate(programs[model.rank]):
+        steps = programs[model.rank]
+        for number in range(len(steps)):
+            _require_within(model, number, len(steps), end, seconds)
             try:
-                await player.play(number, step)
+                await player.play(number, steps[number])
             except MinitrainError as error:
                 error.place = model.rank, number, len(model.log)  # type: ignore[attr-defined]  # for who knows its line
                 raise
@@ -38,8 +54,18 @@ def replayed(programs: Sequence[Sequence[Step]], name: str) -> Callable[[Model],
     return strategy
 
 
+def _require_within(model: Model, number: int, steps: int, end: float, seconds: float) -> None:
+    """Require that the grader's run of a program has time left."""
+    if time.monotonic() > end:
+        raise StrategyError(
+            f"the grader's own run of it was stopped after {seconds:.3g} s, at step {number} of {steps} of rank "
+            f"{model.rank}; let it do fewer operations",
+            rank=model.rank,
+        )
+
+
 class _Player:
-    """One rank's tensors and operations under way, by the steps that made them."""
+    """The tensors and pending operations of one rank, by the steps that made them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -71,7 +97,7 @@ class _Player:
             self.compute(number, kind, *what)
 
     def value(self, name: Any) -> Any:
-        """Return what a name stands for."""
+        """Return the tensor, bucket or other value that a step names."""
         if isinstance(name, list):
             return self.values[name[0], name[1]]
         if "bucket" in name:
@@ -85,6 +111,8 @@ class _Player:
 
     def keep(self, number: int, result: Any) -> None:
         """Name the results of a step."""
+        if len(self.values) * self.model.world_size >= MOST_TENSORS:
+            raise ValueError(f"a rank has {len(self.values)} tensors at once; let go of those that it needs no more")
         for place, tensor in enumerate(result if isinstance(result, tuple) else (result,)):
             self.values[number, place] = tensor
 
@@ -129,28 +157,28 @@ class _Player:
         self.keep(number, self.value(whole).shard(shard, num_shards))
 
     def free(self, name: Any) -> None:
-        """Let go of a tensor."""
+        """Drop the reference to a tensor, which the strategy dropped too."""
         self.values.pop((name[0], name[1]), None)
 
     def forget(self, number: int) -> None:
-        """Let go of an operation."""
+        """Drop the reference to an operation, which the strategy dropped too."""
         self.works.pop(number, None)
 
     def set_final_weight(self, layer: int, name: Any) -> None:
-        """Hand in a weight."""
+        """Set a final weight."""
         self.model.set_final_weight(layer, self.value(name))
 
     def collective(
         self, number: int, kind: str, name: Any, layer: int | None, ranks: Sequence[int], detail: Any, launched: bool
     ) -> None:
-        """Submit a collective."""
+        """Submit a collective, launched or not."""
         if launched:
             self.works[number] = self.model.launch(self.coroutine(kind, self.value(name), layer, ranks, detail))
         else:
             self.works[number] = self.model._collective(kind, self.value(name), layer, ranks, detail)
 
     def coroutine(self, kind: str, value: Any, layer: Any, ranks: Sequence[int], detail: Any) -> Any:
-        """Return a collective that is yet to begin."""
+        """Return the coroutine of a collective, for `Model.launch`."""
         model = self.model
         if kind == "barrier":
             return model.barrier(group=ranks)

@@ -8,12 +8,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from minitrain.grading.grader import Grade
-from minitrain.grading.result import DESCRIPTIONS
+from minitrain.grading.result import DESCRIPTIONS, printable
 
 
 def as_text(grades: Sequence[Grade]) -> str:
-    """Return grades for a person."""
-    return "\n".join(map(str, grades))
+    """Return grades for a person, each with what kept the submission apart."""
+    return "\n".join(f"{grade}\n  isolation: {grade.isolation}" for grade in grades)
 
 
 def as_json(grades: Sequence[Grade]) -> str:
@@ -29,6 +29,7 @@ def as_json(grades: Sequence[Grade]) -> str:
                 "checks": [{**result.as_dict(), "points": grade.points(result)} for result in grade.results],
                 "leaderboard": dict(grade.leaderboard),
                 "output": grade.output,
+                "isolation": grade.isolation.as_dict(),
             }
             for grade in grades
         ],
@@ -49,21 +50,18 @@ def as_junit(grades: Sequence[Grade]) -> str:
             skipped=str(sum(result.status == "skipped" for result in grade.results)),
             time=f"{grade.seconds:.3f}",
         )
+        properties = ElementTree.SubElement(suite, "properties")
+        ElementTree.SubElement(properties, "property", name="isolation", value=str(grade.isolation))
         for result in grade.results:
             case = ElementTree.SubElement(suite, "testcase", classname=grade.exercise, name=result.name)
             if result.status == "failed":
-                ElementTree.SubElement(case, "failure", message=_printable(result.message)).text = _printable(
+                ElementTree.SubElement(case, "failure", message=printable(result.message)).text = printable(
                     "\n".join(result.lines())
                 )
             elif result.status == "skipped":
                 ElementTree.SubElement(case, "skipped")
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-def _printable(text: str) -> str:
-    """Return text without the characters that XML cannot hold."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
 def as_gradescope(grades: Sequence[Grade]) -> str:
@@ -73,6 +71,7 @@ def as_gradescope(grades: Sequence[Grade]) -> str:
             "score": sum(grade.score for grade in grades),
             "execution_time": round(sum(grade.seconds for grade in grades), 3),
             "output": "\n".join(grade.output for grade in grades if grade.output)[:2000],
+            "extra_data": {"isolation": {grade.exercise: str(grade.isolation) for grade in grades}},
             "tests": [test for grade in grades for test in _gradescope_tests(grade)],
             "leaderboard": [row for grade in grades for row in _leaderboard(grade)],
         },

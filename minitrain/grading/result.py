@@ -1,4 +1,4 @@
-"""What grading finds: one result a check."""
+"""The checks of a grading, their points, and the result of one check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Status = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found.
+    """The result of one check.
 
     Args:
         name: one of `CHECKS`.
@@ -84,3 +84,8 @@ class CheckResult:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, ready for JSON."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+
+
+def printable(text: str) -> str:
+    """Return text without characters that a terminal, a browser or XML takes for something else than text."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)

@@ -1,7 +1,8 @@
-"""Running a submission in a process of its own, with limits of time and memory.
+"""Running a submission in a process of its own, apart from everything else and with limits of time and memory.
 
-Its Python gets a copy of minitrain that lacks the shipped strategies, the exercises and the grader; what the process
-prints is captured; the whole process group is killed when time is over.
+The process gets a folder with the submission and a copy of minitrain that lacks the shipped strategies, the exercises
+and the grader. How it is kept apart is the subject of `isolation`; what it prints is captured; it ends, with whatever
+it started, when time is over.
 """
 
 from __future__ import annotations
@@ -17,18 +18,32 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minitrain.errors import UsageError
 from minitrain.grading.exercise import Case
+from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for
+from minitrain.grading.readable import packages
+from minitrain.grading.result import printable
+from minitrain.grading.wire import decoded
 
 _PACKAGE = Path(__file__).parent.parent
-_LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "__pycache__")
-_OF_GRADING = ("recorder.py", "worker.py")
-MOST_OUTPUT = 64 * 2**20
-"""Bytes that a submission's program may have."""
+_LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs")
+_OF_GRADING = ("recorder", "worker", "confinement", "wire")
+MOST_OUTPUT = 32 * 2**20
+"""Bytes that a submission's programs may have."""
+
+LONGEST_SOURCE = 2**20
+"""Bytes of a submission."""
+
+MOST_PRINTED = 2**16
+"""Bytes that are kept of what it prints."""
+
+_KILLED = (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +51,15 @@ class Limits:
     """What a submission may use.
 
     Args:
-        seconds: wall and CPU time of the whole process.
-        memory_bytes: address space.
+        seconds: wall and CPU time of the process, and of the grader's own runs of what it did.
+        memory_bytes: address space of the process.
+        isolation: how it is kept apart: "auto" by all means of this machine, "required" by the kernel in every
+            respect or not at all, "none" by a process of its own alone.
     """
 
     seconds: float = 20.0
     memory_bytes: int = 2 * 2**30
+    isolation: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +71,104 @@ class Outcome:
         failure: why there are not more, or None.
         output: what it printed.
         seconds: how long it took.
+        isolation: what kept it apart.
     """
 
     results: Sequence[dict[str, Any]]
     failure: str | None
     output: str
     seconds: float
+    isolation: Isolation = HERE
 
 
 @contextlib.contextmanager
-def submitted(file: Path, function: str, cases: Sequence[Case], hardware: str, limits: Limits) -> Iterator[_Process]:
-    """Run a submission while the caller does something else; `outcome` waits for its end."""
+def submitted(
+    file: Path, function: str, cases: Sequence[Case], hardware: str, limits: Limits, secrets: Sequence[Path] = ()
+) -> Iterator[_Process]:
+    """Run a submission while the caller does something else; `outcome` waits for its end.
+
+    Args:
+        file: the submission.
+        function: its name there.
+        cases: sizes to run it with, one after the other.
+        hardware: config that it is priced on.
+        limits: of the process.
+        secrets: folders that it must not read, beside minitrain itself.
+
+    Raises:
+        UsageError: there is no such isolation.
+    """
     with tempfile.TemporaryDirectory(prefix="minitrain-grading-") as folder:
         home = Path(folder)
-        _stage(home)
-        process = _Process(home, file, function, cases, hardware, limits)
+        staged = _stage(home, file)
+        refused = [*_refused(), *(path.resolve() for path in secrets)]
+        command = command_for(limits.isolation, home, refused)
+        job = {
+            "home": str(home),
+            "file": str(staged),
+            "function": function,
+            "cases": [{"sizes": case.sizes, "options": dict(case.options), "hardware": hardware} for case in cases],
+            "packages": [str(path) for path in packages().values()],
+            "refused": [str(path) for path in refused],
+            "seconds": limits.seconds,
+            "memory_bytes": limits.memory_bytes,
+            "required": limits.isolation == "required",
+        }
+        process = _Process(command, home, limits, len(cases), {str(staged): str(file.resolve())})
         try:
+            # what takes a moment to find out is found out while the interpreter starts
+            process.tell(job | plan_for(limits.isolation, home, refused, wrapped=bool(command)))
             yield process
         finally:
-            process.kill()
+            process.end()
 
 
-def _stage(home: Path) -> None:
-    """Copy what a strategy needs of minitrain."""
+def probe() -> Isolation:
+    """Return the isolation that a submission would have here, by running one that is empty."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "empty.py")
+        file.write_text("")
+        with submitted(file, "nothing", [], "", Limits()) as process:
+            return process.outcome().isolation
+
+
+def source_of(file: Path) -> bytes:
+    """Return a submission's text.
+
+    Raises:
+        UsageError: it is no file of its own folder, or too long for one.
+    """
+    if not file.resolve().is_relative_to(file.parent.resolve()) or not file.is_file():
+        raise UsageError(f"{file} must be a file of its own folder; a link to another one is not graded")
+    with file.open("rb") as opened:
+        text = opened.read(LONGEST_SOURCE + 1)
+    if len(text) > LONGEST_SOURCE:
+        raise UsageError(f"{file} has more than {LONGEST_SOURCE} bytes; a submission is source text")
+    return text
+
+
+def _stage(home: Path, file: Path) -> Path:
+    """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
     package = home / "minitrain"
-    shutil.copytree(_PACKAGE, package, ignore=shutil.ignore_patterns(*_LEFT_OUT, "grading"))
-    (package / "grading").mkdir()
-    for name in _OF_GRADING:
-        shutil.copy(_PACKAGE / "grading" / name, package / "grading" / name)
+    shutil.copytree(_PACKAGE, package, ignore=_left_out)  # with compiled modules, which spares half of the start
     for name in ("grading", "strategies"):
         (package / name).mkdir(exist_ok=True)
         (package / name / "__init__.py").write_text('"""Empty here."""\n\n__all__: list[str] = []\n')
     shutil.copytree(_folder_of("hw_configs"), package / "hw_configs", ignore=shutil.ignore_patterns("__pycache__"))
+    (home / "packages").mkdir()
+    for name, path in packages().items():
+        (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
+    (home / "submission").mkdir()
+    staged = home / "submission" / file.name
+    staged.write_bytes(source_of(file))
+    return staged
+
+
+def _left_out(folder: str, names: Sequence[str]) -> set[str]:
+    """Return which entries of a folder of minitrain are not copied."""
+    if "grading" not in Path(folder).relative_to(_PACKAGE).parts:
+        return set(_LEFT_OUT).intersection(names)
+    return {name for name in names if name != "__pycache__" and name.partition(".")[0] not in _OF_GRADING}
 
 
 def _folder_of(name: str) -> Path:
@@ -92,75 +176,111 @@ def _folder_of(name: str) -> Path:
     return Path(importlib.import_module(f"minitrain.{name}").__path__[0])
 
 
-def _refused() -> list[str]:
+def _refused() -> list[Path]:
     """Return the folders that a submission must not read: minitrain itself, wherever it is installed."""
-    return [os.path.realpath(path) for path in (_PACKAGE, _folder_of("strategies"))]
+    return [path.resolve() for path in (_PACKAGE, _folder_of("strategies"))]
 
 
 class _Process:
-    """A submission's process."""
+    """A submission's process.
 
-    def __init__(
-        self, home: Path, file: Path, function: str, cases: Sequence[Case], hardware: str, limits: Limits
-    ) -> None:
+    Args:
+        command: what goes before the interpreter.
+        home: its folder.
+        limits: what it may use.
+        most: how many cases it has.
+        names: paths to replace in its messages, by what.
+    """
+
+    def __init__(self, command: Sequence[str], home: Path, limits: Limits, most: int, names: Mapping[str, str]) -> None:
         self.limits = limits
+        self.most = most
+        self.names = names
         self.began = time.monotonic()
         read, write = os.pipe()
-        job = {
-            "home": str(home),
-            "file": str(file.resolve()),
-            "function": function,
-            "cases": [{"sizes": case.sizes, "options": dict(case.options), "hardware": hardware} for case in cases],
-            "refused": _refused(),
-            "result": write,
-            "seconds": limits.seconds,
-            "memory_bytes": limits.memory_bytes,
-        }
+        worker = home / "minitrain" / "grading" / "worker.py"
+        interpreter = os.path.realpath(sys.executable)
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(home / "minitrain" / "grading" / "worker.py")],
+            [*command, interpreter, "-I", "-B", "-S", str(worker)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[write],
             cwd=home,
-            env={"PATH": os.defpath, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
+            env={"PATH": os.defpath, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         os.close(write)
-        self._readers = [_Reader(os.fdopen(read, "rb"), MOST_OUTPUT), _Reader(self.process.stdout, 2**16)]
+        self._readers = [_Reader(os.fdopen(read, "rb"), MOST_OUTPUT), _Reader(self.process.stdout, MOST_PRINTED)]
+        self._result = write
+
+    def tell(self, job: Mapping[str, Any]) -> None:
+        """Tell the process what to do, which it waits for."""
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps(job).encode())
+            self.process.stdin.write(json.dumps({**job, "result": self._result}).encode())
             self.process.stdin.close()
 
     def outcome(self) -> Outcome:
-        """Wait for the process to end, or end it, and return what it brought."""
-        failure = None
+        """Wait for the process to end, or end it, and return what it brought.
+
+        Raises:
+            UsageError: isolation is required, and the kernel does not hold the process in every respect.
+        """
+        failure, code = None, 0
         try:
             code = self.process.wait(max(0.0, self.began + self.limits.seconds - time.monotonic()))
         except subprocess.TimeoutExpired:
             failure = f"it was stopped after {self.limits.seconds:g} s; does it wait or loop for ever?"
-        self.kill()
-        results, output = (reader.text() for reader in self._readers)
+        self.end()
+        data, printed = (reader.data() for reader in self._readers)
         found: list[dict[str, Any]] = []
+        means: Any = {}
+        with contextlib.suppress(ValueError):
+            means = decoded(data.partition(b"\n")[0] + b"\n", 0)[0].get("isolation")
+        isolation = from_worker(self.limits.isolation, means)
         try:
-            found = json.loads(results)
-            if not (isinstance(found, list) and all(isinstance(result, dict) for result in found)):
-                raise ValueError("one object a case")  # noqa: TRY301  (as if it could not be read)
-        except (ValueError, RecursionError):
+            found = decoded(data, self.most)[1]
+            if not found and self.most:
+                raise ValueError("one result a case")  # noqa: TRY301  (as if it could not be read)
+        except ValueError:
             found, failure = [], failure or _why(code)
-        return Outcome(found, failure, output, time.monotonic() - self.began)
+        if failure:
+            found = []
+        seconds = time.monotonic() - self.began
+        return Outcome(
+            [self._renamed(result) for result in found],
+            failure,
+            printable(printed.decode(errors="replace")),
+            seconds,
+            isolation,
+        )
 
-    def kill(self) -> None:
+    def _renamed(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return a result whose message names the submission by its own path."""
+        error = result.get("error")
+        if isinstance(error, dict):
+            for staged, own in self.names.items():
+                error["message"] = str(error.get("message")).replace(staged, own)
+        return result
+
+    def end(self) -> None:
         """End the process and all that it may have started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        for what, seconds in ((self.process.terminate, 1.0), (partial(_kill_group, self.process.pid), None)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                what()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a process and those of its group."""
+    os.killpg(pid, signal.SIGKILL)
 
 
 def _why(code: int) -> str:
     """Return why a process ended without a result."""
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+    if code in _KILLED:
         return "it was stopped: it used more time or memory than it may"
     return f"its process ended before the run was over, with exit code {code}; a strategy returns its model"
 
@@ -172,18 +292,16 @@ class _Reader(threading.Thread):
         super().__init__(daemon=True)
         self._pipe = pipe
         self._most = most
-        self._parts: list[bytes] = []
+        self._kept = bytearray()
         self.start()
 
     def run(self) -> None:
         """Read."""
-        room = self._most
         with self._pipe:
             while part := self._pipe.read1(2**16):
-                self._parts.append(part[:room])
-                room = max(0, room - len(part))
+                self._kept += part[: self._most - len(self._kept)]
 
-    def text(self) -> str:
+    def data(self) -> bytes:
         """Return what was read."""
         self.join(timeout=5)
-        return b"".join(self._parts).decode(errors="replace")
+        return bytes(self._kept)

@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING
 
 from minitrain.grading.exercise import Exercise
 from minitrain.grading.grader import Grade, grade
+from minitrain.grading.sandbox import Limits
 
 if TYPE_CHECKING:
     from minitrain.run.strategy_loading import Strategy
 
 
-def assert_strategy(strategy: str | Path | Strategy, exercise: str | Exercise, *, hidden: bool = True) -> Grade:
+def assert_strategy(
+    strategy: str | Path | Strategy, exercise: str | Exercise, *, hidden: bool = True, limits: Limits | None = None
+) -> Grade:
     """Require that a submission has full marks.
 
     Args:
         strategy: a coroutine function, a file, or "file.py:function".
         exercise: its name or number, its folder, or a loaded exercise.
         hidden: whether to use the hidden sizes too.
+        limits: of a file's process, and how it is kept apart.
 
     Returns:
         The grade.
@@ -26,7 +30,7 @@ def assert_strategy(strategy: str | Path | Strategy, exercise: str | Exercise, *
     Raises:
         AssertionError: a check failed; the message is the grade.
     """
-    found = grade(strategy, exercise, hidden=hidden)
+    found = grade(strategy, exercise, hidden=hidden, limits=limits)
     if not found.passed:
         raise AssertionError(str(found))
     return found

@@ -1,8 +1,9 @@
 """The submission's process: it runs the submission on recording models, and sends back what it did.
 
 Started by `minitrain.grading.sandbox` as a script, on a copy of minitrain without strategies, exercises, numerics and
-the rest of grading. From the moment that the submission is loaded, an audit hook refuses whatever a strategy has no
-need of: other files, processes, sockets, foreign functions. Python cannot take an audit hook away again.
+the rest of grading. Before the submission is loaded, `confinement` has the kernel confine the process, and an audit
+hook is installed. The hook refuses what a strategy does not need with a message that a person understands. It is an
+explanation and no protection: Python code can reach and replace Python objects, so only the kernel's refusals hold.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 REFUSED = (
     "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile", "os.kill",
     "os.killpg", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
-    "os.chown", "os.putenv", "os.unsetenv", "os.chdir", "subprocess.", "ctypes.", "shutil.", "tempfile.", "pty.",
+    "os.chown", "os.chdir", "subprocess.", "ctypes.", "shutil.", "tempfile.", "pty.",
     "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostby", "socket.sendto", "signal.pthread_kill",
     "resource.", "mmap.", "webbrowser.", "ftplib.", "http.", "urllib.", "smtplib.", "sqlite3.", "winreg.",
 )  # fmt: skip
 """Audit events, by how they begin."""
+
+_BATCH = 2**16
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -112,17 +116,31 @@ def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]
         models: of the ranks that had begun.
     """
     facts = {name: getattr(error, name, None) for name in ("rank", "layer", "op")}
-    on_rank = re.search(r"^on rank (\d+) of", "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
+    on_rank = re.search(r"^on rank (\d+) of", "\n".join(map(str, _notes_of(error))), re.MULTILINE)
     if facts["rank"] is None and on_rank and "DeadlockError" not in type(error).__name__:
         facts["rank"] = int(on_rank.group(1))
     rank = facts["rank"]
     return {
         "kinds": [kind.__name__ for kind in type(error).__mro__],
-        "message": str(error)[:2000] or type(error).__name__,
+        "message": _text_of(error)[:2000] or type(error).__name__,
         "line": _line_in_submission(error),
         "step": len(models[rank].log) if isinstance(rank, int) and rank < len(models) else None,
         **{name: value if isinstance(value, int | str) else None for name, value in facts.items()},
     }
+
+
+def _text_of(error: BaseException) -> str:
+    """Return what an error says, which the submission's own code may have to answer."""
+    try:
+        return str(error)
+    except BaseException as second:  # whatever it raises
+        return f"its text cannot be had: __str__ raised {type(second).__name__}"
+
+
+def _notes_of(error: BaseException) -> Sequence[Any]:
+    """Return the notes of an error."""
+    notes = getattr(error, "__notes__", ())
+    return notes if isinstance(notes, list) else ()
 
 
 def _line_in_submission(error: BaseException) -> str | None:
@@ -163,11 +181,16 @@ def disarm() -> None:  # pragma: no cover  (only in a submission's process)
     os.fork = os.forkpty = refuse  # type: ignore[assignment]
 
 
-def prepare(home: str) -> Callable[[str], Any]:  # pragma: no cover  (only in a submission's process)
+def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submission's process)
     """Import all that a run needs, from the copy of minitrain, and return what loads a strategy."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder)]
-    sys.path.insert(0, home)
-    for name in ("run.simulation", "accounting.strict.audit", "accounting.strict.handmade", "grading.recorder"):
+    parts = (
+        "run.simulation",
+        "accounting.strict.audit",
+        "accounting.strict.unusable_tensors",
+        "grading.recorder",
+        "grading.wire",
+    )
+    for name in parts:
         importlib.import_module(f"minitrain.{name}")
     importlib.import_module("minitrain.run.parameters").make_predictor("h100_80g_nvl8", 1)
     loading: Any = importlib.import_module("minitrain.run.strategy_loading")
@@ -176,31 +199,74 @@ def prepare(home: str) -> Callable[[str], Any]:  # pragma: no cover  (only in a 
 
 def run_all(
     load: Callable[[str], Any], job: Mapping[str, Any]
-) -> list[dict[str, Any]]:  # pragma: no cover  (only in a submission's process)
+) -> Iterator[dict[str, Any]]:  # pragma: no cover  (only in a submission's process)
     """Load the submission and run it with all sizes, up to the first that fails."""
     try:
         function = load(f"{job['file']}:{job['function']}")
     except BaseException as error:  # also what its top level raises
-        return [{"error": describe(error)}]
-    results: list[dict[str, Any]] = []
+        yield {"error": describe(error)}
+        return
     for case in job["cases"]:
-        results.append(run_case(function, case))
-        if "error" in results[-1]:
-            break
-    return results
+        result = run_case(function, case)
+        yield result
+        if "error" in result:
+            return
+
+
+def isolate(
+    job: Mapping[str, Any], prepared: Callable[[], Any]
+) -> tuple[Any, dict[str, str]]:  # pragma: no cover  (only in a submission's process)
+    """Confine this process between preparing a run and loading the submission.
+
+    Returns:
+        What was prepared, and the means of isolation in force.
+    """
+    confinement: Any = importlib.import_module("minitrain.grading.confinement")
+    kernel = confinement.kernel_here() if job["readable"] is not None else None
+    means: dict[str, str] = {}
+    if kernel is not None:
+        means = {"bubblewrap": "a mount namespace"} if job["wrapped"] else confinement.hold(kernel, job["covered"])
+    ready = prepared()
+    disarm()
+    limit(job["seconds"], job["memory_bytes"])
+    return ready, means if kernel is None else confinement.confine(kernel, job, means)
 
 
 def main() -> None:  # pragma: no cover  (only in a submission's process)
-    """Read a job from stdin, run it, and write its results as JSON to the job's descriptor."""
+    """Read a job from stdin, run it, and write its results to the job's descriptor."""
     job = json.loads(sys.stdin.read())
-    load = prepare(job["home"])
-    disarm()
-    limit(job["seconds"], job["memory_bytes"])
-    send, dump = os.write, json.dumps
-    sys.addaudithook(Guard(readable_folders(job["home"], job["file"]), job["refused"]))
-    data = memoryview(dump(run_all(load, job)).encode())
-    while data:
-        data = data[send(job["result"], data) :]
+    sys.path[:0] = [job["home"], os.path.join(job["home"], "packages")]  # noqa: PTH118  (before the path is prepared)
+    load, means = isolate(job, prepare)
+    wire: Any = importlib.import_module("minitrain.grading.wire")
+    send = partial(_send, os.write, job["result"])
+    send(json.dumps({"isolation": means}).encode() + b"\n")
+    confinement: Any = importlib.import_module("minitrain.grading.confinement")
+    if job["required"] and confinement.not_held(means):
+        return
+    sys.addaudithook(Guard(readable_folders(job["home"], *job["packages"]), job["refused"]))
+    for result in run_all(load, job):
+        for part in batched(wire.encoded(result)):
+            send(part)
+
+
+def batched(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines together, some thousand bytes at a time."""
+    parts: list[bytes] = []
+    size = 0
+    for line in lines:
+        parts.append(line)
+        size += len(line)
+        if size >= _BATCH:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
+
+
+def _send(write: Callable[[int, Any], int], where: int, data: bytes) -> None:  # pragma: no cover
+    """Write all bytes."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[write(where, rest) :]
 
 
 if __name__ == "__main__":  # pragma: no cover

@@ -1,12 +1,18 @@
-"""What a machine costs: processor, memory, network tiers, and the config that describes them.
+"""What a machine costs: how long it computes, reads memory and communicates. Numbers go in, seconds come out.
 
-Nothing here knows of ranks' state, of strategies or of events: numbers in, seconds out.
+May import: `errors`, `workloads`, and the names of types from `events`. Nothing here knows of strategies or of the
+state of ranks.
+
+Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
+a price is, and what every predictor answers. `device` is a processor with its memory. `network` is one tier of a
+network, and `topology` says which tier carries what. `fixed_durations` is the predictor for durations given by hand.
+`config` loads the description of a machine: `config_files` reads it, `config_schema` validates it, and `config_faults`
+words what is wrong with it.
 """
 
 from minitrain.hardware.config import SystemConfig, load_config, shipped_configs
-from minitrain.hardware.memory import Memory
+from minitrain.hardware.device import Memory, Processor, Rate
 from minitrain.hardware.network import Network, select_tier
-from minitrain.hardware.processor import Processor, Rate
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 
 __all__ = [

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware import source as files
-from minitrain.hardware.faults import label_of, refuse, shown
+from minitrain.hardware import config_files as files
+from minitrain.hardware.config_faults import label_of, refuse, shown
+from minitrain.hardware.device import Memory, Processor, Rate
 from minitrain.hardware.kernel_rates import AttentionRate, KernelRates, MatmulRate
-from minitrain.hardware.memory import Memory
 from minitrain.hardware.network import Network, select_tier
-from minitrain.hardware.processor import Processor, Rate
 from minitrain.hardware.transfer_curve import TransferCurve
 
 if TYPE_CHECKING:
-    from minitrain.hardware.schema import (
+    from minitrain.hardware.config_schema import (
         AttentionPassModel,
         ConfigModel,
         CurveModel,
@@ -154,7 +153,7 @@ def _load_file(path: str) -> SystemConfig:
 
 def _validated(data: Any, label: str, name: str) -> SystemConfig:
     """Turn raw data into a config, or raise one error with all its faults."""
-    from minitrain.hardware.schema import validate  # noqa: PLC0415 - pydantic is heavy
+    from minitrain.hardware.config_schema import validate  # noqa: PLC0415 - pydantic is heavy
 
     if not isinstance(data, Mapping):
         raise refuse(label, [f"expected a JSON object, found {shown(data)}"])

@@ -1,20 +1,173 @@
-"""A device: how long work takes on it, how fast it can be at most, and how much it can hold.
+"""A device: its compute units and memories, how long work takes on it, and how much it can hold.
 
 `Device` is what a predictor asks. `RooflineDevice` is the specified model: an operation takes as long as the slower of
-its arithmetic at the processor's throughput and its traffic at the memory's (Williams, Waterman and Patterson 2009).
-Both throughputs depend on the size of the operation, by the efficiency rows of the hardware config. Left out: what
-kernels cost to launch, and overlap of one operation with the next.
+its arithmetic at the processor's throughput and its traffic at the memory's (Williams, Waterman and Patterson,
+"Roofline", CACM 52(4), 2009).
+
+A throughput is a peak times an efficiency that depends on the size of the operation, since small operations reach less
+of a peak than large ones. The efficiency is a step function, as the config format writes it: rows `(lower bound,
+efficiency)` in strictly descending order of bounds, the last bound 0. An operation gets the efficiency of the first row
+whose bound it reaches. There is no interpolation between rows.
+
+Left out: what kernels cost to launch, overlap of one operation with the next, clocks, power, caches, the latency of
+memory, the difference between reads and writes, and the shape of a matrix multiplication. What they cost belongs into
+the efficiency rows of the config.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+
+from minitrain.errors import HardwareConfigError, UsageError
 
 if TYPE_CHECKING:
-    from minitrain.hardware.memory import Memory
-    from minitrain.hardware.processor import Processor
     from minitrain.workloads.workload import Cost
+
+Rows = tuple[tuple[float, float], ...]
+Unit = Literal["matrix", "vector"]
+
+
+def efficiency_at(rows: Rows, amount: float, unit: float) -> float:
+    """Return the efficiency of an operation of the given size.
+
+    Args:
+        rows: `(lower bound, efficiency)`, bounds in multiples of `unit`, strictly descending, the last one 0.
+        amount: size of the operation, in FLOP or bytes, at least 0.
+        unit: what the bounds count (1e9 FLOP or 1e6 bytes).
+
+    Returns:
+        A share of the peak, in (0, 1].
+
+    Raises:
+        UsageError: the amount is negative or not a number.
+    """
+    for bound, efficiency in rows:
+        if amount >= bound * unit:
+            return efficiency
+    raise UsageError(
+        f"the size of an operation must be a number >= 0, not {amount}; check the FLOP or bytes given",
+        amount=amount,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The speed of one unit for one datatype.
+
+    Args:
+        tflops: peak, in 1e12 FLOP/s.
+        gflops_efficiency: rows `(lower bound in 1e9 FLOP, share of the peak)`, bounds strictly descending
+            to 0.
+    """
+
+    tflops: float
+    gflops_efficiency: Rows
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """Return the peak in FLOP/s."""
+        return self.tflops * 1e12
+
+    def throughput(self, flops: float) -> float:
+        """Return the speed, in FLOP/s, that an operation of `flops` FLOP reaches."""
+        return self.peak_flop_per_s * efficiency_at(self.gflops_efficiency, flops, 1e9)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The two compute units of one device.
+
+    Args:
+        matrix: rate by datatype of the unit that multiplies matrices.
+        vector: rate by datatype of the unit for everything else.
+    """
+
+    matrix: Mapping[str, Rate] = field(hash=False)
+    vector: Mapping[str, Rate] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        """Keep read-only copies, so that a frozen value cannot be changed through its mappings."""
+        object.__setattr__(self, "matrix", MappingProxyType(dict(self.matrix)))
+        object.__setattr__(self, "vector", MappingProxyType(dict(self.vector)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
+        return Processor, (dict(self.matrix), dict(self.vector))
+
+    def throughput(self, datatype: str, flops: float, *, unit: Unit = "matrix") -> float:
+        """Return the speed an operation reaches.
+
+        Args:
+            datatype: key of the config's entry, such as "float16".
+            flops: size of the operation, in FLOP.
+            unit: "matrix" or "vector".
+
+        Returns:
+            FLOP/s: peak times the efficiency of the first row whose bound the operation reaches.
+
+        Raises:
+            HardwareConfigError: the config has no entry for this datatype.
+            UsageError: `flops` is negative or not a number.
+        """
+        return self._rate(datatype, unit).throughput(flops)
+
+    def peak(self, datatype: str, *, unit: Unit = "matrix") -> float:
+        """Return the peak in FLOP/s of a datatype (what MFU divides by); errors as for `throughput`."""
+        return self._rate(datatype, unit).peak_flop_per_s
+
+    def _rate(self, datatype: str, unit: Unit) -> Rate:
+        """Return the entry of a datatype, or explain what there is."""
+        rates = self.vector if unit == "vector" else self.matrix
+        try:
+            return rates[datatype]
+        except KeyError:
+            known = ", ".join(rates) or "nothing"
+            raise HardwareConfigError(
+                f"the config must give a rate for each datatype used: {unit}.{datatype} is missing "
+                f"(it has {known}); add {unit}.{datatype} with tflops and gflops_efficiency",
+                datatype=datatype,
+                unit=unit,
+            ) from None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One memory of a device; the fields are the config's keys.
+
+    Args:
+        GiB: capacity, in 2^30 bytes.
+        GBps: peak bandwidth, in 1e9 bytes/s.
+        MB_efficiency: rows `(lower bound in 1e6 bytes, share of the peak)`, bounds strictly descending to 0.
+    """
+
+    GiB: float
+    GBps: float
+    MB_efficiency: Rows
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Return the capacity in bytes."""
+        return int(self.GiB * 2**30)
+
+    def throughput(self, size_bytes: float) -> float:
+        """Return the speed an operation reaches.
+
+        Args:
+            size_bytes: bytes read and written by the operation.
+
+        Returns:
+            Bytes/s: peak times the efficiency of the first row whose bound the operation reaches.
+
+        Raises:
+            UsageError: `size_bytes` is negative or not a number.
+        """
+        return self.GBps * 1e9 * efficiency_at(self.MB_efficiency, size_bytes, 1e6)
 
 
 class Device(Protocol):

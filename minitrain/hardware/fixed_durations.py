@@ -1,4 +1,8 @@
-"""Durations by hand, for reasoning in units as the papers' figures do."""
+"""A predictor whose durations are given by hand, one for each type of event.
+
+Figures in papers often count time in units: a forward takes 1, a backward takes 2. `FixedPredictor(forward=1,
+backward=2)` does the same. There is no device behind it, and no network.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,13 @@ import math
 from collections.abc import Sequence
 
 from minitrain.errors import UsageError
+from minitrain.events import EVENT_TYPES, PASSES, UPDATE
 from minitrain.hardware.price import Price
-from minitrain.workloads.workload import MATMUL_LAYER, Workload
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Workload
 
-EVENT_TYPES = (
-    "load_weights",
-    "forward",
-    "loss",
-    "backward",
-    "backward_input",
-    "backward_weight",
-    "update",
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "all_to_all",
-    "barrier",
-    "send",
-    "recv",
-)
-_COMPUTE = frozenset(EVENT_TYPES[1:7])
+_SHORTEST_S, _LONGEST_S = 1e-100, 1e100  # outside of them sums and ratios overflow or vanish, as in configs
+_SLOWED = frozenset((*PASSES, UPDATE))  # loading weights is no computing
 
 
 class FixedPredictor:
@@ -55,6 +45,10 @@ class FixedPredictor:
                 raise UsageError(f"there is no event type {typ!r}; use {', '.join(EVENT_TYPES)}", typ=typ)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise UsageError(f"the duration of {typ} must be a number of at least 0, got {seconds!r}", typ=typ)
+            if seconds and not _SHORTEST_S <= seconds <= _LONGEST_S:
+                raise UsageError(
+                    f"the duration of {typ} must be 0 or lie in {_SHORTEST_S}..{_LONGEST_S} s, got {seconds!r}", typ=typ
+                )
         self._given = durations
         self.durations = {
             typ: float(seconds) for typ, seconds in {"recv": durations.get("send", 0), **durations}.items()
@@ -92,4 +86,4 @@ class FixedPredictor:
 
     def _price(self, typ: str, size_bytes: float = 0) -> Price:
         seconds = self.durations.get(typ, 0.0)
-        return Price(seconds * self._slowdown if typ in _COMPUTE and self._slowdown != 1 else seconds, size_bytes)
+        return Price(seconds * self._slowdown if typ in _SLOWED and self._slowdown != 1 else seconds, size_bytes)

@@ -28,7 +28,7 @@ from math import ceil
 from typing import TYPE_CHECKING, final
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware.curve import efficiency_at
+from minitrain.hardware.device import efficiency_at
 
 if TYPE_CHECKING:
     from minitrain.hardware.config import SystemConfig

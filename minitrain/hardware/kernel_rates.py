@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, final
 
 from minitrain.errors import HardwareConfigError, UsageError
-from minitrain.hardware.curve import Rows, efficiency_at
+from minitrain.hardware.device import Rows, efficiency_at
 
 _Entry = TypeVar("_Entry")
 

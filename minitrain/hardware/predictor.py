@@ -16,11 +16,12 @@ from minitrain.errors import UsageError, require_count
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.device import Device, RooflineDevice
 from minitrain.hardware.network import Network, select_tier
-from minitrain.hardware.price import FREE, PENDING, Predictor, Price
+from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
-from minitrain.workloads.workload import MATMUL_LAYER, Cost, Workload
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Cost, Workload
 
-__all__ = ["FREE", "PENDING", "DevicePredictor", "Predictor", "Price", "RuntimePredictor"]
+NETWORKS = ("auto", "flat", "hierarchical")
 
 
 class DevicePredictor:
@@ -43,7 +44,7 @@ class DevicePredictor:
         self._remember_prices()
 
     def _remember_prices(self) -> None:
-        """Let equal questions share one answer; all layers do where they are alike."""
+        """Compute each price once. Where all layers are alike, that is once for all layers."""
         self._pass_price = cache(self._price_of_pass)
         self._update_price = cache(self._price_of_update)
         self._load_price = cache(self._price_of_load)
@@ -110,7 +111,7 @@ def _price_of_transfer(found: Transfer, size_bytes: float) -> Price:
 
 
 def _for_any_pair(price: Callable[[str, float, int, int], Price]) -> Callable[[str, float, int, int], Price]:
-    """Let all pairs of ranks share one answer, where nobody sits closer to anybody."""
+    """Compute a price once for all pairs of ranks, where all are equally far from one another."""
     return lambda op, size_bytes, source, dest: price(op, size_bytes, 0, 1)  # noqa: ARG005
 
 
@@ -120,8 +121,8 @@ class RuntimePredictor(DevicePredictor):
     Args:
         world_size: number of ranks; the run's network is the smallest tier that spans them.
         config_file_name: a shipped config's name (with or without ".json"), a path, or a loaded config.
-        network: "flat" (one tier for the whole run) or "hierarchical" (the tier that each group needs).
-        placement: node of each rank, for the hierarchical network; rank order by default.
+        network: "flat", "hierarchical" or "auto", as for `make_topology`.
+        placement: node of each rank; rank order by default.
         workload: what the layers cost and hold.
 
     Raises:
@@ -147,6 +148,13 @@ class RuntimePredictor(DevicePredictor):
         self.network = select_tier(system.networks, world_size)
         self._roofline = RooflineDevice(self.processor, self.mem_hbm, self.mem_pcie)
         super().__init__(workload, self._roofline, make_topology(system.networks, world_size, network, placement))
+
+    @property
+    def num_nodes(self) -> int:
+        """How many units of the smallest tier the ranks sit in."""
+        if isinstance(self.topology, HierarchicalTopology):
+            return self.topology.num_nodes
+        return -(-self.world_size // min(tier.size for tier in self.system.networks))
 
     def compute_flops_time(self, flops: float) -> float:
         """Return the time of pure computation, s."""
@@ -191,6 +199,11 @@ class RuntimePredictor(DevicePredictor):
         return self.network.time("p2p", self.get_comm_bytes(v), 2)
 
 
+def network_of(predictor: Any) -> str | None:
+    """Return "flat", "hierarchical" or another topology's kind; None where a predictor has none."""
+    return getattr(getattr(predictor, "topology", None), "kind", None)
+
+
 def make_topology(
     tiers: Sequence[Network], world_size: int, network: str = "flat", placement: Sequence[int] | None = None
 ) -> Topology:
@@ -199,16 +212,19 @@ def make_topology(
     Args:
         tiers: those of a config, in any order.
         world_size: number of ranks.
-        network: "flat" (one tier for the whole run) or "hierarchical" (the tier that each group needs).
-        placement: node of each rank, for the hierarchical network; rank order by default.
+        network: "flat" (one tier for the whole run), "hierarchical" (the tier that each group needs), or "auto": flat
+            where all ranks fit into the smallest tier and have no placement, else hierarchical. "auto" takes any number
+            of ranks; "hierarchical" takes those that fill each `must_be_filled` tier.
+        placement: node of each rank; rank order by default. The flat network has no nodes.
 
     Raises:
         UsageError: there is no such network, or it takes no placement, or no tier spans the ranks.
     """
-    if network == "flat":
+    if network not in NETWORKS:
+        raise UsageError(f'network must be "auto", "flat" or "hierarchical", got {network!r}', network=network)
+    fits_one_tier = placement is None and world_size <= min((tier.size for tier in tiers), default=0)
+    if network == "flat" or (network == "auto" and fits_one_tier):
         if placement is not None:
-            raise UsageError('placement needs network="hierarchical"; the flat network has no nodes')
+            raise UsageError('placement needs network="auto" or "hierarchical"; the flat network has no nodes')
         return FlatTopology(select_tier(tiers, world_size))
-    if network == "hierarchical":
-        return HierarchicalTopology(tiers, world_size, placement)
-    raise UsageError(f'network must be "flat" or "hierarchical", got {network!r}', network=network)
+    return HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=network == "auto")

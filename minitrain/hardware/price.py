@@ -1,11 +1,18 @@
-"""What one operation costs, and the protocol of what answers that: `Predictor`."""
+"""What one operation takes, and the protocol of what answers that: `Predictor`.
+
+The ranks of a run share one predictor, or have one each where they run on different devices (`RankPredictors`). Two
+predictors are made here in minitrain: `minitrain.hardware.predictor` asks a workload, a device and a network;
+`minitrain.hardware.fixed_durations` takes durations that are given by hand.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, final
 
+from minitrain.errors import UsageError
 from minitrain.workloads.workload import Workload
 
 
@@ -29,15 +36,24 @@ class Price:
 
 
 FREE = Price(0.0)
-PENDING = Price(0.0)  # stands in a log until the price is known, for ever where an operation was given up
+PENDING = Price(0.0)
+"""What a log shows for an operation whose price is not known yet, and for one that was given up."""
 
 
-class Predictor(Protocol):
-    """What a `Model` asks to price its operations; ranks on different devices have one each.
+class TransferPrices(Protocol):
+    """What prices whatever ranks do together: all ranks of a run share one."""
 
-    What ranks do together is priced by the predictor of the lowest rank that takes part: the predictors of one run
-    differ in their devices and share one workload and one network.
-    """
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective among some ranks."""
+        ...
+
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
+        """Price one side ("send" or "recv") of a message."""
+        ...
+
+
+class Predictor(TransferPrices, Protocol):
+    """What a `Model` asks to price its operations: those of its device, and those of the network that ranks share."""
 
     @property
     def workload(self) -> Workload:
@@ -66,14 +82,87 @@ class Predictor(Protocol):
         """Price loading some shards of a layer's weight."""
         ...
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        """Price a collective among some ranks."""
-        ...
-
-    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
-        """Price one side ("send" or "recv") of a message."""
-        ...
-
     def slowed(self, factor: float) -> Predictor:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
         ...
+
+
+@final
+class RankPredictors:
+    """A predictor for each rank of a run, where ranks run on different devices.
+
+    The ranks train one workload and share one network. A collective has one price for all its members, and a message
+    has the same for both sides: that of the shared network, whoever takes part.
+
+    Args:
+        predictors: one a rank.
+        network: what prices collectives and messages; the predictor of rank 0 by default.
+
+    Attributes:
+        predictors: one a rank, each with the prices of its own device and of the shared network.
+
+    Raises:
+        UsageError: the predictors are of different workloads.
+    """
+
+    def __init__(self, predictors: Sequence[Predictor], network: TransferPrices | None = None) -> None:
+        for rank, predictor in enumerate(predictors):
+            if predictor.workload is not predictors[0].workload:
+                raise UsageError(
+                    f"all ranks of a run must train the same workload, but that of rank {rank} is "
+                    f"{predictor.workload!r:.80} and that of rank 0 {predictors[0].workload!r:.80}; give all "
+                    "predictors one",
+                    rank=rank,
+                )
+        shared = predictors[0] if network is None else network
+        self.predictors: tuple[Predictor, ...] = tuple(
+            predictor if predictor is shared else _OnNetwork(predictor, shared) for predictor in predictors
+        )
+
+    @property
+    def workload(self) -> Workload:
+        """What all ranks train."""
+        return self.predictors[0].workload
+
+    @property
+    def peak_flop_per_s(self) -> float | None:
+        """The mean of the devices' peak rates, so that world_size times it is that of all; None if any has none."""
+        rates = [predictor.peak_flop_per_s for predictor in self.predictors]
+        known = [rate for rate in rates if rate is not None]
+        return math.fsum(known) / len(known) if len(known) == len(rates) else None
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """The memory of each device if all have the same; None otherwise, or where there is no device."""
+        capacities = {predictor.capacity_bytes for predictor in self.predictors}
+        return capacities.pop() if len(capacities) == 1 else None
+
+
+class _OnNetwork:
+    """A rank's predictor whose collectives and messages are priced by the network that it shares with the others.
+
+    Args:
+        own: what prices the operations of the rank's device.
+        network: what prices collectives and messages.
+    """
+
+    def __init__(self, own: Predictor, network: TransferPrices) -> None:
+        self._own = own
+        self._network = network
+        self.workload = own.workload
+        self.peak_flop_per_s = own.peak_flop_per_s
+        self.capacity_bytes = own.capacity_bytes
+        self.compute = own.compute
+        self.update = own.update
+        self.load = own.load
+        self.collective = network.collective
+        self.p2p = network.p2p
+
+    def slowed(self, factor: float) -> _OnNetwork:
+        """Return the same predictor for a rank whose computing takes `factor` times as long."""
+        return _OnNetwork(self._own.slowed(factor), self._network)
+
+
+def predictor_of(predictor: Predictor | RankPredictors, rank: int) -> Predictor:
+    """Return what prices the operations of one rank, where ranks may or may not have predictors of their own."""
+    return predictor.predictors[rank] if isinstance(predictor, RankPredictors) else predictor

@@ -14,7 +14,7 @@ An operation without a curve of its own is priced by others where they have one:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.topology import HierarchicalTopology, Transfer
@@ -36,6 +36,10 @@ class SizedTopology:
         tiers: the tiers of a config, in any order.
         world_size: number of ranks of the run.
         placement: the node of each rank; by default nodes are filled in rank order.
+        may_be_unfilled: whether the run may fill a `must_be_filled` tier in part.
+
+    Attributes:
+        places: which ranks sit where; groups of equal shape there have equal prices here.
 
     Raises:
         UsageError: as for `HierarchicalTopology`.
@@ -47,25 +51,34 @@ class SizedTopology:
         8.4
     """
 
-    def __init__(self, tiers: Sequence[Network], world_size: int, placement: Sequence[int] | None = None) -> None:
+    kind: ClassVar[str] = "sized"
+
+    def __init__(
+        self,
+        tiers: Sequence[Network],
+        world_size: int,
+        placement: Sequence[int] | None = None,
+        *,
+        may_be_unfilled: bool = False,
+    ) -> None:
         """Place the ranks."""
-        self._places = HierarchicalTopology(tiers, world_size, placement)
-        self._inner = self._places.tiers[0]
+        self.places = HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=may_be_unfilled)
+        self._inner = self.places.tiers[0]
         self._ranks_per_node = self._most_ranks_of_a_node(world_size)
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
         """Price a collective of `size_bytes` bytes among `ranks`; errors as for `HierarchicalTopology`."""
-        shape = self._places.shape(ranks)
+        shape = self.places.shape(ranks)
         curve = _curve(shape.tier, op)
         if curve is None or shape.num_ranks == 1:
-            return self._places.collective(op, size_bytes, ranks)
+            return self.places.collective(op, size_bytes, ranks)
         _check_size(op, size_bytes)
         bandwidth = self._bandwidth(op, shape, curve)
         return Transfer(_seconds(op, size_bytes, shape.num_ranks, curve, bandwidth), "ring", shape.tier)
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
-        found = self._places.p2p(size_bytes, source, dest)
+        found = self.places.p2p(size_bytes, source, dest)
         curve = found.tier.curves.get("p2p")
         if curve is None:
             return found
@@ -96,7 +109,7 @@ class SizedTopology:
 
     def _most_ranks_of_a_node(self, world_size: int) -> int:
         """Return how many ranks of the run share a node's interfaces."""
-        placement = self._places.placement
+        placement = self.places.placement
         if placement is None:
             return min(world_size, self._inner.size)
         return max(map(placement.count, set(placement)))

@@ -25,6 +25,9 @@ of the two is taken, the ring if equal. broadcast, all_to_all and barrier are pr
 alone. Left out: congestion between groups, and the reordering of shards that a hierarchical all_gather
 needs.
 
+`must_be_filled` is a rule for the whole run: one that reaches beyond such a tier holds a multiple of its
+size. Groups of the run may hold any ranks.
+
 Source: hierarchical all-reduce: Jia et al., "Highly Scalable Deep Learning Training System with
 Mixed-Precision", 2018 (arXiv 1807.11205), in the reduce-scatter form of BlueConnect (Cho et al., SysML
 2019) and Horovod's NCCLHierarchicalAllreduce; its halves are the two-phase forms of the other collectives.
@@ -32,13 +35,15 @@ Ring costs: see `network.py`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import lcm
 from operator import index
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.network import Network, select_tier
+from minitrain.hardware.regular_groups import Step, counts_in_nodes, distinct_shifts
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
@@ -85,6 +90,7 @@ class FlatTopology:
     """
 
     tier: Network
+    kind: ClassVar[str] = "flat"
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
         """Price a collective: the tier's time for `len(ranks)` ranks; errors as for `Network.time`."""
@@ -122,9 +128,11 @@ class HierarchicalTopology:
         tiers: the tiers of a config, in any order.
         world_size: number of ranks of the run.
         placement: the node of each rank; by default nodes are filled in rank order.
+        may_be_unfilled: whether the run may fill a `must_be_filled` tier in part.
 
     Raises:
-        UsageError: the run does not fit into the largest tier, or the placement does not fit the tiers.
+        UsageError: the run does not fit into the largest tier, it fills a `must_be_filled` tier in part, or the
+            placement does not fit the tiers.
 
     Example:
         >>> from minitrain.hardware import HierarchicalTopology, load_config
@@ -133,7 +141,16 @@ class HierarchicalTopology:
         (8, 65536)
     """
 
-    def __init__(self, tiers: Sequence[Network], world_size: int, placement: Sequence[int] | None = None) -> None:
+    kind: ClassVar[str] = "hierarchical"
+
+    def __init__(
+        self,
+        tiers: Sequence[Network],
+        world_size: int,
+        placement: Sequence[int] | None = None,
+        *,
+        may_be_unfilled: bool = False,
+    ) -> None:
         """Place the ranks."""
         select_tier(tiers, world_size)
         self.tiers = tuple(sorted(tiers, key=lambda tier: tier.size))
@@ -142,7 +159,11 @@ class HierarchicalTopology:
         self._node_size = node_size
         self._spans = tuple(-(-tier.size // node_size) for tier in self.tiers)  # nodes a block, rounded up
         self.placement = None if placement is None else self._checked(placement)
+        if not may_be_unfilled:
+            self._check_filled()
+        self._period = self._shift_that_changes_nothing()
         self._shapes: dict[Sequence[int], GroupShape] = {}
+        self._copies: dict[tuple[range, tuple[Step, ...]], list[Sequence[int]]] = {}  # runs of a sweep share it
         # Hashing a tuple of a million ranks takes milliseconds: one seen before is known by its identity.
         self._recent: dict[int, tuple[Sequence[int], GroupShape]] = {}
 
@@ -150,10 +171,44 @@ class HierarchicalTopology:
         """Return the node that a rank sits in."""
         return rank // self._node_size if self.placement is None else self.placement[rank]
 
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes the ranks sit in."""
+        return -(-self.world_size // self._node_size) if self.placement is None else len(set(self.placement))
+
+    def one_of_each_shape(self, ranks: Sequence[int], steps: Iterable[Step]) -> list[Sequence[int]]:
+        """Return groups that stand for a group and all its copies: copies of equal shape have equal prices.
+
+        For a range of ranks and nodes in rank order, this takes arithmetic alone, however many ranks and copies.
+
+        Args:
+            ranks: the group.
+            steps: distance and number of copies, which are at all sums of these multiples.
+
+        Returns:
+            The group, and a copy for each other shape.
+
+        Raises:
+            UsageError: as for `collective`.
+        """
+        if not isinstance(ranks, range):
+            return self._one_of_each_shape(ranks, steps)
+        key = ranks, tuple(steps)
+        found = self._copies.get(key)
+        if found is None:
+            found = self._copies[key] = self._one_of_each_shape(*key)
+        return found
+
+    def _one_of_each_shape(self, ranks: Sequence[int], steps: Iterable[Step]) -> list[Sequence[int]]:
+        """Find out what `one_of_each_shape` returns."""
+        by_shape = {self.shape(ranks): ranks}
+        for shift in distinct_shifts(steps, self._period):
+            copy = _shifted(ranks, shift)
+            by_shape.setdefault(self.shape(copy), copy)
+        return list(by_shape.values())
+
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message on the smallest tier that contains its two ranks.
-
-        A message may cross a `must_be_filled` tier freely: that rule is for groups.
 
         Args:
             size_bytes: size of the message, in bytes.
@@ -174,7 +229,8 @@ class HierarchicalTopology:
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
         """Price a collective on the smallest tier that contains its ranks.
 
-        Costs O(len(ranks)) for ranks not seen before and O(1) for the same tuple object again.
+        Costs O(len(ranks)) for ranks not seen before and O(1) for the same tuple object again. A range of ranks
+        costs O(node size) at most where nodes are filled in rank order.
 
         Args:
             op: as for `Network.time`, except p2p.
@@ -185,8 +241,7 @@ class HierarchicalTopology:
             The lower price of ring and hierarchical algorithm, and which it is.
 
         Raises:
-            UsageError: ranks that are out of range, repeated or none; a group that leaves a
-                `must_be_filled` tier partly filled; an unknown operation or a negative size.
+            UsageError: ranks that are out of range, repeated or none; an unknown operation or a negative size.
         """
         shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
@@ -215,15 +270,27 @@ class HierarchicalTopology:
 
     def _described(self, ranks: Sequence[int]) -> GroupShape:
         """Find the tier and the split over nodes of a group."""
+        if isinstance(ranks, range) and ranks and self.placement is None:
+            return self._described_by_arithmetic(ranks)
         num_ranks = len(ranks)
         if not num_ranks or len(set(ranks)) != num_ranks:
             raise UsageError("a group holds at least one rank, each once; check the ranks of the collective")
         self._check_range(min(ranks), max(ranks))
         counts = Counter(map(self.node, ranks))
-        level = self._level(min(counts), max(counts))
-        self._check_filled(num_ranks, level)
-        per_node = set(counts.values())
-        return GroupShape(num_ranks, self.tiers[level], per_node.pop() if len(per_node) == 1 else 0)
+        return self._shape_of(num_ranks, min(counts), max(counts), set(counts.values()))
+
+    def _described_by_arithmetic(self, ranks: range) -> GroupShape:
+        """Find the tier and the split over nodes of a regular group, where nodes are filled in rank order."""
+        if ranks.step < 0:
+            ranks = ranks[::-1]
+        self._check_range(ranks[0], ranks[-1])
+        counts = counts_in_nodes(ranks, self._node_size)
+        return self._shape_of(len(ranks), self.node(ranks[0]), self.node(ranks[-1]), counts)
+
+    def _shape_of(self, num_ranks: int, first_node: int, last_node: int, counts: set[int]) -> GroupShape:
+        """Return the shape of a group from its nodes and the numbers of members in them."""
+        tier = self.tiers[self._level(first_node, last_node)]
+        return GroupShape(num_ranks, tier, counts.pop() if len(counts) == 1 else 0)
 
     def _level(self, first_node: int, last_node: int) -> int:
         """Return the index of the smallest tier with all nodes from first to last in one block."""
@@ -239,17 +306,26 @@ class HierarchicalTopology:
                 world_size=self.world_size,
             )
 
-    def _check_filled(self, num_ranks: int, level: int) -> None:
-        """Refuse a group that reaches beyond a `must_be_filled` tier without filling units of it."""
-        for tier in self.tiers[:level]:
-            if tier.must_be_filled and num_ranks % tier.size:
+    def _check_filled(self) -> None:
+        """Refuse a run that reaches beyond a `must_be_filled` tier without filling units of it."""
+        nodes = self.placement or (0, self.node(self.world_size - 1))
+        for tier in self.tiers[: self._level(min(nodes), max(nodes))]:
+            if tier.must_be_filled and self.world_size % tier.size:
+                fill = -(-self.world_size // tier.size) * tier.size
                 raise UsageError(
-                    f"a group that reaches beyond a must_be_filled tier must hold a multiple of its size "
-                    f"({tier.size} ranks), but {num_ranks} ranks take part; use a multiple of {tier.size}, a "
-                    f'group inside one unit of the tier, network="flat", or must_be_filled false',
-                    num_ranks=num_ranks,
+                    f"a run that reaches beyond a must_be_filled tier must hold a multiple of its size "
+                    f"({tier.size} ranks), but world_size is {self.world_size}; use {fill} ranks, "
+                    f'network="auto" or "flat", or must_be_filled false',
+                    world_size=self.world_size,
                     tier_size=tier.size,
                 )
+
+    def _shift_that_changes_nothing(self) -> int:
+        """Return a number of ranks: groups that far apart, and multiples of it, have one shape."""
+        if self.placement is not None:
+            return self.world_size  # no two groups of the run are that far apart
+        inner = [span * self._node_size for span in self._spans if span * self._node_size < self.world_size]
+        return min(lcm(*inner), self.world_size)
 
     def _checked(self, placement: Sequence[int]) -> tuple[int, ...]:
         """Return a placement as a tuple, or say what does not fit."""
@@ -291,3 +367,10 @@ def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape)
     if op == "reduce_scatter":
         return scattered
     return scattered + inner.time("all_gather", size_bytes, local)
+
+
+def _shifted(ranks: Sequence[int], shift: int) -> Sequence[int]:
+    """Return a group, every rank of it moved by as much."""
+    if isinstance(ranks, range):
+        return range(ranks.start + shift, ranks.stop + shift, ranks.step)
+    return tuple(rank + shift for rank in ranks)

@@ -1,4 +1,4 @@
-"""A rank whose tensors carry numbers: every operation does its arithmetic beside its bookkeeping."""
+"""A rank whose tensors carry arrays: every operation computes, in addition to what `Model` does."""
 
 from __future__ import annotations
 
@@ -9,34 +9,42 @@ from typing import Any
 import numpy as np
 
 from minitrain.errors import LawError
-from minitrain.numerics import layers
-from minitrain.numerics.contents import Flat, Rows, held
-from minitrain.numerics.problem import Array, Problem
+from minitrain.numerics import arithmetic
+from minitrain.numerics.arithmetic import Array
+from minitrain.numerics.arrays import Flat, Rows, held
+from minitrain.numerics.problem import Problem
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
 from minitrain.transport.collectives import describe
 
 
 def _carry(tensor: Tensor, content: Any) -> None:
-    """Let a tensor carry its numbers."""
+    """Attach an array to a tensor."""
     tensor._content = content
 
 
 class NumericModel(Model):
     """A `Model` that also computes.
 
-    It extends the operations by `super()` and works beside other extensions of `Model` (strict accounting).
+    Its operations call those of `super()`, so that it combines with other extensions of `Model` (strict accounting).
 
     Args:
         args: those of `Model`.
-        problem: what is trained.
+        problem: the data, initial weights and optimizer.
         named: those of `Model`.
 
+    Adds:
+        load_weights, get_input_activation: let what they return carry the problem's arrays.
+        forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
+        set_final_weight: requires a weight that carries an array.
+        after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
+            on.
+
     Attributes:
-        final_states: optimizer state by layer as this rank's last update left it, where it updated.
+        final_states: optimizer state after this rank's last update, by layer that it updated.
     """
 
-    attentive = True
+    follows_tensors = True
 
     def __init__(self, *args: Any, problem: Problem | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -58,7 +66,7 @@ class NumericModel(Model):
             self._meet(works[0].op, values, results)
 
     def _meet(self, op: str, values: Sequence[Any], results: Sequence[Any]) -> None:
-        """Give the results of a collective their numbers, place by place where they are buckets."""
+        """Give the results of a collective their numbers; of buckets, tensor by tensor."""
         if isinstance(results[0], list):
             for places in zip(*values, *results, strict=True):
                 self._meet(op, places[: len(values)], places[len(values) :])
@@ -73,12 +81,12 @@ class NumericModel(Model):
             result._content = total.shard(index, len(results)) if scattered else total
 
     def after_message(self, value: Any, result: Any) -> None:
-        """Hand over the numbers of a message."""
+        """Copy the numbers of a message to what is received."""
         super().after_message(value, result)
         self._move(value, result)
 
     def _move(self, value: Any, result: Any) -> None:
-        """Give a result the numbers of what it is a copy of, or a bucket's tensors theirs."""
+        """Give a copy the numbers of its original; of a bucket, tensor by tensor."""
         if isinstance(value, list):
             for item, copy in zip(value, result, strict=True):
                 self._move(item, copy)
@@ -86,7 +94,7 @@ class NumericModel(Model):
             result._content = self._contents("a message", value)[0]
 
     def _contents(self, op: str, *tensors: Any) -> list[Any]:
-        """Return what tensors carry, None for what is no tensor (which breaks another law).
+        """Return what tensors carry; None for a value that is no tensor, which another law refuses.
 
         Raises:
             LawError: a tensor carries nothing.
@@ -127,7 +135,7 @@ class NumericModel(Model):
         """Take an activation through a layer."""
         x, w = self._contents("forward", inp, weight)
         out = super().forward(layer, inp, weight)
-        _carry(out, Rows(layers.forward(x.values, self._matrix(w))))
+        _carry(out, Rows(arithmetic.forward(x.values, self._matrix(w))))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -135,7 +143,7 @@ class NumericModel(Model):
         (y,) = self._contents("loss", inp)
         grad = super().loss(inp)
         targets = self._rows_of(self.problem.targets(self.global_batch_size), inp.samples)
-        _carry(grad, Rows(layers.loss_gradient(y.values, targets, self.global_batch_size)))
+        _carry(grad, Rows(arithmetic.loss_gradient(y.values, targets, self.global_batch_size)))
         return grad
 
     def backward(
@@ -144,22 +152,22 @@ class NumericModel(Model):
         """Take a gradient back through a layer."""
         x, g, w = self._contents("backward", inp, grad, weight)
         weight_grad, grad_inp = super().backward(layer, inp, grad, weight)
-        _carry(weight_grad, Flat(layers.backward_weight(x.values, g.values).ravel()))
-        _carry(grad_inp, Rows(layers.backward_input(x.values, g.values, self._matrix(w))))
+        _carry(weight_grad, Flat(arithmetic.backward_weight(x.values, g.values).ravel()))
+        _carry(grad_inp, Rows(arithmetic.backward_input(x.values, g.values, self._matrix(w))))
         return weight_grad, grad_inp
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input."""
         x, g, w = self._contents("backward_input", inp, grad, weight)
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        _carry(grad_inp, Rows(layers.backward_input(x.values, g.values, self._matrix(w))))
+        _carry(grad_inp, Rows(arithmetic.backward_input(x.values, g.values, self._matrix(w))))
         return grad_inp
 
     def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
         """Return the gradient of a layer's weight."""
         x, g = self._contents("backward_weight", inp, grad)
         weight_grad = super().backward_weight(layer, inp, grad)
-        _carry(weight_grad, Flat(layers.backward_weight(x.values, g.values).ravel()))
+        _carry(weight_grad, Flat(arithmetic.backward_weight(x.values, g.values).ravel()))
         return weight_grad
 
     def update(

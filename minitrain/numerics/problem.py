@@ -1,4 +1,4 @@
-"""What is trained: sizes, optimizer, and the data and initial weights that follow from a seed."""
+"""The training problem of a numeric run: sizes, optimizer, and data and initial weights made from a seed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
-from minitrain.numerics.optimizers import Adam, Momentum
-
-Array = NDArray[np.float64]
+from minitrain.numerics.arithmetic import Adam, Array, Momentum
 
 _INPUTS, _TARGETS, _WEIGHTS = range(3)
 
@@ -36,18 +33,18 @@ class Problem:
         return _normal(self.seed, _INPUTS, 0, global_batch_size, self.width)
 
     def targets(self, global_batch_size: int) -> Array:
-        """Return what the model should make of them, one row a sample."""
+        """Return the targets of the global batch, one row a sample."""
         return _normal(self.seed, _TARGETS, 0, global_batch_size, self.width)
 
     def initial_weight(self, layer: int) -> Array:
-        """Return the weight of a layer before the step, width x width, scaled to keep the layers awake."""
+        """Return the weight of a layer before the step, width x width, at a scale where tanh does not saturate."""
         numbers = _normal(self.seed, _WEIGHTS, layer, self.width, self.width)
         return np.asarray(numbers / np.sqrt(self.width / 2))
 
 
 @lru_cache(maxsize=512)
 def _normal(seed: int, what: int, which: int, rows: int, columns: int) -> Array:
-    """Return normal random numbers, of which further rows never change the first ones."""
+    """Return normal random numbers; those of more rows begin with those of fewer."""
     numbers = np.random.default_rng([seed, what, which]).standard_normal((rows, columns))
     numbers.flags.writeable = False
     return numbers

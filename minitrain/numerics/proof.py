@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import ProofError, StrategyError
-from minitrain.numerics.contents import Flat, held
+from minitrain.numerics.arithmetic import Array
+from minitrain.numerics.arrays import Flat, held
 from minitrain.numerics.model import NumericModel
-from minitrain.numerics.problem import Array, Problem, problem_of
+from minitrain.numerics.problem import Problem, problem_of
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from minitrain.run.strategy_loading import Strategy
 
 RELATIVE, ABSOLUTE = 1e-9, 1e-13
-"""The largest differences that sums of float64 in another order may make; second moments are as small as 1e-10."""
+"""The largest differences that another order of float64 sums may make; second moments are as small as 1e-10."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def prove(
 
 
 def compare_with_reference(run: Run, problem: Problem) -> Proof:
-    """Compare the numbers of a run that has been with those of a single device.
+    """Compare the numbers of a finished run with those of a single device.
 
     Raises:
         ProofError: they differ.
@@ -112,7 +113,7 @@ def compare_with_reference(run: Run, problem: Problem) -> Proof:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Result:
-    """What one rank has made of one layer; where it holds nothing, it has what is expected.
+    """What one rank has trained of one layer; elements that it does not hold are set to what is expected.
 
     Args:
         rank: which rank.
@@ -134,7 +135,7 @@ class _Result:
 
 
 def _results(run: Run, reference: Reference) -> Iterator[_Result]:
-    """Yield what every rank has made of every layer that it updated or handed in."""
+    """Yield the result of every rank for every layer that it updated or handed in."""
     for model in run.models:
         if not isinstance(model, NumericModel):
             raise StrategyError(f"the run of {run.strategy} has no numbers; simulate it with numerics")
@@ -143,7 +144,7 @@ def _results(run: Run, reference: Reference) -> Iterator[_Result]:
 
 
 def _result(model: NumericModel, layer: int, weight: Array, state: Array) -> _Result:
-    """Return what a rank has made of a layer, beside the weight and state that it should have."""
+    """Return the result of a rank for a layer, with the expected weight and state."""
     got, expected = {}, {}
     here = np.zeros(weight.size, dtype=np.bool_)
     if layer in model.final_weights:
@@ -170,7 +171,7 @@ def _require_every_element(run: Run, results: Sequence[_Result]) -> None:
 
 
 def _require_equal(results: Sequence[_Result]) -> None:
-    """Require that all results are what is expected.
+    """Require that all results are equal to the expected ones.
 
     Raises:
         ProofError: one is not; the first one is named.
@@ -191,7 +192,7 @@ def _require_equal(results: Sequence[_Result]) -> None:
 
 
 def _chex_message(got: Any, expected: Any) -> str | None:
-    """Return what chex has against two trees being equal, or None."""
+    """Return chex's message on how two trees differ, or None where they are close."""
     import chex  # type: ignore[import-untyped]  # noqa: PLC0415  (untyped; it brings JAX)
 
     try:

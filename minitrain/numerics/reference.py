@@ -1,7 +1,7 @@
 """The step on one device, written a second time: `jax.grad` of the whole model, and textbook optimizers.
 
-It shares nothing with `minitrain.numerics.layers` and `.optimizers` but the problem's data, so that an error in either
-shows. Imported by nothing but proofs, since it brings JAX.
+It shares nothing with `minitrain.numerics.arithmetic` but the problem's data, so that an error in either shows. Only
+proofs import it, since it imports JAX.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from minitrain.numerics.optimizers import Adam
-from minitrain.numerics.problem import Array, Problem
+from minitrain.numerics.arithmetic import Adam, Array
+from minitrain.numerics.problem import Problem
 
 _LAYERS, _SAMPLES = 16, 64  # sizes are padded to multiples of these, so that most proofs share one compilation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What one training step makes of a model.
+    """Weights and optimizer states after one training step.
 
     Args:
         weights: num_layers x width^2, after the step.
@@ -35,7 +35,7 @@ class Reference:
 
 @lru_cache(maxsize=256)
 def reference(problem: Problem, num_layers: int, global_batch_size: int) -> Reference:
-    """Return what a single device makes of a problem in one step over the whole batch."""
+    """Return the outcome of one step on a single device over the whole batch."""
     layers, samples = _round_up(num_layers, _LAYERS), _round_up(global_batch_size, _SAMPLES)
     weights = np.zeros((layers, problem.width, problem.width))
     weights[:num_layers] = [problem.initial_weight(layer) for layer in range(num_layers)]
@@ -72,7 +72,7 @@ _gradient = jax.jit(jax.grad(_loss))
 
 
 def _stepped(optimizer: Any, weights: Array, grads: Array) -> Reference:
-    """Return the outcome of the first step from a state of zeros, where each moment is one term of its sum."""
+    """Return the outcome of the optimizer's first step; its state is zero before, so that each moment has one term."""
     if isinstance(optimizer, Adam):
         first, second = (1 - optimizer.beta1) * grads, (1 - optimizer.beta2) * grads * grads
         mean, variance = first / (1 - optimizer.beta1), second / (1 - optimizer.beta2)

@@ -1,82 +1,103 @@
-"""The memory that an operation holds from its launch to its await.
+"""The memory that a launched operation holds from its launch to its first await.
 
-What it was given counts unless a store holds it already, and so does its result. Reductions work in place, as on a
-device: their result is part of what they were given. A result whose size is not known at the launch (a message that
-was not sent yet) is counted back to the launch as soon as it is, so that the log never depends on who was first.
+What the operation was given counts, unless a store counts it already, and so does its result. Reductions work in place,
+as on a device: their result is part of what they were given. The size of a result may not be known at the launch (a
+message that was not sent yet). Once it is known, it is counted from the launch on, so that the log never depends on
+which rank came first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minitrain.events import MEMORY, NOTE, STRIDE, Note
 
 if TYPE_CHECKING:
-    from minitrain.rank.operations import Work
+    from minitrain.rank.state import RankState
 
-_RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv"})
+RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv"})
 
 
-class InFlight:
-    """What one launched operation holds.
+class LaunchedOperation(Protocol):
+    """What is asked of an `Operation` here."""
+
+    model: RankState
+    op: str
+    rank: int
+    row: int
+    value: Any
+    detail: Any
+    settled: bool
+    outcome: Any
+    error: BaseException | None
+
+
+class LaunchedMemory:
+    """What one launched operation holds in memory.
 
     Args:
-        work: the operation, just submitted.
+        operation: the operation, just submitted.
+
+    Attributes:
+        awaited: whether the operation was awaited already.
+        window: the account's window at the launch while the size of the result is not known, else None.
+        stored_tensors: what it was given and a store holds; the operation counts them only while no store does.
+        units: what it counts itself.
     """
 
-    __slots__ = ("awaited", "lent", "units", "window")
+    __slots__ = ("awaited", "stored_tensors", "units", "window")
 
-    def __init__(self, work: Work) -> None:
-        account = work.model.account
+    def __init__(self, operation: LaunchedOperation) -> None:
+        account = operation.model.account
         self.awaited = False
         self.window: int | None = None
-        self.lent: list[Any] = []
+        self.stored_tensors: list[Any] = []
         self.units = 0
-        for value in _items(work.value):
+        for value in _items(operation.value):
             if getattr(value, "_home", None) is account:
-                self.lent.append(value)
-                account.loans[id(value)] = 0
+                self.stored_tensors.append(value)
+                account.launched_tensors[id(value)] = 0
             elif value is not None:
                 self.units += account.units_of(value)
         account.grow(self.units)
-        _enter(work, self.units)
-        mark_overlap(work)
-        alone = work.settled and work.outcome is work.value  # a lone rank gets what it gave
-        if work.op in _RESULT_IS_NEW and work.detail != work.rank and not alone:
+        _enter(operation, self.units)
+        mark_overlap(operation)
+        alone = operation.settled and operation.outcome is operation.value  # a lone rank gets what it gave
+        if operation.op in RESULT_IS_NEW and operation.detail != operation.rank and not alone:
             self.window = account.open_window()
-            if work.settled and work.error is None:
-                self.know_result(work)
+            if operation.settled and operation.error is None:
+                self.know_result(operation)
 
-    def know_result(self, work: Work) -> None:
+    def know_result(self, operation: LaunchedOperation) -> None:
         """Count the result from the launch on, now that it is known."""
         if self.window is None:
             return
-        account = work.model.account
-        units = sum(map(account.units_of, _items(work.outcome)))
-        rows = work.model.log.rows
-        for row in range(work.row + STRIDE, len(rows), STRIDE):
+        account = operation.model.account
+        units = sum(map(account.units_of, _items(operation.outcome)))
+        rows = operation.model.log.rows
+        for row in range(operation.row + STRIDE, len(rows), STRIDE):
             rows[row + MEMORY] += units
-        account.backdate(self.window, units)  # which may find too much, and look among the rows for when
+        account.backdate(self.window, units)  # which may report out of memory, and then reads the rows
         self.units += units
         self.window = None
-        _enter(work, units)
+        _enter(operation, units)
 
-    def end(self, work: Work) -> None:
-        """Give everything back: whoever awaited the operation has the result now."""
+    def end(self, operation: LaunchedOperation) -> None:
+        """Count nothing any more: whoever awaited the operation has the result now."""
         self.awaited = True
-        account = work.model.account
-        for value in self.lent:
-            self.units += account.loans.pop(id(value), 0)
+        account = operation.model.account
+        for value in self.stored_tensors:
+            self.units += account.launched_tensors.pop(id(value), 0)
         account.units -= self.units
-        _enter(work, -self.units, len(work.model.log))
-        del work.model.in_flight[id(work)]
+        _enter(operation, -self.units, len(operation.model.log))
+        del operation.model.in_flight[id(operation)]
 
 
-def _enter(work: Work, units: int, place: int | None = None) -> None:
+def _enter(operation: LaunchedOperation, units: int, place: int | None = None) -> None:
     """Enter a change in the account's journal, at the operation's launch unless another place is given."""
-    journal = work.model.account.journal
+    journal = operation.model.account.journal
     if journal is not None and units:
-        journal.append((work.row // STRIDE + 1 if place is None else place, "in_flight", units))
+        journal.append((operation.row // STRIDE + 1 if place is None else place, "in_flight", units))
 
 
 def _items(value: Any) -> list[Any]:
@@ -84,10 +105,10 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def mark_overlap(work: Work) -> Note:
+def mark_overlap(operation: LaunchedOperation) -> Note:
     """Return the note of an operation's event, which says that it may run beside others."""
-    rows = work.model.log.rows
-    note: Note = rows[work.row + NOTE] or Note()
-    rows[work.row + NOTE] = note
+    rows = operation.model.log.rows
+    note: Note = rows[operation.row + NOTE] or Note()
+    rows[operation.row + NOTE] = note
     note.overlaps = True
     return note

@@ -1,29 +1,37 @@
 """The laws of training: what must hold before an operation may happen.
 
-Each function raises a `LawError` that names rule, values, rank, layer and remedy, or returns. They are asked before
-anything is logged and before any clock moves, and they hold under `python -O` too.
+Each function returns, or raises a `LawError` that names rule, values, rank, layer and remedy. An operation calls it
+before it logs anything and before any clock moves. The laws hold under `python -O` too, since they are no `assert`s.
+
+`minitrain.rank.computing` checks the usual cases by expressions of its own; both must agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
+from minitrain.hardware.config_faults import shown
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import overlapping_shards
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
-    from minitrain.rank.state import Rank
+    from minitrain.rank.state import RankState
+
+_LONGEST = 80  # characters of what was given instead of samples
 
 
-def _broken(model: Rank, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
+def _broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
     """Return the error for a broken law."""
     return LawError(f"{op} on rank {model.rank}: {rule}", op=op, rank=model.rank, layer=layer, **facts)
 
 
-def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> None:
+def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
     """Require a tensor of one kind."""
     if value.__class__ is not kind and not isinstance(value, kind):
         raise TensorTypeError(
@@ -34,19 +42,14 @@ def require_kind(model: Rank, op: str, name: str, value: Any, kind: type) -> Non
         )
 
 
-def _require_layer(model: Rank, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
+def _require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
     """Require a tensor of the layer that the operation works on."""
     if value.layer != expected:
-        raise _broken(
-            model,
-            op,
-            f"{name} must be of layer {expected} for layer {layer}, got {describe(value)}",
-            layer,
-            value=value,
-        )
+        use = f" for layer {layer}" if isinstance(layer, int) else f", {layer}"
+        raise _broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
 
 
-def _require_complete(model: Rank, op: str, weight: Weight) -> None:
+def _require_complete(model: RankState, op: str, weight: Weight) -> None:
     """Require all shards of a weight."""
     if not weight.is_complete():
         raise _broken(
@@ -58,7 +61,7 @@ def _require_complete(model: Rank, op: str, weight: Weight) -> None:
         )
 
 
-def _require_stored(model: Rank, op: str, name: str, value: Any) -> None:
+def _require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a tensor (or an equal one) in one of the rank's stores."""
     if not model.holds(value):
         raise _broken(
@@ -71,7 +74,7 @@ def _require_stored(model: Rank, op: str, name: str, value: Any) -> None:
         )
 
 
-def forward(model: Rank, op: str, layer: int, inp: Any, weight: Any) -> None:
+def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> None:
     """Require a complete weight, in storage, and an input, both of the layer."""
     require_kind(model, op, "weight", weight, Weight)
     require_kind(model, op, "inp", inp, Activation)
@@ -81,7 +84,7 @@ def forward(model: Rank, op: str, layer: int, inp: Any, weight: Any) -> None:
     _require_stored(model, op, "weight", weight)
 
 
-def backward(model: Rank, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
+def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
     """Require input, output gradient and complete weight of the layer, in storage, for the same samples."""
     require_kind(model, op, "inp", inp, Activation)
     require_kind(model, op, "grad", grad, ActivationGrad)
@@ -104,13 +107,13 @@ def backward(model: Rank, op: str, layer: int, inp: Any, grad: Any, weight: Any 
         _require_stored(model, op, "weight", weight)
 
 
-def loss(model: Rank, inp: Any) -> None:
+def loss(model: RankState, inp: Any) -> None:
     """Require the model's output."""
     require_kind(model, "loss", "inp", inp, Activation)
     _require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
 
 
-def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
+def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
     """Require gradient, weight and state of the layer and step, all samples, and matching shards."""
     require_kind(model, "update", "weight_grad", weight_grad, WeightGrad)
     require_kind(model, "update", "weight", weight, Weight)
@@ -118,6 +121,7 @@ def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: An
     for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
         _require_layer(model, "update", name, value, layer, layer)
     _require_all_samples(model, layer, weight_grad)
+    _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
         raise _broken(
             model,
@@ -136,7 +140,7 @@ def update(model: Rank, layer: int, weight_grad: Any, weight: Any, opt_state: An
             )
 
 
-def _require_all_samples(model: Rank, layer: int, weight_grad: WeightGrad) -> None:
+def _require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
     """Require a gradient of the whole batch."""
     if weight_grad.samples != _all_samples(model.global_batch_size):
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
@@ -159,47 +163,104 @@ def _all_samples(global_batch_size: int) -> frozenset[int]:
 
 
 def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
-    """Return whether a tensor holds every part of the weight, shards being intervals [i/n, (i+1)/n)."""
+    """Return whether a tensor holds every part of the weight, however both are cut into shards."""
     if held.is_complete() or (held.num_shards == weight.num_shards and weight.shards <= held.shards):
         return True
-    pieces = held.num_shards
-    for shard in weight.shards:
-        first = shard * pieces // weight.num_shards
-        last = -(-(shard + 1) * pieces // weight.num_shards)
-        if any(piece not in held.shards for piece in range(first, last)):
-            return False
-    return True
+    return all(
+        held.shards.issuperset(overlapping_shards(shard, weight.num_shards, held.num_shards)) for shard in weight.shards
+    )
 
 
-def input_samples(model: Rank, samples: Iterable[int]) -> frozenset[int]:
-    """Return the samples as a set; require that all are of the global batch."""
+def input_samples(model: RankState, samples: Iterable[int]) -> frozenset[int]:
+    """Return the samples as a set; require integers of the global batch before anything is made of them."""
+    numbers = sample_numbers(model, samples)
+    require_inside(model, numbers)
+    return frozenset(numbers)
+
+
+def sample_numbers(model: RankState, samples: Iterable[Any], *others: type) -> Sequence[int]:
+    """Return the samples as a range or a list of integers, such as numpy's too; require no more than the batch has.
+
+    Args:
+        model: the rank.
+        samples: what was given.
+        others: types that stand for integers beside those that Python knows as such.
+    """
+    if isinstance(samples, range):
+        return samples
     try:
-        found = frozenset(samples)
-        inside = not found or (min(found) >= 0 and max(found) < model.global_batch_size)
+        several = iter(samples)
     except TypeError as error:
-        raise TensorTypeError(
-            f"get_input_activation on rank {model.rank}: samples must be integers, got {samples!r}",
-            rank=model.rank,
-        ) from error
-    if not inside:
+        raise _no_integers(model, samples, samples) from error
+    numbers = list(islice(several, model.global_batch_size + 1))  # what is given may have no end
+    if set(map(type, numbers)) != {int}:
+        numbers = [number if isinstance(number, others) else _integer(model, samples, number) for number in numbers]
+    if len(numbers) > model.global_batch_size:
+        require_inside(model, [number for number in numbers if isinstance(number, int)])
         raise _broken(
             model,
             "get_input_activation",
-            f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
-            f"got {sorted(found)[:8]}",
+            f"samples must be at most the {model.global_batch_size} of the global batch, got more; give each once",
             0,
-            samples=found,
         )
-    return found
+    return numbers
 
 
-def final_weight(model: Rank, layer: int, weight: Any) -> None:
+def _integer(model: RankState, samples: Any, number: Any) -> int:
+    """Return one sample as Python's own integer."""
+    if isinstance(number, bool):
+        raise _no_integers(model, samples, number)
+    try:
+        return index(number)
+    except TypeError as error:
+        raise _no_integers(model, samples, number) from error
+
+
+def _no_integers(model: RankState, samples: Any, number: Any) -> TensorTypeError:
+    """Return the error for samples of which one is no integer."""
+    found = _text(samples) if isinstance(samples, list | tuple | str) else ""
+    if not 0 < len(found) <= _LONGEST:
+        found = _text(number)[:_LONGEST] or f"a {type(number).__name__}"
+    return TensorTypeError(
+        f"get_input_activation on rank {model.rank}: samples must be integers, got {found}",
+        rank=model.rank,
+        value=number,
+    )
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value if there is one: Python refuses that of an integer of 5,000 digits, for example."""
+    try:
+        return repr(value)
+    except Exception:  # a value of the user's may raise anything
+        return ""
+
+
+def require_inside(model: RankState, numbers: Sequence[int]) -> None:
+    """Require that all samples are of the global batch; a range is not listed for it."""
+    if not numbers:
+        return
+    ends = (numbers[0], numbers[-1]) if isinstance(numbers, range) else numbers
+    if min(ends) >= 0 and max(ends) < model.global_batch_size:
+        return
+    found = numbers[:: 1 if numbers.step > 0 else -1] if isinstance(numbers, range) else sorted(set(numbers))
+    raise _broken(
+        model,
+        "get_input_activation",
+        f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
+        f"got [{', '.join(map(shown, found[:8]))}]",
+        0,
+        samples=found,
+    )
+
+
+def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
     _require_layer(model, "set_final_weight", "weight", weight, layer, layer)
 
 
-def load(model: Rank, layer: Any, shard: Any, num_shards: Any) -> None:
+def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     """Require a layer of the model and a shard of it."""
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
         raise _broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)
@@ -209,4 +270,20 @@ def load(model: Rank, layer: Any, shard: Any, num_shards: Any) -> None:
             "load_weights",
             f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}",
             layer,
+        )
+    _require_rows(model, "load_weights", layer, num_shards)
+
+
+def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:
+    """Require that each shard of a layer holds one of its rows at least."""
+    most = model.runtime_predictor.workload.max_shards
+    if num_shards > most:
+        raise _broken(
+            model,
+            op,
+            f"a layer of {most} rows cannot be cut into {num_shards} shards, each of which needs a row; use at most "
+            f"{most} shards, for example within groups of ranks, as hsdp does",
+            layer,
+            num_shards=num_shards,
+            max_shards=most,
         )

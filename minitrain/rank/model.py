@@ -3,18 +3,37 @@
 A strategy sees nothing else. Every operation checks the laws of training first, then logs one event priced by the
 rank's predictor, then moves the rank's clock. Computing moves this rank's clock alone; what ranks do together starts
 when the last of them is ready.
+
+Other kinds of model (strict, numeric, folded, summary, recording) are subclasses. Each adds to operations by overriding
+some of the following, and nothing else; an override calls `super()` for what it does not replace. The docstring of each
+kind lists under "Adds" what it overrides and why, which tests/rank/test_model_kinds.py checks.
+
+| overridden | when it is called |
+|---|---|
+| `load_weights`, `get_input_activation`, `set_final_weight` | by the strategy |
+| `forward`, `loss`, `backward`, `backward_input`, `backward_weight`, `update` | by the strategy |
+| `launch` | by the strategy |
+| `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
+| `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
+| `operation_kind` | a class: that of the communications that are submitted |
+| `_store` | when the model is made, for each of its five stores |
+| `counted`, `memory_by_store` | when somebody asks what the rank holds |
+| `mesh`, `group`, `_member` | when a group of ranks is named |
+| `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |
+
+A journal of memory by kind needs no kind of model: it is another store (see `minitrain.rank.stores`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minitrain.rank.communicating import Communicating
-from minitrain.rank.computing import Computing
+from minitrain.rank.communication import Communication
+from minitrain.rank.computation import Computation
 from minitrain.rank.final_weights import check_final_weights
 
 
-class Model(Computing, Communicating):
+class Model(Computation, Communication):
     """One rank of a training run.
 
     Args:

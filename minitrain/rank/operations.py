@@ -1,8 +1,11 @@
-"""An operation on one of a rank's communication streams: when it starts and ends, and what awaiting it does.
+"""A communication that a rank has submitted: when it starts and ends, and what awaiting it does.
 
 A rank has one compute stream, whose clock is `model.time`, one communication stream a group, and one a peer and
 direction for messages. An operation starts when its stream is free, its rank has launched it, and the other
 participants are ready. Awaiting it moves the compute clock to its end, if that is later.
+
+Three things stand for one communication: `Call` is what the transport sees of it, `Operation` adds stream, price and
+row of the log, and `Launched` is what a strategy holds of an operation that it has launched.
 """
 
 from __future__ import annotations
@@ -13,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
 from minitrain.hardware.price import Price
-from minitrain.rank.launched_memory import InFlight, mark_overlap
+from minitrain.rank.launched_memory import LaunchedMemory, mark_overlap
 from minitrain.tensors import Tensor, clone
 from minitrain.transport.calls import Call
-from minitrain.transport.waiting import wake_soon
 
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from minitrain.rank.communicating import Communicating
+    from minitrain.rank.state import RankState
     from minitrain.transport.groups import Group
+    from minitrain.transport.protocol import Transport
 
 
 class PeerStream:
@@ -30,46 +33,45 @@ class PeerStream:
 
     Attributes:
         stream: what events say of it.
-        free: when it has done all it was given, s.
+        busy_until: when it has finished all it was given, s.
         pending: receives that were launched and have no time yet, in program order.
     """
 
-    __slots__ = ("free", "pending", "stream")
+    __slots__ = ("busy_until", "pending", "stream")
 
     def __init__(self, kind: str, peer: int) -> None:
         self.stream = Stream(kind, None, peer)
-        self.free = 0.0
-        self.pending: deque[Work] = deque()
+        self.busy_until = 0.0
+        self.pending: deque[Operation] = deque()
 
-    def receive(self) -> None:
-        """Time the receives that are next and whose message is here, and wake their tasks."""
+    def receive(self, transport: Transport) -> None:
+        """Run the receives that are next and whose message is here, and wake their tasks."""
         pending, woken = self.pending, []
-        while pending and (pending[0].carried is not None or not pending[0].is_wanted):
-            work = pending.popleft()
-            if work.carried is not None:  # the others were given up
-                work._receive(work.carried)
-                if work.waiters is not None:
-                    woken.append(work.waiters)
-        wake_soon(woken)
+        while pending and (pending[0].carried is not None or pending[0].is_abandoned):
+            operation = pending.popleft()
+            if operation.carried is not None:  # the tasks of the others were cancelled
+                operation._receive(operation.carried)
+                if operation.waiters is not None:
+                    woken.append(operation.waiters)
+        if woken:
+            transport.wake(woken)
 
 
-class Work(Call):
-    """One operation that a rank has submitted; `await` it for its result.
+class Operation(Call):
+    """One communication that a rank has submitted; `await` it for its result.
 
     Attributes:
         model: the rank's model.
         owner: the group or peer whose stream it runs on.
         row: its place in the rows of the rank's log.
         end: when it is finished, s, once it is settled.
-        flight: what it holds in memory, if it was launched.
-        carried: the clock that a received message brought, s.
+        launched_memory: what it holds in memory, if it was launched, else None.
+        carried: the sender's clock that a received message brought, s; None until the message is here.
     """
 
-    __slots__ = ("carried", "end", "flight", "model", "owner", "row")
+    __slots__ = ("carried", "end", "launched_memory", "model", "owner", "row")
 
-    def __init__(
-        self, model: Communicating, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any
-    ) -> None:
+    def __init__(self, model: RankState, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any) -> None:
         self.model = model
         self.op = op
         self.rank = model.rank
@@ -81,71 +83,89 @@ class Work(Call):
         self.settled = False
         self.error = None
         self.waiters = None
-        self.flight: InFlight | None = None
+        self.launched_memory: LaunchedMemory | None = None
         self.carried: float | None = None
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether anybody may still ask for the outcome: what was launched can be awaited at any time."""
-        return self.flight is not None or super().is_wanted
+    def is_abandoned(self) -> bool:
+        """Whether the outcome is wanted no longer; a launched operation can be awaited at any time."""
+        return self.launched_memory is None and super().is_abandoned
 
-    def _terms(self, works: Sequence[Call], results: Sequence[Any]) -> tuple[Price, frozenset[int] | None]:
-        """Return the price of a collective and the samples of its results, None where they differ."""
+    def sent_bytes(self) -> int:
+        """Return the bytes that the value puts on the wire."""
+        return self.model.wire_bytes(self.value)
+
+    def _price(self, result: Any, largest_bytes: int) -> Price:
+        """Return the price of this collective: that of the network, which the predictors of all members share."""
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
-        price = model.runtime_predictor.collective
         if self.op == "all_to_all":
-            size_bytes = max(model.wire_bytes(work.value) for work in works)
-            return price(self.op, size_bytes, communicator.ranks), None
-        value = results[0] if self.op in ("all_gather", "broadcast") else self.value
-        size_bytes = model.wire_bytes(value) if communicator.whole else model.held_bytes(value)
-        return price(self.op, size_bytes, communicator.ranks), samples_of(results[0])
+            size_bytes = largest_bytes
+        else:
+            value = result if self.op in ("all_gather", "broadcast") else self.value
+            size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
+        return model.runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
 
     @staticmethod
     def settle_all(
-        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[float], start: float, last: int
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
     ) -> None:
-        """Run a collective as soon as all are there and the group's stream is free, and complete its events."""
+        """Run a collective as soon as all are there and the group's stream is free, and complete its events.
+
+        Price and times are computed once for all calls, as they are the same for all of them; so are the samples of
+        the results but for all_to_all.
+        """
         communicator = calls[0].owner.communicator
-        price, common_samples = calls[0]._terms(calls, results)
-        waited = start >= communicator.free
-        begin = start if waited else communicator.free
-        communicator.free = end = begin + price.seconds
-        if calls[0].model.attentive:
+        price = calls[0]._price(results[0], largest_bytes)
+        common_samples = None if calls[0].op == "all_to_all" else samples_of(results[0])
+        waited = start >= communicator.busy_until
+        begin = start if waited else communicator.busy_until
+        communicator.busy_until = end = begin + price.seconds
+        if calls[0].model.follows_tensors:
             calls[0].model.after_collective(calls, results)
         units = calls[0].model.account.size(results[0]) if isinstance(results[0], Tensor) else None
-        for work, result, clock in zip(calls, results, clocks, strict=True):
+        for operation, result, clock in zip(calls, results, clocks, strict=True):
             if units is not None:
                 result._units = units
-            rows, row = work.model._rows, work.row
+            rows, row = operation.model._rows, operation.row
             rows[row + TIME] = begin
             rows[row + PRICE] = price
             rows[row + SAMPLES] = samples_of(result) if common_samples is None else common_samples
             if clock < start and waited:
                 rows[row + WAITED_FOR] = last
-            work.end = end
-            work.outcome = result
-            work.settled = True
-            if work.flight is not None:
-                work.flight.know_result(work)
+            operation.end = end
+            operation.outcome = result
+            operation.settled = True
+            if operation.launched_memory is not None:
+                operation.launched_memory.know_result(operation)
+
+    def settle_alone(self, result: Any) -> None:
+        """Run a collective for which this rank need not wait for another one."""
+        largest_bytes = self.sent_bytes() if self.op == "all_to_all" else 0
+        self.settle_all([self], [result], [self.clock], self.clock, self.rank, largest_bytes)
 
     def depart(self, price: Price) -> None:
-        """Take a send's stream: a send never waits for its receiver's clock."""
+        """Run a send as soon as its stream is free: it never waits for its receiver's clock."""
         owner: Any = self.owner
-        self.clock = max(self.clock, owner.free)  # what the message carries, to the last float
+        self.clock = max(self.clock, owner.busy_until)  # the clock that the message carries
         self._run(self.clock, None, price, samples_of(self.value))
         self.outcome = None
 
     def deliver(self, value: Any, sent: float) -> None:
-        """Take a message; it is received once those before it on the stream are."""
+        """Take a message; it is received once all receives before it on the stream are."""
         self.outcome = clone(value)
         self.outcome._units = self.model.account.units_of(value)
-        if self.model.attentive:
+        if self.model.follows_tensors:
             self.model.after_message(value, self.outcome)
         self.carried = sent
-        self.owner.receive()  # type: ignore[union-attr]  # a receive's owner is its peer's stream
+        self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # a receive's owner is its peer's stream
 
     def _receive(self, sent: float) -> None:
-        """Time a receive whose message is here and whose stream is free."""
+        """Run a receive whose message is here, once its stream is free."""
         model, outcome = self.model, self.outcome
         source: Any = self.owner.stream.peer
         late = sent > self.clock
@@ -153,15 +173,15 @@ class Work(Call):
         price = model.runtime_predictor.p2p(RECV, model.wire_bytes(outcome), source, model.rank)
         self._run(sent if late else self.clock, source if late else None, price, samples_of(outcome))
         self.settled = True
-        if self.flight is not None:
-            self.flight.know_result(self)
+        if self.launched_memory is not None:
+            self.launched_memory.know_result(self)
 
     def _run(self, start: float, waited_for: int | None, price: Price, samples: frozenset[int]) -> None:
-        """Take a peer's stream from `start`, or from when it is free, and complete the event."""
+        """Run on the peer's stream from `start` on, or from when the stream is free, and complete the event."""
         owner: Any = self.owner
-        if owner.free > start:
-            start, waited_for = owner.free, None
-        owner.free = self.end = start + price.seconds
+        if owner.busy_until > start:
+            start, waited_for = owner.busy_until, None
+        owner.busy_until = self.end = start + price.seconds
         rows, row = self.model._rows, self.row
         rows[row + TIME] = start
         rows[row + PRICE] = price
@@ -187,7 +207,7 @@ class Work(Call):
             yield self  # `Communicating.launch` takes it from here
         if not self.settled:
             try:
-                yield self.park(model.dist.watch.loop)
+                yield model._transport.suspend(self)
             except BaseException:
                 self._give_up()
                 raise
@@ -195,31 +215,31 @@ class Work(Call):
             raise self.error.with_traceback(None)
         if self.end > model.time:
             model.time = self.end
-        if self.flight is not None or len(model._rows) != self.row + STRIDE:
+        if self.launched_memory is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
-        return self._hand_over() if model.attentive and self.flight is None else self.outcome
+        return self._release_result() if model.follows_tensors and self.launched_memory is None else self.outcome
 
     def _give_up(self) -> None:
-        """Let those behind a receive go on that its task has given up; a message that is here already is lost."""
-        if self.op == RECV and self.flight is None and self.error is None:
+        """Clean up after a receive whose task was cancelled: later ones may go on, its own message is unreceived."""
+        if self.op == RECV and self.launched_memory is None and self.error is None:
             if self.settled:
-                self.model.dist.lose(self)
+                self.model._transport.mark_unreceived(self)
             else:
-                self.owner.receive()  # type: ignore[union-attr]  # as in `deliver`
+                self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # as in `deliver`
 
-    def _hand_over(self) -> Any:
-        """Return the result of an operation that nobody else awaits, and keep no tensor alive."""
+    def _release_result(self) -> Any:
+        """Return the result and forget it, as nobody else awaits the operation: it keeps no tensor alive."""
         outcome, self.outcome = self.outcome, None
-        if self.op != SEND:  # a message may lie unreceived still
+        if self.op != SEND:  # the message may not have been received yet
             self.value = None
         return outcome
 
     def _arrive(self) -> None:
-        """Note the first await of an operation that ran beside others."""
-        if self.flight is not None:
-            if self.flight.awaited:
+        """Note in the log that the operation ran beside others, when it is awaited first."""
+        if self.launched_memory is not None:
+            if self.launched_memory.awaited:
                 return
-            self.flight.end(self)
+            self.launched_memory.end(self)
         mark_overlap(self).awaited = len(self.model._rows) // STRIDE
 
 
@@ -227,16 +247,16 @@ class Launched(Generic[T]):
     """An operation that runs beside others, as the strategy holds it: `await` it for its result, any number of times.
 
     Attributes:
-        work: the operation.
+        operation: the operation.
     """
 
-    __slots__ = ("work",)
+    __slots__ = ("operation",)
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self.work.__await__()
+        return self.operation.__await__()
 
 
 def samples_of(value: Any) -> frozenset[int]:

@@ -1,4 +1,7 @@
-"""What a rank is before it does anything: its stores, its clock and its log."""
+"""The state of a rank: its stores, its clock, its log, and what prices its operations.
+
+The operations that change this state are in `minitrain.rank.computation` and `minitrain.rank.communication`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from minitrain.events import (
     ON_COMPUTE,
     RECV,
     SEND,
+    STORES,
     UNITS_PER_ELEMENT,
     EventLog,
     MemoryChange,
@@ -23,15 +27,15 @@ from minitrain.events import (
 )
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import FREE, Predictor, Price
-from minitrain.rank.store_journal import JournalledStore
-from minitrain.rank.stores import Account, Store
+from minitrain.rank.stores import Account, JournalledStore, Store
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.annotations import follow
+from minitrain.tensors.annotations import enable_annotations
+from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
+from minitrain.transport.protocol import Transport
 
 _IN_SHARDS = (Weight, WeightGrad)
-STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
 
 
 @lru_cache
@@ -40,22 +44,22 @@ def _default_predictor(world_size: int) -> RuntimePredictor:
     return RuntimePredictor(world_size)
 
 
-class Rank:
+class RankState:
     """The state of one rank: the common root of what a `Model` can do.
 
     Args and Attributes: see `minitrain.rank.model.Model`.
 
-    A model that follows its tensors (strict accounting, numerics) is a subclass that extends the operations; what
-    the transport makes, it is told of by `after_collective` and `after_message`, if it is `attentive`.
+    Kinds of model that add to the operations are listed in `minitrain.rank.model`. A kind that follows tensors sets
+    `follows_tensors`; then `after_collective` and `after_message` are called with what the transport has made.
     """
 
-    attentive = False
+    follows_tensors = False
 
-    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
-        """Take note of the results of a collective, before anybody gets them; asked of the lowest member.
+    def after_collective(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
+        """Take note of the results of a collective, before any rank gets them; called on the lowest member.
 
         Args:
-            works: each member's part, in rank order, with its `model` and the `value` it brought.
+            operations: each member's part, in rank order, with its `model` and the `value` it brought.
             results: each member's result.
         """
 
@@ -78,7 +82,8 @@ class Rank:
         memory_by_kind: bool = False,
     ) -> None:
         self.dist = Dist(1) if dist is None else dist
-        self.world_size = self.dist.world_size
+        self._transport: Transport = self.dist  # all that operations use of it
+        self.world_size = self._transport.world_size
         self.rank = require_count("rank", rank, 0)
         if rank >= self.world_size > 1:
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {rank}", rank=rank)
@@ -99,14 +104,17 @@ class Rank:
         self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
         self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
-        self.attentive = self.attentive  # asked for by every operation, and found sooner here than in the class
-        if self.attentive:
-            follow()
+        self.follows_tensors = self.follows_tensors  # every operation asks, and an attribute is found sooner here
+        if self.follows_tensors:
+            enable_annotations()
         self._rows = self.log.rows
-        self._whole_batches = self.dist.whole_batches.setdefault(global_batch_size, {})
+        self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
-        self._shard_units: dict[int, tuple[int, int]] = {}  # those of all layers, where they are alike
-        self._world = Group(self.dist.world, rank)
+        self.launching = False  # while an operation is submitted by `launch`
+        self.in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
+        self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
+        self._max_shards = self.runtime_predictor.workload.max_shards
+        self._world = Group(self._transport.world, rank)
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
@@ -115,9 +123,9 @@ class Rank:
         return JournalledStore(self.account, name, self.log)
 
     def _enter(self) -> None:
-        """Tell the transport, once, that a task uses this model."""
+        """Tell the transport that a task uses this model, once."""
         self._entered = True
-        self.dist.watch.entered.add(self.rank)
+        self._transport.start(self.rank)
 
     def storage(
         self,
@@ -213,8 +221,8 @@ class Rank:
     def held_bytes(self, value: Any) -> int:
         """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.
 
-        By the specification a sharded tensor counts whole; that is right where all ranks work on all of it, and would
-        make sharding useless where some ranks exchange one shard among themselves (hybrid sharding).
+        By the specification a sharded tensor counts whole. That is right where all ranks work on all of it. Where some
+        ranks exchange one shard among themselves (hybrid sharding), each of them moves that shard alone.
         """
         if isinstance(value, list):
             return sum(map(self.held_bytes, value))

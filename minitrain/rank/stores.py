@@ -1,13 +1,16 @@
-"""What a rank holds in memory: five stores that keep one running total.
+"""What a rank holds in memory: its stores, and the account of what they hold together.
 
-`Model.memory()` is the sum of `memory()` over all stored tensors. It is kept up to date as entries come and go, in
-integers of 2**-40 element, so that an event costs O(1), rounding never accumulates, and the true high-water mark is
-known also between events.
+`Model.memory()` is the sum of `memory()` over all stored tensors. The account keeps that total up to date whenever an
+entry comes or goes. So an event costs O(1), and the true high-water mark is known also between events. The total is an
+integer number of units, of 2**-40 element each, so that rounding errors cannot add up.
+
+A launched operation holds memory too. A tensor that both a store and a launched operation use is counted once. A
+`JournalledStore` also writes down every change, for curves of memory by kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, TypeVar
 
 from minitrain.errors import TensorTypeError
@@ -22,14 +25,15 @@ class Account:
 
     Args:
         measure: returns the elements that a tensor holds.
-        limit_units: the device's capacity in units; passing it calls `on_overflow` once.
-        on_overflow: called when the total first exceeds the limit.
+        limit_units: the device's capacity in units.
+        on_overflow: called once, when the total first exceeds the limit.
 
     Attributes:
         units: the total now.
-        peak_units: the highest total since the last window was opened, or ever.
-        loans: stored tensors that a launched operation uses, by identity: what it counts of them itself, which is
-            nothing as long as a store does.
+        peak_units: the highest total since the last window was opened, or since the start if no window is open.
+        launched_tensors: the tensors that were in a store when an operation that uses them was launched, by identity.
+            The value is the number of units that count for the operation: 0 while a store holds the tensor, since it
+            counts there; its size otherwise.
         journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
     """
 
@@ -37,8 +41,8 @@ class Account:
         "_open_windows",
         "_past_peaks",
         "journal",
+        "launched_tensors",
         "limit_units",
-        "loans",
         "measure",
         "on_overflow",
         "peak_units",
@@ -55,9 +59,9 @@ class Account:
         self.limit_units = limit_units
         self.on_overflow = on_overflow
         self.journal: list[tuple[int, str, int]] | None = None
-        self.loans: dict[int, int] = {}
+        self.launched_tensors: dict[int, int] = {}
         self.units = 0
-        self.peak_units = 0  # since the last window was opened, or ever
+        self.peak_units = 0
         self._past_peaks: list[int] = []
         self._open_windows = 0
 
@@ -90,27 +94,32 @@ class Account:
             if total > self.limit_units:
                 self.overflow()
 
-    def change_hands(self, value: Any, *, stored: bool) -> None:
-        """Let a launched operation count what it uses exactly while no store does."""
-        counted = self.loans.get(id(value))
+    def recount_launched(self, value: Any, *, stored: bool) -> None:
+        """Count a tensor that a launched operation may use for that operation only while no store holds it."""
+        counted = self.launched_tensors.get(id(value))
         if counted is not None:
             wanted = 0 if stored else value._units
             self.units += wanted - counted
-            self.loans[id(value)] = wanted
+            self.launched_tensors[id(value)] = wanted
 
     def high_water(self) -> int:
         """Return the highest total ever."""
         return max(self.peak_units, *self._past_peaks) if self._past_peaks else self.peak_units
 
     def open_window(self) -> int:
-        """Begin to hold something whose size is not known yet; return the window for `backdate`."""
+        """Begin to hold something whose size is not known yet.
+
+        Returns:
+            The window, which is what `backdate` needs once the size is known. Until then, peaks are kept apart for the
+            time before and after.
+        """
         self._past_peaks.append(self.peak_units)
         self.peak_units = self.units
         self._open_windows += 1
         return len(self._past_peaks)
 
     def backdate(self, window: int, units: int) -> None:
-        """Count something from the opening of its window on, now that its size is known."""
+        """Add the size of something, now that it is known, to all totals and peaks since its window was opened."""
         for place in range(window, len(self._past_peaks)):
             self._past_peaks[place] += units
         self.units += units
@@ -137,8 +146,8 @@ _replace = dict.__setitem__
 class Store(dict[Any, V]):
     """A dict of tensors that keeps its rank's account.
 
-    Storing and freeing are the most frequent things in a simulation, hence their form: one call into the dict, the
-    tensor's size and its home in hidden slots of the tensor, and one comparison for the high-water mark.
+    Storing and freeing are what a simulation does most often. For speed, each makes one call into the dict and one
+    comparison for the high-water mark, and the tensor keeps its size and the account that it belongs to in slots.
     """
 
     __slots__ = ("account",)
@@ -149,7 +158,7 @@ class Store(dict[Any, V]):
     def __setitem__(self, key: Any, value: V) -> None:
         account = self.account
         try:
-            units = value._units  # type: ignore[attr-defined]  # what came out of an operation knows its size
+            units = value._units  # type: ignore[attr-defined]  # the result of an operation knows its size
         except AttributeError:
             units = account.size(value)
         size = len(self)
@@ -158,8 +167,8 @@ class Store(dict[Any, V]):
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
-        if account.loans:
-            account.change_hands(value, stored=True)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=True)
         account.units = total = account.units + units
         if total > account.peak_units:
             account.peak_units = total
@@ -171,16 +180,16 @@ class Store(dict[Any, V]):
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
 
     def _leave(self, value: Any) -> None:
-        """Take a tensor's size off the account."""
+        """Take a tensor's size off the account, as it is no longer stored."""
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:
         """Remove a key and return its value."""
@@ -225,3 +234,58 @@ class Store(dict[Any, V]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and deep-copy as a plain dict."""
         return dict, (dict(self),)
+
+
+class JournalledStore(Store[V]):
+    """A store that also writes every change to its account's journal.
+
+    Args:
+        account: the rank's account.
+        name: which of the five stores it is.
+        log: the rank's log.
+    """
+
+    __slots__ = ("log", "name")
+
+    def __init__(self, account: Account, name: str, log: Sized) -> None:
+        super().__init__(account)
+        self.name = name
+        self.log = log
+
+    def _enter(self, before: int, change: int) -> None:
+        """Write down how the store changed.
+
+        The rest of the change of the total since `before` is of launched operations (see `Account.recount_launched`).
+        """
+        journal = self.account.journal
+        if journal is not None:
+            place = len(self.log)
+            journal.append((place, self.name, change))
+            if self.account.units - before != change:
+                journal.append((place, "in_flight", self.account.units - before - change))
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        before = self.account.units
+        replaced = self.account.units_of(self[key]) if key in self else 0
+        super().__setitem__(key, value)
+        self._enter(before, self.account.units_of(value) - replaced)
+
+    def __delitem__(self, key: Any) -> None:
+        value, before = self[key], self.account.units
+        super().__delitem__(key)
+        self._enter(before, -self.account.units_of(value))
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove a key and return its value."""
+        held, before = key in self, self.account.units
+        value = super().pop(key, *default)
+        if held:
+            self._enter(before, -self.account.units_of(value))
+        return value
+
+    def popitem(self) -> tuple[Any, V]:
+        """Remove and return the pair that came last."""
+        before = self.account.units
+        key, value = super().popitem()
+        self._enter(before, -self.account.units_of(value))
+        return key, value

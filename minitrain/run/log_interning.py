@@ -43,9 +43,9 @@ class SharedSizes:
 @contextlib.contextmanager
 def sharing_sizes(models: Sequence[Model]) -> Iterator[None]:
     """Go over the events of some ranks from time to time while they run."""
-    watch = models[0].dist.watch
-    watch.tidy = SharedSizes(model.log for model in models).share
+    detector = models[0].dist.detector
+    detector.housekeeping = SharedSizes(model.log for model in models).share
     try:
         yield
     finally:
-        watch.tidy = None  # it would keep the logs alive
+        detector.housekeeping = None  # it would keep the logs alive

@@ -10,7 +10,7 @@ from minitrain.errors import OutOfMemoryError
 from minitrain.events import LAUNCHED, MEMORY, STRIDE, UNITS_PER_ELEMENT
 from minitrain.rank.model import Model
 from minitrain.run.memory_reports import OutOfMemory
-from minitrain.transport.deadlocks import RUN
+from minitrain.transport.task_ownership import running_rank
 
 
 @contextlib.contextmanager
@@ -31,8 +31,10 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
         excess = OutOfMemory(model.rank, _moment(model, _units(capacity_bytes, element_bytes)), capacity_bytes, held)
         excesses.append(excess)
-        _, running = RUN.get() or (None, model.rank)
-        if strict and running == model.rank:  # not where another rank's operation has delivered the tensor
+        if strict and running_rank() in (
+            None,
+            model.rank,
+        ):  # or another rank's operation has delivered it
             raise _error(excess)
 
     for model in models:

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.rank_predictors import RankPredictors
+from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.model import Model
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
@@ -35,8 +34,9 @@ class RunParameters:
         num_layers: layers of the trained model.
         global_batch_size: samples of the step, over all ranks.
         hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank).
-        network: "flat" (one tier for the run) or "hierarchical" (the tier that each group needs).
-        placement: node of each rank, for the hierarchical network.
+        network: "flat" (one tier for the run), "hierarchical" (the tier that each group needs), or "auto": flat where
+            all ranks fit into the smallest tier, else hierarchical.
+        placement: node of each rank; not for the flat network.
         slowdown: factor by which computing takes longer, by rank.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); `model.time`
             during the run does not include it.
@@ -62,7 +62,7 @@ class RunParameters:
     num_layers: int = 32
     global_batch_size: int = 64
     hardware: Any = "h100_80g_nvl8"
-    network: str = "flat"
+    network: str = "auto"
     placement: Sequence[int] | None = None
     slowdown: Mapping[int, float] | None = None
     contention: bool = False
@@ -183,14 +183,17 @@ def lists_run_parameters(function: F) -> F:
 
 
 def make_predictor(
-    hardware: Any, world_size: int, network: str = "flat", placement: Sequence[int] | None = None
+    hardware: Any,
+    world_size: int,
+    network: str = DEFAULTS["network"],
+    placement: Sequence[int] | None = None,
 ) -> Predictor:
     """Return what prices the operations of a run.
 
     Args:
         hardware: a shipped config's name, a path, a loaded config, or a predictor, which is returned as it is.
         world_size: number of ranks.
-        network: "flat" or "hierarchical".
+        network: "auto", "flat" or "hierarchical".
         placement: node of each rank.
     """
     if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):

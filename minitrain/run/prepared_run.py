@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.rank_predictors import RankPredictors, predictor_of
+from minitrain.hardware.predictor import network_of
+from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import RunParameters, split_keywords
@@ -64,6 +64,7 @@ class PreparedRun:
             more: further fields of that class, and those of `Run` that are not read from the models as they are.
         """
         workload, parameters = self.predictor.workload, self.parameters
+        machine = predictor_of(self.predictor, 0)  # the ranks of a run share one network
         of_models: dict[str, Any] = {
             "logs": [model.log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
@@ -80,6 +81,8 @@ class PreparedRun:
             peak_flop_per_s=self.predictor.peak_flop_per_s,
             capacity_bytes=self.predictor.capacity_bytes,
             oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
+            network=network_of(machine) or "flat",
+            num_nodes=getattr(machine, "num_nodes", 1),
             models=models,
             **(of_models | more),
         )

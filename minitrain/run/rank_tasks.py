@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from minitrain.errors import StrategyError
 from minitrain.rank.model import Model
 from minitrain.run.prepared_run import PreparedRun
-from minitrain.run.unretrieved_errors import hearing_lost_errors
-from minitrain.transport.deadlocks import Watch
+from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
+from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.dist import Dist
 
 
@@ -23,36 +23,36 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
     """
     dist, loop = models[0].dist, asyncio.get_running_loop()
     ranks = _RankTasks(prepared, len(models))
-    dist.watch.alarm = ranks.end
+    dist.detector.on_deadlock = ranks.end
     tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
-    with hearing_lost_errors(dist, tasks) as lost:
+    with collecting_unretrieved_errors(dist, tasks) as unretrieved:
         try:
             await ranks.ended
         finally:
             ranks.is_ending = True
-            dist.watch.alarm = None
+            dist.detector.on_deadlock = None
             found = dist.error
-            await end_all(dist.watch, {*tasks, *ranks.left_over, *dist.watch.tasks(loop)})
+            await end_all(dist.detector, {*tasks, *ranks.left_over, *dist.detector.unfinished_tasks(loop)})
     if ranks.failures and found is None:  # what the transport found comes before what followed from it
         _raise_failure(prepared.name, models, *min(ranks.failures, key=lambda failure: failure[0]))
     if dist.error is not None:
         raise dist.error.with_traceback(None)
-    if lost:
-        rank, error = min(lost, key=lambda loss: loss[0])
+    if unretrieved:
+        rank, error = min(unretrieved, key=lambda found: found[0])
         error.add_note(
             f"in a sub-task of rank {rank} of {dist.world_size}, strategy {prepared.name}, that nobody awaited"
         )
         raise error
 
 
-async def end_all(watch: Watch, tasks: set[asyncio.Task[Any]]) -> None:
+async def end_all(detector: DeadlockDetector, tasks: set[asyncio.Task[Any]]) -> None:
     """Cancel what still runs, wait for it, and retrieve every error: asyncio logs what nobody retrieved."""
     pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
     for task in pending:
         task.cancel()
-    watch.over = False  # a rank that meets others in its clean-up may wait for ever
+    detector.run_is_over = False  # a rank that meets others in its clean-up may wait for ever
     await asyncio.gather(*pending, return_exceptions=True)
-    watch.over = True
+    detector.run_is_over = True
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()
@@ -83,7 +83,7 @@ class _RankTasks:
 
     async def run(self, model: Model) -> None:
         """Run the strategy on one rank, which must return its model."""
-        model.dist.watch.mark(model.rank)
+        model.dist.detector.claim_running_task(model.rank)
         try:
             result = await self.prepared.function(model, **self.prepared.options)
             self._require_model(model, result)
@@ -93,10 +93,10 @@ class _RankTasks:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         else:
-            model.dist.watch.returned.add(model.rank)
+            model.dist.detector.finished_ranks.add(model.rank)
             self.num_running -= 1
             if not self.num_running:
-                model.dist.watch.over = True
+                model.dist.detector.run_is_over = True
                 self.end([])
 
     def end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -109,11 +109,9 @@ class _RankTasks:
         """Note why a rank failed, unless it was cancelled because another one had failed."""
         if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
             self.failures.append((model.rank, error))
-        model.dist.watch.over = True
-        if (
-            not self.ended.done()
-        ):  # once: all ranks may fail together, and each look for tasks takes longer with more of them
-            self.end(model.dist.watch.tasks(self.ended.get_loop()))
+        model.dist.detector.run_is_over = True
+        if not self.ended.done():  # once: all ranks may fail together, and looking for tasks takes long with many
+            self.end(model.dist.detector.unfinished_tasks(self.ended.get_loop()))
 
     def _require_model(self, model: Model, result: Any) -> None:
         """Require that a rank returned its model."""
@@ -128,9 +126,7 @@ class _RankTasks:
 def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseException) -> NoReturn:
     """Raise the error of the lowest rank that has one."""
     models[0].dist.close(error)
-    if isinstance(
-        error, asyncio.CancelledError
-    ):  # by the strategy itself: else, the whole run would have been cancelled
+    if isinstance(error, asyncio.CancelledError):  # by the strategy itself, or the whole run would be cancelled
         raise StrategyError(
             f"rank {rank} was cancelled from within the strategy {name}; catch CancelledError where a task of its own "
             "is cancelled",

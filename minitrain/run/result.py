@@ -44,6 +44,8 @@ class Run:
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.
+        network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
+        num_nodes: how many units of the smallest network tier the ranks sit in.
         models: the model of each rank; empty for a run that was read from a file.
     """
 
@@ -62,14 +64,16 @@ class Run:
     oom: OutOfMemory | None = None
     memory_journals: Sequence[Sequence[MemoryChange]] = field(default=(), repr=False)
     held_outside: MemoryOutsideStores | None = None
+    network: str = "flat"
+    num_nodes: int = 1
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
 
     @cached_property
     def timeline(self) -> Timeline:
         """The event logs as columns."""
-        from minitrain.analysis.timeline import Timeline  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return Timeline.from_logs(self.logs)
+        return as_timeline(self.logs)
 
     @property
     def _trace(self) -> Trace:
@@ -170,6 +174,7 @@ class Run:
             "num_layers": self.num_layers,
             "global_batch_size": self.global_batch_size,
             "hardware": self.hardware,
+            "network": self.network,
             "options": {name: plain(value) for name, value in self.options.items()},
             "step_time_s": self.step_time,
             "peak_memory_elements": self.peak_memory,
@@ -221,11 +226,11 @@ class Run:
         from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
 
         step, journals = self.step_time, self.memory_journals
-        return Explanation(self.timeline, step, self.strategy, self.options, journals, self.bytes_per_element)
+        return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
         """Show the figure in a notebook."""
-        from minitrain.trace.notebook import mime_bundle  # noqa: PLC0415
+        from minitrain.trace.page import mime_bundle  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
         return {"text/plain": repr(self), **mime_bundle(self.timeline, view_of(self), self.memory_journals)}
@@ -234,7 +239,9 @@ class Run:
 def load_run(path: str | PathLike[str]) -> Run:
     """Read a run that `Run.save` wrote.
 
+    Everything in the file is judged, and no more time and memory is taken than its size explains.
+
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version.
+        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
     """
     return Run(**read_run(path))

@@ -7,7 +7,7 @@
 | `strict` | models follow every tensor, and a finished run is audited | `accounting.strict` |
 | `numerics` | tensors carry arrays | `numerics` |
 | `model_kind` | models of a caller's own class | |
-| `memory_by_kind` | stores keep a journal of their changes | `rank.store_journal` |
+| `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
 | `contention` | the finished run is timed again | `contention` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 
@@ -117,9 +117,9 @@ def _around_full(parameters: RunParameters, models: Sequence[Any]) -> Iterator[N
 def _strictness(models: Sequence[Any]) -> Iterator[None]:
     """Note which tensors are made by hand during a run, and audit the run at its end."""
     from minitrain.accounting.strict.audit import audit  # noqa: PLC0415
-    from minitrain.accounting.strict.handmade import noting_handmade  # noqa: PLC0415
+    from minitrain.accounting.strict.unusable_tensors import detecting_handmade_tensors  # noqa: PLC0415
 
-    with noting_handmade():
+    with detecting_handmade_tensors():
         yield
     audit(models)
 

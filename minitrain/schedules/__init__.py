@@ -1,9 +1,12 @@
 """Pipeline schedules as data: who computes what, in which order.
 
 A `Schedule` holds, for each rank, an ordered list of `Action`s: forward, backward, or the two halves of a
-backward. Nothing here knows of seconds, bytes or messages: those follow from the order once it runs.
-Generators write the schedules of the literature for any legal size, `validate` says why an order cannot run,
-and `Schedule.to_csv` and `Schedule.from_csv` speak the file form of `torch.distributed.pipelining`.
+backward. It contains no seconds, bytes or messages: those follow from the order once it runs.
+Generators make the schedules of the literature for any legal size, `validate` says why an order cannot run,
+and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
+
+May import: the rooms up to `run`. Open `schedule` and `action` first; `depth_first`, `breadth_first`, `zero_bubble` and
+`v_shaped` are the generators, and `as_strategy` runs a schedule on ranks.
 
 Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
 their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input

@@ -15,13 +15,13 @@ Kind = Literal["F", "B", "I", "W"]
 
 KINDS: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
-# Nine digits are more than any schedule has, and keep a slip of the keyboard from naming 10^30 stages.
+# Nine digits are more than any schedule needs; without a limit, a typing error could name 10^30 stages.
 _TEXT = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Name one step of a rank.
+    """One step of a rank.
 
     Args:
         kind: F, B, I or W.

@@ -1,15 +1,15 @@
-"""A pipeline schedule that is data, run as a strategy: `from_schedule`.
+"""A pipeline schedule, which is data, run as a strategy: `from_schedule`.
 
-Stage s of S holds the s-th of S equal, contiguous parts of the layers. Each rank runs its actions in the schedule's
-order and nothing else decides: what an action needs from another rank is received under a tag of kind, stage and
-microbatch, so that messages may cross. Communication overlaps with compute as in `torch.distributed.pipelining`: a
-receive is posted while the action before it computes, and a send runs beside what follows until the next one to the
-same rank. A stage whose neighbour is on the same rank hands its tensors over in place.
+Stage s of S holds the s-th of S equal, contiguous parts of the layers. Each rank runs its actions exactly in the order
+of the schedule. Tensors from another rank are received under a tag of kind, stage and microbatch, so that messages may
+overtake one another. Communication overlaps with compute as in `torch.distributed.pipelining`: the receive for an
+action is launched before the action before it computes, and a send runs beside the following actions until the next
+send to the same rank. Two neighbouring stages on one rank pass their tensors through its stores, without a message.
 
-Activations stay from F until B, or until W where the backward is split; then also the gradients of a stage's outputs
-stay from I until W. With replicas, each takes an equal part of the batch, cut into the schedule's microbatches, and the
-ZeRO stage (Rajbhandari et al. 2020) says what they share: gradients are summed at the end of the step (stages 0, 1) or
-after each microbatch (2, 3), and whole weights are gathered for one layer at a time (3).
+Activations are kept from F until B, or until W where the backward is split. Then the gradients of a stage's outputs are
+kept too, from I until W. Replicas take equal parts of the batch, each cut into the schedule's microbatches. The ZeRO
+stage (Rajbhandari et al. 2020) says what they share: gradients are summed at the end of the step (stages 0 and 1) or
+after each microbatch (2 and 3), and whole weights are gathered for one layer at a time (3).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _Rank:
         await self.pass_gradient(stage, i)
 
     async def backward_weight(self, stage: int, i: int) -> None:
-        """Make the weight gradients that `backward_input` left out, and free what was kept for them."""
+        """Compute the weight gradients that `backward_input` left out, and free the tensors that were kept for them."""
         model, activations, grad_activations = self.model, self.model.activations, self.model.grad_activations
         for layer in reversed(self.layers(stage)):
             model.grad_weights["new"] = model.backward_weight(layer, activations[layer, i], grad_activations[layer, i])
@@ -190,7 +190,10 @@ class _Rank:
             await self.replica.collect(layer)
 
     async def take_gradient(self, stage: int, i: int) -> None:
-        """Store the gradient of a stage's output: from the loss, from the next rank, or here already."""
+        """Store the gradient of a stage's output, of the loss or from the next rank.
+
+        If the next stage is on this rank, the gradient is stored already.
+        """
         model, last = self.model, self.layers(stage)[-1]
         if last == model.num_layers - 1:
             model.grad_activations[last, i] = model.loss(model.activations.pop((last + 1, i)))
@@ -198,7 +201,7 @@ class _Rank:
             model.grad_activations[last, i] = await self.receives.pop(("B", stage, i))
 
     async def pass_gradient(self, stage: int, i: int) -> None:
-        """Give the gradient of a stage's input to the stage before; that of the model's input is dropped."""
+        """Pass the gradient of a stage's input to the stage before; that of the model's input is dropped."""
         key = (self.layers(stage)[0] - 1, i)
         dest = self.elsewhere(stage - 1)
         if dest is not None:

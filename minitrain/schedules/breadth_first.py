@@ -4,8 +4,8 @@
 """
 
 from minitrain.schedules.action import Action
+from minitrain.schedules.building_blocks import check_chunks, check_sizes
 from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.sizes import check_chunks, check_sizes
 
 
 def gpipe(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:

@@ -5,9 +5,8 @@ loop, which cuts the bubble by their number.
 """
 
 from minitrain.schedules.action import Action
-from minitrain.schedules.rounds import passes, rounds_of
+from minitrain.schedules.building_blocks import check_chunks, check_sizes, passes, rounds_of
 from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.sizes import check_chunks, check_sizes
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
@@ -52,7 +51,7 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
     Args:
         num_ranks: p; stage s is on rank s mod p.
         num_microbatches: m, a multiple of p, or any number that cuts into max(1, m // p) equal rounds.
-        num_chunks: v, stages a rank, any number (1 warms up longer than `one_f_one_b`, to no gain).
+        num_chunks: v, stages a rank, any number (1 has a longer warm-up than `one_f_one_b`, without a benefit).
 
     Returns:
         The schedule, equal to torch 2.13's ScheduleInterleaved1F1B.

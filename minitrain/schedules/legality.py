@@ -97,7 +97,7 @@ def _missing(stage: int, microbatch: int, present: set[Action]) -> Action | None
 
 
 def _check_progress(schedule: Schedule) -> None:
-    """Run the orders against one another, without time, until all are done or all ranks wait."""
+    """Run all orders, without times, until all are done or every rank waits for another one."""
     done: set[Done] = set()
     positions = [0] * schedule.num_ranks
     while sum(_advance(schedule, rank, positions, done) for rank in range(schedule.num_ranks)):
@@ -125,7 +125,7 @@ def _advance(schedule: Schedule, rank: int, positions: list[int], done: set[Done
 
 
 def _direction(action: Action) -> str:
-    """Return what an action is to other ranks: a forward (F), a backward (B: also I), or nothing (W)."""
+    """Return what other ranks may wait for: a forward (F) or a backward (B, also for I); no rank waits for a W."""
     return "B" if action.kind == "I" else action.kind
 
 

@@ -12,8 +12,8 @@ from minitrain.schedules.csv_form import Row, read_rows, write_rows
 class Schedule:
     r"""Hold one training step of a pipeline as data.
 
-    Any order can be held, also one that cannot run: `validate` tells. Two schedules are equal if their rows
-    are, whatever their names.
+    Any order can be held, also one that cannot run; `validate` checks it. Two schedules are equal if their rows
+    are equal, whatever their names.
 
     Args:
         rows: for each rank its cells from left to right: idle, an action, or actions fused to overlap.

@@ -1,16 +1,15 @@
 """V-shaped schedules: rank r holds stages r and 2p - 1 - r, so that the model goes down the ranks and back.
 
-The rank that starts a microbatch also ends it: its loss is there as soon as the forward returns, and the
-first backwards start early. Each rank's order is written as phases: F0 is the next forward of the rank's
+The rank that starts the forward of a microbatch also ends it. It has the loss at once, and the first backwards
+start early. Each rank's order is written as phases: F0 is the next forward of the rank's
 first stage, I1 the next input gradient of its second, W the oldest weight gradient still to do, F0+B1 two
 actions that overlap.
 """
 
 from minitrain.errors import UsageError
 from minitrain.schedules.action import Cell
-from minitrain.schedules.phases import Phase, follow
+from minitrain.schedules.building_blocks import Phase, check_chunks, check_sizes, follow
 from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.sizes import check_chunks, check_sizes
 
 
 def zbv(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
@@ -100,7 +99,7 @@ def _dualpipe_v_row(rank: int, num_ranks: int, num_microbatches: int) -> tuple[C
     """Return one rank's cells."""
     ranks_after = num_ranks - 1 - rank
     num_steady = num_microbatches - num_ranks - ranks_after
-    # Where the V turns, the first pair stays apart: all other ranks wait for its backward.
+    # On the last rank, the first pair is not fused: all other ranks wait for its backward.
     apart = 1 if ranks_after == 0 else 0
     pairs, middle = divmod(rank + 1, 2)
     phases = [

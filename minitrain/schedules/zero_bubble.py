@@ -1,18 +1,17 @@
-"""Zero-bubble schedules: the backward split, so that weight gradients fill what was idle.
+"""Zero-bubble schedules: the backward is split, so that weight gradients fill idle time.
 
-The gradient of the input (I) is what the rank before waits for; the gradient of the weights (W) can wait.
+The rank before waits for the gradient of the input (I). The gradient of the weights (W) can run later.
 Each schedule here is 1F1B with I in the place of the backward, and each W runs a fixed number of backwards
 after its I: later on later ranks, so that early I's come sooner and the last W's fill the end of the step.
 """
 
 from minitrain.schedules.action import Action
-from minitrain.schedules.rounds import passes, rounds_of
+from minitrain.schedules.building_blocks import check_chunks, check_sizes, passes, rounds_of
 from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.sizes import check_chunks, check_sizes
 
 
 def zb_h1(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
-    """Keep the memory of 1F1B and a third of its bubble.
+    """Take the memory of 1F1B and a third of its bubble.
 
     Bubble: (p - 1)(tf + ti - tw) for tw <= min(tf, ti) and m >= p. Live activations: min(p, m) on every rank.
 
@@ -37,7 +36,7 @@ def zb_h1(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
 
 
 def zb_h2(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
-    """Fill the warm-up with more forwards: no bubble at all, for twice the memory of 1F1B.
+    """Fill the warm-up with more forwards, so that no bubble is left, for twice the memory of 1F1B.
 
     Span bubble (from a rank's first start to its last end): 0 for tf = ti = tw and m >= 2p - 1; ranks start
     and end one after the other, so that the step still takes m (tf + tb) + (p - 1) tf. Live activations:

@@ -1,21 +1,24 @@
 """The five kinds of tensor that a training step handles, as symbols: which layer, which samples, which shards.
 
 May import: `errors` alone. Open `kinds` first: weights, activations, their gradients and optimizer states, and the laws
-by which they add, combine and shard. `index_sets` keeps sets of samples and shards shared, and `annotations` passes on
-what a strict or a numeric run attaches to tensors.
+by which they add, combine and shard. `index_sets` keeps sets of samples and shards shared, `annotations` passes on
+what a strict or a numeric run attaches to tensors, and `drawing` shows a tensor in a notebook.
 """
 
 from minitrain.tensors.kinds import (
     BLOCK_SIZE,
     BYTES_PER_ELEMENT,
     DATATYPE,
+    FIELDS,
     HIDDEN_SIZE,
+    KINDS,
     Activation,
     ActivationGrad,
     Gatherable,
     OptState,
     Reduceable,
     ReduceableGatherable,
+    Sharded,
     Tensor,
     Weight,
     WeightGrad,
@@ -26,13 +29,16 @@ __all__ = [
     "BLOCK_SIZE",
     "BYTES_PER_ELEMENT",
     "DATATYPE",
+    "FIELDS",
     "HIDDEN_SIZE",
+    "KINDS",
     "Activation",
     "ActivationGrad",
     "Gatherable",
     "OptState",
     "Reduceable",
     "ReduceableGatherable",
+    "Sharded",
     "Tensor",
     "Weight",
     "WeightGrad",

@@ -1,8 +1,8 @@
-"""What tensors carry for whoever follows them, and how it is passed on to tensors that are made of others.
+"""Annotations of tensors, and how sums, shards and combinations of tensors get theirs.
 
-A tensor has two slots for it: `_content`, what takes part in all that the tensor itself can do (numbers, in
-`minitrain.numerics`), and `_origin`, where it came from (in `minitrain.accounting.strict`). Both are unset where nobody
-follows.
+A tensor has a slot for each of two annotations. `_content` is set by `minitrain.numerics`: the numbers that the tensor
+stands for. `_origin` is set by `minitrain.accounting.strict`: which operation made the tensor. Both are unset in other
+runs.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-_is_followed = False
+_enabled = False
 
 
-def follow() -> None:
-    """Pass on what tensors carry, for the rest of the process: whoever sets one of the slots calls this before.
+def enable_annotations() -> None:
+    """Let new tensors get their annotations, for the rest of the process; to be called before any annotation is set.
 
-    To look for it takes as long as to make a tensor, since a slot that is unset raises an error; so that is left out
-    until somebody follows tensors.
+    Until then, sums and shards do not look for annotations. Looking for one that is unset raises an error inside
+    Python, which takes as long as making a tensor.
     """
-    global _is_followed  # noqa: PLW0603  (what is followed may outlive the run)
-    _is_followed = True
+    global _enabled  # noqa: PLW0603  (tensors may outlive the run that annotates them)
+    _enabled = True
 
 
 class Content(Protocol):
-    """What a tensor carries in `_content`."""
+    """What a tensor holds in `_content`: it must be able to do what a tensor can do."""
 
     __slots__ = ()
 
@@ -43,34 +43,34 @@ class Content(Protocol):
 
 
 def summed(result: T, left: Any, right: Any) -> T:
-    """Return the sum of two tensors, with their content if both have any."""
-    if not _is_followed:
+    """Annotate the sum of two tensors, with their content if both have some, and return it."""
+    if not _enabled:
         return result
     if hasattr(left, "_content") and hasattr(right, "_content"):
         result._content = left._content.add(right._content)  # type: ignore[attr-defined]  # a slot of tensors
-    return _descended(result, "+", left, right)
+    return _derived(result, "+", left, right)
 
 
 def combined(result: T, left: Any, right: Any) -> T:
-    """Return the combination of two tensors, with their content if both have any."""
-    if not _is_followed:
+    """Annotate the combination of two tensors, with their content if both have some, and return it."""
+    if not _enabled:
         return result
     if hasattr(left, "_content") and hasattr(right, "_content"):
         result._content = left._content.combine(right._content)  # type: ignore[attr-defined]  # a slot of tensors
-    return _descended(result, "combine", left, right)
+    return _derived(result, "combine", left, right)
 
 
 def sharded(result: T, whole: Any, shard: int, num_shards: int) -> T:
-    """Return a shard of a tensor, with its part of the content if there is any."""
-    if not _is_followed:
+    """Annotate a shard of a tensor, with its part of the content if there is some, and return it."""
+    if not _enabled:
         return result
     if hasattr(whole, "_content"):
         result._content = whole._content.shard(shard, num_shards)  # type: ignore[attr-defined]  # a slot of tensors
-    return _descended(result, "shard", whole)
+    return _derived(result, "shard", whole)
 
 
-def _descended(result: T, how: str, parent: Any, other: Any = None) -> T:
+def _derived(result: T, how: str, parent: Any, other: Any = None) -> T:
     """Return a tensor that was made of others, with its origin if the first of them has one."""
     if hasattr(parent, "_origin"):
-        parent._origin.descend(result, how, parent, other)
+        parent._origin.derive(result, how, parent, other)
     return result

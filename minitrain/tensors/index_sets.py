@@ -1,4 +1,4 @@
-"""Sets of shards and of samples, and ranges of them, as tensors and strategies use them.
+"""Sets of shards and of samples, ranges of them, and their text, as tensors and strategies use them.
 
 Tensors share their sets, since a set is larger than all tensors that refer to it. An index need not be an int: a value
 that stands for many ranks (see `minitrain.folding`) brings ranges and sets of its own kind.
@@ -6,11 +6,14 @@ that stands for many ranks (see `minitrain.folding`) brings ranges and sets of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 Numbers = frozenset[int]
+
+_MOST_RUNS = 8  # shown by `ranges`
 
 
 def span(start: Any, stop: Any) -> Sequence[Any]:
@@ -19,15 +22,18 @@ def span(start: Any, stop: Any) -> Sequence[Any]:
     return end.span(start, stop) if hasattr(end, "span") else range(start, stop)
 
 
-def alone(shard: Any) -> Numbers:
-    """Return the set of one shard, the same one each time; a shard that stands for many ranks makes its own."""
+def singleton(shard: Any) -> Numbers:
+    """Return the set that holds one shard, the same object each time.
+
+    A shard that stands for many ranks makes a set of its own kind.
+    """
     if shard.__class__ is int:
-        return _alone(shard)
-    return shard.alone() if hasattr(shard, "alone") else frozenset([shard])
+        return _singleton(shard)
+    return shard.singleton() if hasattr(shard, "singleton") else frozenset([shard])
 
 
 @lru_cache(maxsize=1 << 16)
-def _alone(shard: int) -> Numbers:
+def _singleton(shard: int) -> Numbers:
     """Make the set of one shard."""
     return frozenset([shard])
 
@@ -36,10 +42,81 @@ _latest: tuple[Numbers, Numbers, Numbers] = (frozenset(), frozenset(), frozenset
 
 
 def union(left: Numbers, right: Numbers) -> Numbers:
-    """Return the union of two sets, the same one as the last time if they are: layers add the same microbatches."""
+    """Return the union of two sets.
+
+    If both sets are the same objects as in the last call, so is the result: the layers of a model add gradients of the
+    same microbatches one after another.
+    """
     global _latest  # noqa: PLW0603  (one tuple, replaced as a whole)
     known_left, known_right, both = _latest
     if left is not known_left or right is not known_right:
         both = left | right
         _latest = left, right, both
     return both
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers compactly, in order.
+
+    >>> ranges([3, 0, 1, 2, 8])
+    '0-3,8'
+    >>> ranges(range(0, 64, 8))
+    '0-56 step 8'
+    """
+    ordered = sorted(numbers)
+    step = _common_step(ordered)
+    if step > 1:
+        return f"{ordered[0]}-{ordered[-1]} step {step}"
+    found = runs(ordered)
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in found[:_MOST_RUNS]]
+    return ",".join(shown) + (f",... ({len(ordered)} in all)" if len(found) > _MOST_RUNS else "")
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of consecutive numbers, in order."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def _common_step(ordered: list[int]) -> int:
+    """Return the step of at least three evenly spaced numbers, 0 otherwise."""
+    if len(ordered) < 3:
+        return 0
+    step = ordered[1] - ordered[0]
+    even = all(later - earlier == step for earlier, later in pairwise(ordered))
+    return step if even else 0
+
+
+def overlapping_shards(shard: int, num_shards: int, other_num_shards: int) -> range:
+    """Return which shards, of a whole that is cut otherwise, overlap a shard: shards are intervals [i/n, (i+1)/n).
+
+    Args:
+        shard: which shard.
+        num_shards: number of shards that the whole is cut into.
+        other_num_shards: number of shards of the other cut.
+
+    >>> overlapping_shards(1, num_shards=2, other_num_shards=6)
+    range(3, 6)
+    """
+    return range(shard * other_num_shards // num_shards, -(-(shard + 1) * other_num_shards // num_shards))
+
+
+def overlaps_any(shard: int, num_shards: int, others: Mapping[int, Set[int]]) -> bool:
+    """Return whether a shard has a part in common with any of others, in time that does not grow with these.
+
+    Args:
+        shard: which shard.
+        num_shards: number of shards that the whole is cut into.
+        others: the other shards, by the number of shards of their cut.
+    """
+    for count, found in others.items():
+        touched = overlapping_shards(shard, num_shards, count)
+        fewer, more = (touched, found) if len(touched) <= len(found) else (found, touched)
+        if any(number in more for number in fewer):
+            return True
+    return False

@@ -8,12 +8,14 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from minitrain.errors import LawError
 from minitrain.tensors.annotations import Content, combined, sharded, summed
-from minitrain.tensors.index_sets import alone, union
+from minitrain.tensors.index_sets import singleton, union
 
 HIDDEN_SIZE = 4096
 BLOCK_SIZE = 1024
@@ -64,11 +66,9 @@ class ReduceableGatherable(Reduceable[TO], Gatherable[TO], Protocol[TO]):
 class Tensor:
     """The common root of the five kinds.
 
-    Its slots take no part in equality, repr, copies or pickles. `_home` and `_units` belong to the rank that stores
-    the tensor (see `minitrain.rank.stores`), and are unset until it enters a store. `_content` is what whoever follows
-    tensors makes of this one (numbers, in `minitrain.numerics`), and is unset where nobody does; `_origin` is where it
-    came from, in a strict run (see `minitrain.accounting.strict`). Both are passed on by
-    `minitrain.tensors.annotations`.
+    Its slots take no part in equality, repr, copies or pickles. `_units` is the size of the tensor, unset until it is
+    measured, and `_home` the account of the rank that stores it (see `minitrain.rank.stores`). `_content` and `_origin`
+    are annotations (see `minitrain.tensors.annotations`).
     """
 
     __slots__ = ("__weakref__", "_content", "_home", "_origin", "_units")
@@ -85,7 +85,7 @@ class Tensor:
 
     def _repr_html_(self) -> str:
         """Draw in a notebook which layer, samples and shards this is."""
-        from minitrain.trace.tensor_drawing import tensor_html  # noqa: PLC0415  (only when somebody looks)
+        from minitrain.tensors.drawing import tensor_html  # noqa: PLC0415  (only when somebody looks)
 
         return tensor_html(self)
 
@@ -93,9 +93,10 @@ class Tensor:
 def clone(value: T) -> T:
     """Return an equal tensor, an object of its own; anything else as it is."""
     kind = value.__class__
-    if kind is Activation or kind is ActivationGrad:
-        return kind(value.layer, value.layers, value.samples, value.total_samples)  # type: ignore[call-arg,attr-defined]
-    return copy.copy(value) if isinstance(value, Tensor) else value
+    try:
+        return kind(*FIELDS[kind](value))
+    except KeyError:  # a subclass, or no tensor
+        return copy.copy(value) if isinstance(value, Tensor) else value
 
 
 def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
@@ -113,23 +114,84 @@ def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
             )
 
 
-def _require_shardable(value: Any, shard: int, num_shards: int) -> None:
-    """Raise a LawError unless `value` is whole and `shard` is one of `num_shards`."""
-    if not value.is_complete():
-        raise LawError(
-            f"only a complete tensor can be sharded: layer {value.layer} holds shards {sorted(value.shards)} of "
-            f"{value.num_shards}; all_gather it first",
-            layer=value.layer,
-        )
-    if not 0 <= shard < num_shards:
-        raise LawError(
-            f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards} (layer {value.layer})",
-            layer=value.layer,
-        )
+class Sharded(Tensor, Gatherable[O]):
+    """What can be cut into shards: the common base of weights, their gradients and optimizer states.
+
+    A whole has `HIDDEN_SIZE ** 2` elements. A shard is one of `num_shards` equal parts of them.
+    """
+
+    __slots__ = ()
+
+    _combines_as: ClassVar[str]
+    """What messages call several tensors of this kind that combine."""
+
+    _must_agree: ClassVar[tuple[str, ...]]
+    """The fields that must be equal where tensors of this kind combine."""
+
+    layer: int
+    shards: frozenset[int]
+    num_shards: int
+
+    def with_shards(self, shards: frozenset[int], num_shards: int) -> O:
+        """Return a tensor that differs from this one in its shards alone."""
+        raise NotImplementedError
+
+    def shard(self, shard: int, num_shards: int) -> O:
+        """Return one of `num_shards` parts of a complete tensor.
+
+        Raises:
+            LawError: the tensor is not complete, or there is no such shard.
+        """
+        self._require_shardable(shard, num_shards)
+        return sharded(self.with_shards(singleton(shard), num_shards), self, shard, num_shards)
+
+    def combine(self, other: O) -> O:
+        """Return a tensor that holds the shards of both.
+
+        Raises:
+            LawError: the two are of different kinds, layers, steps or samples, or are cut differently.
+        """
+        _require_same(self._combines_as, self, other, *self._must_agree)
+        others: Any = other
+        return combined(self.with_shards(self.shards | others.shards, self.num_shards), self, other)
+
+    def is_complete(self) -> bool:
+        """Return whether every shard is held."""
+        return len(self.shards) == self.num_shards
+
+    def memory(self) -> float:
+        """Return the size in elements: the share of shards held times H x H."""
+        return (len(self.shards) / self.num_shards) * HIDDEN_SIZE * HIDDEN_SIZE
+
+    def _require_shardable(self, shard: int, num_shards: int) -> None:
+        """Raise a LawError unless this is whole and `shard` is one of `num_shards`."""
+        if not self.is_complete():
+            raise LawError(
+                f"only a complete tensor can be sharded: layer {self.layer} holds shards {sorted(self.shards)} of "
+                f"{self.num_shards}; all_gather it first",
+                layer=self.layer,
+            )
+        if not 0 <= shard < num_shards:
+            raise LawError(
+                f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards} (layer {self.layer})",
+                layer=self.layer,
+            )
+
+
+class Sampled(Tensor):
+    """What holds values for samples and is never cut: the common base of activations and their gradients."""
+
+    __slots__ = ()
+
+    samples: frozenset[int]
+
+    def memory(self) -> int:
+        """Return the size in elements: samples x H x BLOCK_SIZE."""
+        return len(self.samples) * HIDDEN_SIZE * BLOCK_SIZE
 
 
 @dataclass(slots=True)
-class Weight(Tensor, Gatherable["Weight"]):
+class Weight(Sharded["Weight"]):
     """The parameters of one layer, whole or in shards.
 
     Args:
@@ -146,29 +208,16 @@ class Weight(Tensor, Gatherable["Weight"]):
     shards: frozenset[int] = _UNSHARDED
     num_shards: int = 1
 
-    def combine(self, other: Weight) -> Weight:
-        """Return the weight that holds the shards of both; layer, step and num_shards must agree."""
-        _require_same("weights that combine", self, other, "layer", "step", "num_shards")
-        shards = self.shards | other.shards
-        return combined(Weight(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
+    _combines_as = "weights that combine"
+    _must_agree = ("layer", "step", "num_shards")
 
-    def memory(self) -> float:
-        """Return the size in elements: the share of shards held times H x H."""
-        return (len(self.shards) / self.num_shards) * HIDDEN_SIZE * HIDDEN_SIZE
-
-    def shard(self, shard: int, num_shards: int) -> Weight:
-        """Return one of `num_shards` parts of a complete weight."""
-        _require_shardable(self, shard, num_shards)
-        part = Weight(self.layer, self.layers, self.step, alone(shard), num_shards)
-        return sharded(part, self, shard, num_shards)
-
-    def is_complete(self) -> bool:
-        """Return whether every shard is held."""
-        return len(self.shards) == self.num_shards
+    def with_shards(self, shards: frozenset[int], num_shards: int) -> Weight:
+        """Return the same weight of other shards."""
+        return Weight(self.layer, self.layers, self.step, shards, num_shards)
 
 
 @dataclass(slots=True)
-class Activation(Tensor):
+class Activation(Sampled):
     """The input of one layer for some samples; that of layer `layers` is the model's output.
 
     Args:
@@ -183,13 +232,9 @@ class Activation(Tensor):
     samples: frozenset[int]
     total_samples: int
 
-    def memory(self) -> int:
-        """Return the size in elements: samples x H x BLOCK_SIZE."""
-        return len(self.samples) * HIDDEN_SIZE * BLOCK_SIZE
-
 
 @dataclass(slots=True)
-class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
+class WeightGrad(Sharded["WeightGrad"], ReduceableGatherable["WeightGrad"]):
     """The gradient of one layer's weight, summed over some samples, whole or in shards.
 
     Args:
@@ -208,6 +253,13 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
     shards: frozenset[int] = _UNSHARDED
     num_shards: int = 1
 
+    _combines_as = "gradients that combine"
+    _must_agree = ("layer", "samples", "num_shards")
+
+    def with_shards(self, shards: frozenset[int], num_shards: int) -> WeightGrad:
+        """Return the same gradient of other shards."""
+        return WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
+
     def __add__(self, other: WeightGrad) -> WeightGrad:
         """Return the sum, which covers the samples of both; layer and shards must agree."""
         layer, shards, num_shards = self.layer, self.shards, self.num_shards
@@ -225,31 +277,9 @@ class WeightGrad(Tensor, ReduceableGatherable["WeightGrad"]):
             total._units = self._units  # type: ignore[misc]  # a slot of the base
         return summed(total, self, other)
 
-    def combine(self, other: WeightGrad) -> WeightGrad:
-        """Return the gradient that holds the shards of both; layer, samples and num_shards must agree."""
-        _require_same("gradients that combine", self, other, "layer", "samples", "num_shards")
-        shards = self.shards | other.shards
-        grad = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, self.num_shards)
-        return combined(grad, self, other)
-
-    def shard(self, shard: int, num_shards: int) -> WeightGrad:
-        """Return one of `num_shards` parts of a complete gradient."""
-        _require_shardable(self, shard, num_shards)
-        shards = alone(shard)
-        part = WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
-        return sharded(part, self, shard, num_shards)
-
-    def is_complete(self) -> bool:
-        """Return whether every shard is held."""
-        return len(self.shards) == self.num_shards
-
-    def memory(self) -> float:
-        """Return the size in elements: the share of shards held times H x H."""
-        return (len(self.shards) / self.num_shards) * HIDDEN_SIZE * HIDDEN_SIZE
-
 
 @dataclass(slots=True)
-class OptState(Tensor, Gatherable["OptState"]):
+class OptState(Sharded["OptState"]):
     """The optimizer state of one layer, whole or in shards.
 
     Args:
@@ -266,29 +296,16 @@ class OptState(Tensor, Gatherable["OptState"]):
     shards: frozenset[int] = _UNSHARDED
     num_shards: int = 1
 
-    def combine(self, other: OptState) -> OptState:
-        """Return the state that holds the shards of both; layer, step and num_shards must agree."""
-        _require_same("optimizer states that combine", self, other, "layer", "step", "num_shards")
-        shards = self.shards | other.shards
-        return combined(OptState(self.layer, self.layers, self.step, shards, self.num_shards), self, other)
+    _combines_as = "optimizer states that combine"
+    _must_agree = ("layer", "step", "num_shards")
 
-    def memory(self) -> float:
-        """Return the size in elements: H x H times the share of shards held."""
-        return HIDDEN_SIZE * HIDDEN_SIZE * (len(self.shards) / self.num_shards)
-
-    def shard(self, shard: int, num_shards: int) -> OptState:
-        """Return one of `num_shards` parts of a complete state."""
-        _require_shardable(self, shard, num_shards)
-        part = OptState(self.layer, self.layers, self.step, alone(shard), num_shards)
-        return sharded(part, self, shard, num_shards)
-
-    def is_complete(self) -> bool:
-        """Return whether every shard is held."""
-        return len(self.shards) == self.num_shards
+    def with_shards(self, shards: frozenset[int], num_shards: int) -> OptState:
+        """Return the same state of other shards."""
+        return OptState(self.layer, self.layers, self.step, shards, num_shards)
 
 
 @dataclass(slots=True)
-class ActivationGrad(Tensor):
+class ActivationGrad(Sampled):
     """The gradient of the loss with respect to the output of one layer, for some samples.
 
     Args:
@@ -303,6 +320,11 @@ class ActivationGrad(Tensor):
     samples: frozenset[int]
     total_samples: int
 
-    def memory(self) -> int:
-        """Return the size in elements: samples x H x BLOCK_SIZE."""
-        return len(self.samples) * HIDDEN_SIZE * BLOCK_SIZE
+
+KINDS: tuple[type[Any], ...] = (Weight, OptState, Activation, ActivationGrad, WeightGrad)
+"""The five kinds."""
+
+FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
+    kind: attrgetter(*kind.__dataclass_fields__) for kind in KINDS
+}
+"""What returns the values of all fields of a tensor in order, by kind."""

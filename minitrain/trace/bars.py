@@ -1,18 +1,23 @@
-"""What a Gantt chart draws: every operation and every wait as a bar on a lane of its rank."""
+"""What a Gantt chart draws: a bar for every operation and for every wait, each on a lane of its rank.
+
+A rank has one main lane. Communication that overlaps with other work is drawn on lanes beside it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 import numpy as np
 
 from minitrain.analysis.breakdown import checked_step_time
+from minitrain.analysis.intervals import sweep
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 from minitrain.analysis.waits import Gaps, find_gaps
-from minitrain.trace.kinds import RECOMPUTED, WAITING, Kind, kind_of, legend_place
-from minitrain.trace.lanes import lanes
+from minitrain.trace.colors import RECOMPUTED, WAITING, Kind, kind_of, legend_place
 
-_ROUNDING = 1e-12  # of the step time: a shorter gap is the rounding of a sum
+_ROUNDING = 1e-12  # of the step time; a shorter gap is a rounding error
+MAX_LANES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +25,7 @@ class Bars:
     """Bars by rank and start.
 
     Args:
-        timeline: what they were made from.
+        timeline: the run.
         step_time: the step time, s.
         rank: row of each bar, (num_bars,), like all that follow.
         start: its left end, s.
@@ -28,9 +33,9 @@ class Bars:
         kind: index into `kinds`.
         lane: 0 for the rank's main lane, 1 and up for what overlaps it.
         event: the operation, or the one that ended a wait; `NONE` for a wait until the step's end.
-        last: the last operation of a bar that stands for several in a row; otherwise `event`.
+        last: the last operation of a bar that stands for several consecutive ones; otherwise `event`.
         gap: index into `gaps` of a wait, `NONE` for an operation.
-        kinds: how each kind looks, in the legend's order.
+        kinds: the look of each kind, in the order of the legend; "waiting" is the last.
         gaps: every idle time, with its reason.
     """
 
@@ -52,7 +57,7 @@ class Bars:
 
     @property
     def num_lanes(self) -> int:
-        """Number of lanes of the rank that has most."""
+        """Number of lanes of the rank that has the most."""
         return int(self.lane.max(initial=0)) + 1
 
     @property
@@ -119,8 +124,58 @@ def _kinds(timeline: Timeline) -> tuple[Ints, tuple[Kind, ...]]:
     return place[codes], (*(kind_of(typs[code], stream_of[code]) for code in order), kind_of(WAITING))
 
 
+def lanes(timeline: Timeline) -> Ints:
+    """Return the lane of every event: 0, or 1 to `MAX_LANES` - 1 for an operation that overlaps others.
+
+    Communication that was launched to overlap is moved off the main lane. On a rank where other operations still
+    overlap (its program has several tasks), all communication is.
+    """
+    beside = timeline.overlaps & ~timeline.computes
+    crowded = _crowded_ranks(timeline, ~beside)
+    beside |= crowded[timeline.rank] & ~timeline.computes
+    lane = np.zeros(timeline.num_events, np.int64)
+    chosen = np.flatnonzero(beside & (timeline.duration > 0))
+    lane[chosen] = 1 + _packed(timeline, chosen)
+    return lane
+
+
+def _crowded_ranks(timeline: Timeline, chosen: Bools) -> Bools:
+    """Tell on which ranks some of the chosen events overlap one another, (num_ranks,)."""
+    swept = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
+    overlaps = swept.busy_until - swept.start > _ROUNDING * timeline.step_time
+    crowded = np.zeros(timeline.num_ranks, dtype=bool)
+    crowded[swept.rank[overlaps & (swept.end > swept.start)]] = True
+    return crowded
+
+
+def _packed(timeline: Timeline, chosen: Ints) -> Ints:
+    """Return the first free lane for each event, in the order of time, or the last lane where none is free."""
+    order = np.lexsort((timeline.time[chosen], timeline.rank[chosen]))
+    rows = zip(
+        timeline.rank[chosen][order].tolist(),
+        timeline.time[chosen][order].tolist(),
+        timeline.end[chosen][order].tolist(),
+        strict=True,
+    )
+    tolerance = _ROUNDING * timeline.step_time
+    packed, current = [], -1
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    for rank, start, end in rows:
+        if rank != current:
+            current, busy, free = rank, [], list(range(MAX_LANES - 1))
+        while busy and busy[0][0] <= start + tolerance:
+            heappush(free, heappop(busy)[1])
+        lane = heappop(free) if free else MAX_LANES - 2
+        heappush(busy, (end, lane))
+        packed.append(lane)
+    found = np.empty(len(chosen), np.int64)
+    found[order] = packed
+    return found
+
+
 def merged(bars: Bars) -> Bars:
-    """Return bars of which those in a row that differ only in their layer have become one."""
+    """Return bars with consecutive ones that differ only in their layer joined to one."""
     first, last = rows_of_layers(bars)
     whole = bars.take(first)
     end = bars.start[last] + bars.duration[last]
@@ -129,7 +184,7 @@ def merged(bars: Bars) -> Bars:
 
 
 def rows_of_layers(bars: Bars) -> tuple[Ints, Ints]:
-    """Return the first and the last bar of each row of bars on a lane that differ only in their layer."""
+    """Return the first and the last of each sequence of bars on a lane that differ only in their layer."""
     if not len(bars):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     order = np.lexsort((bars.start, bars.lane, bars.rank))

@@ -1,9 +1,9 @@
 """Event logs -> Chakra execution traces, which ASTRA-sim and MLCommons' own tools read: one `.et` file a rank.
 
-A node an operation: computing, send, receive or collective, with its duration in whole µs and what must end before it
-can begin on its rank: the computing before it, the results awaited since, and the communication before it on its
-stream. What ranks wait for among one another is not written: it follows from the messages (`comm_src`, `comm_dst`,
-`comm_tag`) and from the process groups (`pg_name`, listed in `comm_groups.json`).
+Every operation is a node: compute, send, receive or collective. A node has its duration in whole µs, and the operations
+of its rank that must end before it can begin: the compute operation before it, those whose results were awaited since,
+and the communication before it on its stream. Dependencies between ranks are not written, because they follow from the
+messages (`comm_src`, `comm_dst`, `comm_tag`) and the process groups (`pg_name`, listed in `comm_groups.json`).
 
 Source: Sridharan et al. 2023, "Chakra", arXiv 2305.14516; the schema et_def.proto of mlc-chakra 1.0.0.
 """
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.matching import messages
-from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace
 from minitrain.events import COMM, COMPUTE, RECV, SEND
 from minitrain.files import write_bytes, write_text
 from minitrain.trace import protobuf
@@ -26,7 +27,7 @@ SCHEMA_VERSION = "0.0.4"
 _COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 4, 5, 6, 7
 _NODE_TYPES = {COMPUTE: _COMP_NODE, SEND: _SEND_NODE, RECV: _RECV_NODE, COMM: _COLL_NODE}
 _COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "all_to_all": 6, "reduce_scatter": 7, "barrier": 9}
-# places of et_def.proto: of an attribute, of a node
+# field numbers of et_def.proto: of an attribute, of a node
 _ATTR_NAME, _ATTR_INT64, _ATTR_BOOL, _ATTR_STRING = 1, 9, 27, 29
 _ID, _NAME, _TYPE, _DATA_DEPS, _START, _DURATION, _ATTR = 1, 2, 3, 5, 6, 7, 10
 
@@ -62,7 +63,7 @@ def _message_tags(timeline: Timeline) -> Ints:
 
 
 def _file(timeline: Timeline, rank: int, tags: Ints) -> Iterator[bytes]:
-    """Yield the messages of one rank's file: what version it has, then a node an operation."""
+    """Yield the messages of one rank's file: the schema's version, then a node an operation."""
     yield protobuf.delimited(protobuf.text(1, SCHEMA_VERSION))
     for event, waits_for in _dependencies(timeline, rank):
         yield protobuf.delimited(_node(timeline, event, waits_for, int(tags[event])))
@@ -105,7 +106,7 @@ def _node(timeline: Timeline, event: int, waits_for: list[int], tag: int) -> byt
 
 
 def _attributes(timeline: Timeline, event: int, typ: str, tag: int) -> Iterator[bytes]:
-    """Yield what kind of work it is, how much it moves, and with whom."""
+    """Yield the attributes of a node: the kind of work, how many bytes it moves, and between which ranks."""
     stream = timeline.streams[timeline.stream[event]]
     yield protobuf.text(_ATTR_NAME, "is_cpu_op") + protobuf.present(_ATTR_BOOL, 0)
     if stream.kind == COMPUTE:
@@ -117,9 +118,9 @@ def _attributes(timeline: Timeline, event: int, typ: str, tag: int) -> Iterator[
         yield protobuf.text(_ATTR_NAME, "pg_name") + protobuf.text(_ATTR_STRING, group)
         return
     ends = int(timeline.rank[event]), int(timeline.peer[event])
-    source, dest = ends if stream.kind == SEND else ends[::-1]
-    yield _int64("comm_src", source)
-    yield _int64("comm_dst", dest)
+    for name, rank in zip(("comm_src", "comm_dst"), ends if stream.kind == SEND else ends[::-1], strict=True):
+        if rank != NONE:  # an event that a strategy logged by itself has no peer
+            yield _int64(name, rank)
     yield _int64("comm_tag", max(tag, 0))
 
 

@@ -2,9 +2,9 @@
 
 One process a rank, one thread a stream. Operations are complete events ("X"), the memory of each rank is a counter
 ("C"; by kind too, where a journal was kept), and arrows ("s", "t", "f") lead from a send to its receive and through
-the members of a collective in rank order. Times are in µs, in whole nanoseconds (what Perfetto keeps), and events on
-a thread never overlap, not even by a rounding error, because Perfetto drops those that do. An operation that lasts 0
-ns has no arrows: viewers find nothing there to tie them to.
+the members of a collective in rank order. Times are in µs and are whole nanoseconds, as in Perfetto. Events on a thread
+never overlap, not even by a rounding error, because Perfetto drops those that do. An operation of 0 ns has no arrows,
+since viewers do not draw it.
 """
 
 from __future__ import annotations
@@ -13,30 +13,34 @@ import json
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.analysis.labels import ranges, stream_name
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.labels import stream_name
 from minitrain.analysis.matching import collectives, messages
-from minitrain.analysis.memory_by_kind import Journals
-from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
+from minitrain.analysis.memory_over_time import Journals, curves_by_kind
+from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace
 from minitrain.analysis.waits import GAP_KINDS, find_gaps
+from minitrain.errors import UsageError
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
-from minitrain.tensors import BYTES_PER_ELEMENT
-from minitrain.trace.counters import kind_counters, memory_counters
-from minitrain.trace.micros import Micros, micros
+from minitrain.tensors.index_sets import ranges
+from minitrain.workloads.matmul import MATMUL_LAYER
 
+BY_KIND = "memory of"  # Perfetto appends the kind: "memory of weights"
 _CHUNK = 4096
 
 
-def chrome_trace(trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, journals: Journals = ()) -> dict[str, Any]:
+def chrome_trace(
+    trace: Trace, bytes_per_element: float = MATMUL_LAYER.bytes_per_element, journals: Journals = ()
+) -> dict[str, Any]:
     """Return a trace in Chrome's format, as JSON-ready data.
 
     Args:
         trace: one log a rank, or columns.
-        bytes_per_element: bytes of one element of memory.
+        bytes_per_element: bytes of one element of memory; by default those of the specified workload.
         journals: every change of every store, for counters by kind, if they were kept.
     """
     data: dict[str, Any] = json.loads("".join(_text(as_timeline(trace), bytes_per_element, journals)))
@@ -44,7 +48,7 @@ def chrome_trace(trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, jou
 
 
 def write_chrome_trace(
-    path: str | Path, trace: Trace, bytes_per_element: float = BYTES_PER_ELEMENT, journals: Journals = ()
+    path: str | Path, trace: Trace, bytes_per_element: float = MATMUL_LAYER.bytes_per_element, journals: Journals = ()
 ) -> Path:
     """Write a trace in Chrome's format to `path`, compressed if it ends in ".gz", and return the path."""
     return write_text(path, _text(as_timeline(trace), bytes_per_element, journals))
@@ -118,7 +122,7 @@ def _slices(timeline: Timeline, clock: Micros, bytes_per_element: float) -> Iter
 
 
 def _details(timeline: Timeline) -> list[str]:
-    """Return what only some operations have: bytes moved, and how long they waited and for whom."""
+    """Return the details that only some operations have: bytes moved, and how long they waited for which rank."""
     details = [""] * timeline.num_events
     for place in np.flatnonzero(timeline.size_bytes > 0).tolist():
         details[place] = f',"bytes":{timeline.size_bytes[place]:.0f}'
@@ -147,9 +151,9 @@ def _arrows(timeline: Timeline, clock: Micros) -> Iterator[str]:
 
 
 def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: Micros, first_id: int) -> Iterator[str]:
-    """Write one arrow through each run of two or more members, from one place to the next.
+    """Write one arrow through the members of each message or collective that has at least two.
 
-    Ids are whole numbers: of text, Perfetto takes only what reads as a hexadecimal number.
+    Ids are whole numbers, since Perfetto accepts text only where it is a hexadecimal number.
     """
     first = _first_thread(timeline)
     lines = [
@@ -170,3 +174,82 @@ def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: M
         for place in range(begin + 1, end - 1):
             yield f'{{"ph":"t","bp":"e",{ident}{lines[place]}'
         yield f'{{"ph":"f","bp":"e",{ident}{lines[end - 1]}'
+
+
+def memory_counters(timeline: Timeline, bytes_per_element: float) -> Iterator[str]:
+    """Write each rank's memory whenever it changes."""
+    changed = np.ones(timeline.num_events, dtype=bool)
+    changed[1:] = (np.diff(timeline.memory) != 0) | (np.diff(timeline.rank) != 0)
+    at = as_micros(nanoseconds(timeline.sampled[changed])).tolist()
+    size = (timeline.memory[changed] * bytes_per_element).tolist()
+    for rank, start, memory in zip(timeline.rank[changed].tolist(), at, size, strict=True):
+        yield f'{{"ph":"C","name":"memory","pid":{rank},"ts":{start},"args":{{"bytes":{memory:.0f}}}}}'
+
+
+def kind_counters(timeline: Timeline, journals: Journals, bytes_per_element: float) -> Iterator[str]:
+    """Write each rank's memory by kind whenever any kind changes."""
+    for rank in range(len(journals)):
+        curves = curves_by_kind(timeline, journals, rank, timeline.step_time)
+        if not curves:
+            continue
+        heads = [f"{json.dumps(name)}:" for name in curves]
+        at = as_micros(nanoseconds(next(iter(curves.values())).time)).tolist()
+        sizes = [np.rint(curve.memory * bytes_per_element).astype(np.int64).tolist() for curve in curves.values()]
+        head = f'{{"ph":"C","name":"{BY_KIND}","pid":{rank},"ts":'
+        for start, values in zip(at, zip(*sizes, strict=True), strict=True):
+            args = ",".join(f"{name}{value}" for name, value in zip(heads, values, strict=True))
+            yield f'{head}{start},"args":{{{args}}}}}'
+
+
+_LONGEST_S = 9e9  # nanoseconds of it fit into 64 bits
+
+
+class Micros(NamedTuple):
+    """When events start and how long they last, µs, (num_events,) each."""
+
+    start: Floats
+    duration: Floats
+
+
+def micros(timeline: Timeline) -> Micros:
+    """Return every event's start and duration; none overlaps with the next one of its rank and stream.
+
+    Ends are limited twice: in whole nanoseconds, with which Perfetto computes, and as the floats that are written, so
+    that start + duration <= the next start holds for any reader.
+    """
+    order = np.lexsort((timeline.time, timeline.stream, timeline.rank))
+    rank, stream = timeline.rank[order], timeline.stream[order]
+    start_ns, end_ns = nanoseconds(timeline.time[order]), nanoseconds(timeline.end[order])
+    followed = (rank[1:] == rank[:-1]) & (stream[1:] == stream[:-1])
+    end_ns[:-1] = np.where(followed, np.minimum(end_ns[:-1], start_ns[1:]), end_ns[:-1])
+    start, duration = as_micros(start_ns), as_micros(end_ns - start_ns)
+    limit = np.full(len(start), np.inf)
+    limit[:-1][followed] = start[1:][followed]
+    back = np.argsort(order)
+    return Micros(start[back], _clamped(start, duration, limit)[back])
+
+
+def nanoseconds(seconds: Floats) -> Ints:
+    """Round times in s to whole nanoseconds.
+
+    Raises:
+        UsageError: a time is too long for that.
+    """
+    longest = float(seconds.max(initial=0.0))
+    if longest > _LONGEST_S:
+        raise UsageError(f"times must be at most {_LONGEST_S:g} s to be written in nanoseconds, got {longest:g} s")
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def as_micros(ns: Ints) -> Floats:
+    """Return nanoseconds as µs; multiplied by 1000 and truncated, they give the same nanoseconds."""
+    us: Floats = ns / 1000
+    return np.where((us * 1000).astype(np.int64) < ns, np.nextafter(us, np.inf), us)
+
+
+def _clamped(start: Floats, duration: Floats, limit: Floats) -> Floats:
+    """Shorten durations, by a few units in the last place of a start, until no end passes its limit."""
+    duration = np.where(start + duration > limit, limit - start, duration)
+    late = start + duration > limit
+    duration = np.where(late, duration - 2 * np.spacing(start), duration)
+    return np.maximum(duration, 0.0)

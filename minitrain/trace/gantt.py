@@ -1,7 +1,8 @@
-"""Event logs -> a Plotly figure: what every rank does, over the memory it holds, on one time axis.
+"""Event logs -> a Plotly figure: what every rank does, above the memory that it holds, on one time axis.
 
-Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one; beyond, the figure is a heat map of the time spent
-computing, and a page (`minitrain.trace.page`) draws the bars of the part that is zoomed into.
+Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of the time spent
+computing; a page (`minitrain.trace.page`) then draws the bars of the part that is zoomed into. The critical path is a
+line over the bars, which is switched on in the legend.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
+from minitrain.analysis.critical_path import critical_path
+from minitrain.analysis.dependencies import make_graph
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import time_unit
-from minitrain.analysis.memory_by_kind import Journals
-from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
+from minitrain.analysis.memory_over_time import Journals
+from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace
+from minitrain.trace.bar_texts import bar_labels, hover_texts
 from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
-from minitrain.trace.curves import memory_traces, peak_gib
-from minitrain.trace.heat import heat
-from minitrain.trace.kind_curves import kind_traces, rank_menu
-from minitrain.trace.layout import layout
-from minitrain.trace.overlay import path_trace
-from minitrain.trace.texts import bar_labels, hover_texts
-from minitrain.trace.view import View
+from minitrain.trace.heat_map import heat_trace
+from minitrain.trace.layout import View, layout
+from minitrain.trace.memory_panel import kind_traces, memory_traces, peak_gib, rank_menu
 
 MAX_BARS = 5000
 _MAIN_LANE, _LANE_GAP = 0.8, 0.04
+CRITICAL_PATH = "critical path (click)"
+_PATH_COLOR = "#D6006C"
 BELOW_NUMBERS = 0.36  # of a bar's height below its middle: where the critical path runs
 
 
@@ -44,11 +47,11 @@ def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> A
 
 
 def figure_of_bars(bars: Bars, view: View, journals: Journals = ()) -> tuple[Any, int]:
-    """Draw bars that were made already.
+    """Draw one run, given its bars.
 
     Returns:
-        The figure, and how many of its traces are the same however far one zooms: memory, and what lies over the bars.
-        They come first, so that menus find them.
+        The figure, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
+        They come first, so that menus can refer to them by their place.
     """
     unit, unit_name = time_unit(bars.step_time)
     totals = memory_traces(bars, view, unit)
@@ -99,7 +102,7 @@ def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any
 
 
 def microbatch_labels(bars: Bars, unit: float) -> list[Any]:
-    """Return one number over the bars of a microbatch's layers in a row, each too short to carry it."""
+    """Return one number for all consecutive layers of a microbatch, whose bars are too short for one each."""
     whole = merged(bars)
     whole = whole.take(np.flatnonzero((whole.last != whole.event) & (bar_labels(whole) != NONE)))
     center, width = lane_geometry(bars.num_lanes)
@@ -128,7 +131,7 @@ def microbatch_labels(bars: Bars, unit: float) -> list[Any]:
 
 
 def _has_common_label(bars: Bars) -> Bools:
-    """Tell which bars are in a row that `microbatch_labels` writes one number over, (num_bars,)."""
+    """Tell which bars get their number from `microbatch_labels`, (num_bars,)."""
     labels = bar_labels(bars)
     first, last = rows_of_layers(bars)
     order = np.lexsort((bars.start, bars.lane, bars.rank))
@@ -141,7 +144,7 @@ def _has_common_label(bars: Bars) -> Bools:
 
 
 def _text_style(ink: str) -> dict[str, Any]:
-    """Return how the number on a bar is written: in the middle, or not at all where it does not fit."""
+    """Return the style of the number on a bar: in the middle, and hidden where it does not fit."""
     font = {"color": ink, "size": 11}
     return {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont": font}
 
@@ -157,40 +160,8 @@ def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:
     return top + width / 2 - _MAIN_LANE / 2, width
 
 
-def heat_trace(bars: Bars, unit: float) -> Any:
-    """Return the heat map of the time spent computing, in percent."""
-    shares = heat(bars)
-    num_bins = shares.computing.shape[1]
-    step = bars.step_time / unit / num_bins
-    return go.Heatmap(
-        z=np.rint(shares.computing * 100).astype(np.uint8),
-        customdata=np.rint(shares.communicating * 100).astype(np.uint8),
-        x0=step / 2,
-        dx=step,
-        y0=(shares.ranks_per_row - 1) / 2,
-        dy=shares.ranks_per_row,
-        zmin=0,
-        zmax=100,
-        colorscale=HEAT_SCALE,
-        colorbar={
-            "title": {"text": "computing"},
-            "ticksuffix": " %",
-            "thickness": 12,
-            "len": 0.4,
-            "y": 0.94,
-            "yanchor": "top",
-        },
-        hovertemplate="rank %{y:.0f}<br>at %{x:.6g}<br>computing %{z} %<br>communicating %{customdata} %"
-        "<extra></extra>",
-        name="computing",
-    )
-
-
-HEAT_SCALE = [[0, "#F2F2F2"], [0.25, "#B9DDF1"], [0.6, "#56B4E9"], [1, "#08519C"]]
-
-
 def _marker(color: str, pattern: str) -> dict[str, Any]:
-    """Return how bars of a kind are filled."""
+    """Return the fill of a kind of bar."""
     marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
     if pattern:
         marker["pattern"] = {"shape": pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
@@ -200,3 +171,48 @@ def _marker(color: str, pattern: str) -> dict[str, Any]:
 def _texts(numbers: Ints) -> list[str]:
     """Return the number to write on each bar, or nothing."""
     return ["" if number == NONE else str(number) for number in numbers.tolist()]
+
+
+def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
+    """Return the critical path as a line through its bars, hidden until it is switched on in the legend.
+
+    Args:
+        bars: the bars of the run, not merged.
+        center: distance of the line from the row's middle on each lane, in rows.
+        unit: unit of the time axis, s.
+        axis: the y axis with a row a rank.
+    """
+    time, row = path_points(bars, center)
+    return path_entry().update(x=time / unit, y=row, yaxis=axis)
+
+
+def path_entry() -> Any:
+    """Return the line without points, for the legend."""
+    return go.Scatter(
+        x=[None],
+        y=[None],
+        name=CRITICAL_PATH,
+        legendgroup=CRITICAL_PATH,
+        mode="lines",
+        line={"color": _PATH_COLOR, "width": 3},
+        visible="legendonly",
+        showlegend=True,
+        hoverinfo="skip",
+        legendrank=1100,
+    )
+
+
+def path_points(bars: Bars, center: Floats) -> tuple[Floats, Floats]:
+    """Return the corners of the line: times in s, and rows."""
+    line = bars.timeline
+    path = critical_path(make_graph(line))
+    lane = np.zeros(line.num_events, np.int64)
+    works = ~bars.waits
+    lane[bars.event[works]] = bars.lane[works]
+    start = line.time[path.event]
+    end = np.where(path.counts, line.end[path.event], start)
+    time = np.stack([start, end], axis=1).reshape(-1)
+    row = np.repeat(line.rank[path.event] + center[lane[path.event]], 2)
+    corner = np.ones(len(row), dtype=bool)
+    corner[1:-1] = (row[1:-1] != row[:-2]) | (row[1:-1] != row[2:])
+    return time[corner], row[corner]

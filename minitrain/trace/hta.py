@@ -3,7 +3,7 @@
 Every operation is a GPU kernel: computing on stream 7, PyTorch's default, communication on streams of its own, with
 names that begin with "nccl" and so count as communication. Times are whole µs (HTA reads no fractions); starts and
 ends are rounded alike, so that operations on a stream still do not overlap. HTA measures from a rank's first kernel
-to its last: its idle time leaves out what a rank waits before and after.
+to its last, so its idle time does not contain what a rank waits before and after.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
 

@@ -1,17 +1,53 @@
-"""Where things are in a figure: the Gantt panel over the memory panel, axes, legends, title."""
+"""How a figure is laid out: the Gantt chart above memory, axes, legends, and the words around them (`View`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from minitrain.analysis.labels import GIB
 from minitrain.trace.bars import Bars
-from minitrain.trace.view import View
+from minitrain.workloads.matmul import MATMUL_LAYER
 
 MEMORY_HEIGHT = 190
 _TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34
 GRID = "rgba(128,128,128,0.22)"
 INK = "#5A5F66"
-FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif", "size": 12}
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+FIGURE_STYLE = {
+    "font": {"family": _FONT, "size": 12, "color": INK},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "barmode": "overlay",
+    "hovermode": "closest",
+    "modebar": {"remove": ["sendChartToCloud"]},
+    "uniformtext": {"mode": "hide", "minsize": 8},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The words and units of one picture.
+
+    Args:
+        title: what is shown, such as the strategy and the hardware.
+        facts: short texts for the line below it, such as "step 12.3 ms" and "MFU 41 %".
+        step_time: the step time, s; the latest end of the log if None.
+        capacity_bytes: memory of the device, bytes, drawn as a line; None where there is none.
+        bytes_per_element: bytes of one element of memory; by default those of the specified workload.
+    """
+
+    title: str = ""
+    facts: Sequence[str] = ()
+    step_time: float | None = None
+    capacity_bytes: float | None = None
+    bytes_per_element: float = MATMUL_LAYER.bytes_per_element
+
+    @property
+    def subtitle(self) -> str:
+        """The facts in one line."""
+        return " · ".join(self.facts)
 
 
 def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float) -> dict[str, Any]:
@@ -24,13 +60,7 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
         "height": inner + _TOP + _BOTTOM,
         "margin": {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM},
         "title": title(view),
-        "font": {**FONT, "color": INK},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "barmode": "overlay",
-        "hovermode": "closest",
-        "modebar": {"remove": ["sendChartToCloud"]},
-        "uniformtext": {"mode": "hide", "minsize": 8},
+        **FIGURE_STYLE,
         "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
         "yaxis": rank_axis(bars.timeline.num_ranks, (split[1], 1)),
         "yaxis2": {**_memory_axis(peak_gib, view), "domain": (0, split[0])},
@@ -94,7 +124,7 @@ def rank_axis(num_ranks: int, domain: tuple[float, float]) -> dict[str, Any]:
 
 
 def _memory_axis(peak_gib: float, view: View) -> dict[str, Any]:
-    """Return the memory axis, with the device's capacity in sight where the curves come near it."""
+    """Return the memory axis; it reaches to the device's capacity where the curves come near it."""
     top = max(peak_gib, _shown_capacity(view, peak_gib) or 0.0) * 1.08
     return {
         "title": {"text": "memory (GiB)", "standoff": 4},
@@ -107,15 +137,15 @@ def _memory_axis(peak_gib: float, view: View) -> dict[str, Any]:
 
 def _shown_capacity(view: View, peak_gib: float) -> float | None:
     """Return the capacity in GiB if the curves rise to 40 % of it, else None."""
-    capacity = (view.capacity_bytes or 0.0) / 2**30
+    capacity = (view.capacity_bytes or 0.0) / GIB
     return capacity if capacity and peak_gib >= 0.4 * capacity else None
 
 
 def _capacity(view: View, peak_gib: float) -> dict[str, Any]:
-    """Return the line at the device's capacity; a note where it is far above the curves."""
+    """Return the line at the device's capacity, or a note where it is far above the curves."""
     if view.capacity_bytes is None:
         return {}
-    text = f"device memory {view.capacity_bytes / 2**30:.4g} GiB"
+    text = f"device memory {view.capacity_bytes / GIB:.4g} GiB"
     place = {
         "xref": "x domain",
         "x": 1,

@@ -1,25 +1,30 @@
-"""A figure as one HTML file that opens without internet and asks nobody for anything."""
+"""Figures as HTML pages that open without internet, of one run or of several, and as what a notebook shows."""
 
 from __future__ import annotations
 
 import html
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plotly ships no types
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly ships no types
 
-from minitrain.analysis.memory_by_kind import Journals
-from minitrain.analysis.timeline import Trace, as_timeline
+from minitrain.analysis.breakdown import breakdown
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.labels import GIB, duration
+from minitrain.analysis.memory_over_time import Journals
+from minitrain.analysis.timeline import Timeline, Trace
 from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.trace.bars import make_bars
+from minitrain.trace.comparison_figure import compare_figure
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
-from minitrain.trace.payload import payload
-from minitrain.trace.script import PAGE_SCRIPT, STYLE
-from minitrain.trace.view import View
+from minitrain.trace.layout import View
+from minitrain.trace.page_script import PAGE_SCRIPT, STYLE, payload
+from minitrain.trace.svg import svg
 
 PLOTLY_FILE = "plotly.min.js"
 _SHARED = {"directory": PLOTLY_FILE, "parent": f"../{PLOTLY_FILE}"}
@@ -31,6 +36,9 @@ CONFIG = {
     "showTips": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
+PLOTLY_MIME = "application/vnd.plotly.v1+json"
+
+Row = Mapping[str, str]
 
 
 def write_html(
@@ -40,7 +48,7 @@ def write_html(
     include_plotlyjs: bool | str = True,
     journals: Journals = (),
 ) -> Path:
-    """Write the figure of one run as a page.
+    """Write the figure of one run as an HTML page.
 
     Args:
         path: where to.
@@ -61,6 +69,35 @@ def write_html(
     return write_page(path, figure, view.title, include_plotlyjs, details)
 
 
+def write_compare_html(
+    path: str | Path,
+    traces: Mapping[str, Trace],
+    views: Mapping[str, View] | None = None,
+    *,
+    title: str = "",
+    table: Sequence[Row] | None = None,
+    links: Mapping[str, str] | None = None,
+    include_plotlyjs: bool | str = True,
+) -> Path:
+    """Write a comparison as an HTML page: a table of all runs above their figure.
+
+    Args:
+        path: where to.
+        traces: one trace a name, drawn in this order.
+        views: facts and units by name.
+        title: what is compared.
+        table: rows of column title -> text, the first column the name; made from the traces if None.
+        links: address of a run's own page by name.
+        include_plotlyjs: as for `minitrain.trace.page.write_html`.
+
+    Returns:
+        The path.
+    """
+    rows = comparison_rows(traces, views) if table is None else table
+    figure = compare_figure(traces, views, title)
+    return write_page(path, figure, title, include_plotlyjs, body=html_table(rows, links or {}))
+
+
 def write_page(
     path: str | Path,
     figure: Any,
@@ -69,14 +106,14 @@ def write_page(
     details: dict[str, Any] | None = None,
     body: str = "",
 ) -> Path:
-    """Write a figure as a page.
+    """Write a figure as an HTML page.
 
     Args:
         path: where to.
         figure: a Plotly figure.
         title: the page's title.
         include_plotlyjs: as for `write_html`.
-        details: columns of bars that the page draws when it is zoomed into, or None.
+        details: the bars as columns, for a page that draws them when it is zoomed into; None for one that need not.
         body: HTML above the figure.
     """
     target = Path(path)
@@ -93,7 +130,7 @@ def write_page(
 
 
 def _page(figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, Any] | None, body: str) -> Iterator[str]:
-    """Write the page, piece by piece."""
+    """Yield the page in pieces."""
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title or "trace")}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{STYLE}</style></head><body>\n{body}<div id='figure'></div>\n"
@@ -104,14 +141,14 @@ def _page(figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, A
 
 
 def _plotlyjs() -> Iterator[str]:
-    """Write Plotly's own JavaScript into the page."""
+    """Yield Plotly's JavaScript as a part of the page."""
     yield "<script>"
     yield _code()
     yield "</script>\n"
 
 
 def _code() -> str:
-    """Return Plotly's JavaScript without the address that its share button would send a figure to."""
+    """Return Plotly's JavaScript without the address to which its share button would send a figure."""
     code: str = get_plotlyjs()
     return re.sub(r'(plotlyServerURL:\{valType:"string",dflt:)"[^"]*"', r'\1""', code, count=1)
 
@@ -123,7 +160,58 @@ def _json(data: Any) -> str:
 
 
 def _share_plotlyjs(shared: Path) -> None:
-    """Write Plotly's JavaScript where several pages find it, unless the very same is there."""
+    """Write Plotly's JavaScript to a file that several pages share, unless it is there already."""
     code = _code()
     if not shared.exists() or shared.read_text(encoding="utf-8") != code:
         write_text(shared, [code])
+
+
+def comparison_rows(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None) -> list[Row]:
+    """Return a row a run: step time, the shares of all ranks' time, and peak memory."""
+    rows: list[Row] = []
+    for name, trace in traces.items():
+        timeline, view = as_timeline(trace), (views or {}).get(name, View())
+        split = breakdown(timeline, view.step_time)
+        peak = timeline.memory.max(initial=0.0) * view.bytes_per_element / GIB
+        rows.append(
+            {
+                "strategy": name,
+                "step time": duration(split.step_time_s),
+                "computing": f"{split.computing_fraction:.1%}",
+                "exposed communication": f"{split.exposed_comm_fraction:.1%}",
+                "waiting": f"{split.bubble_fraction:.1%}",
+                "peak memory": f"{peak:.4g} GiB",
+            }
+        )
+    return rows
+
+
+def html_table(rows: Sequence[Row], links: Mapping[str, str]) -> str:
+    """Return rows as an HTML table; names with a link lead to their run's own page."""
+    if not rows:
+        return ""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in rows[0])
+    body = "".join(f"<tr>{_cells(list(row.values()), links)}</tr>\n" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
+
+
+def _cells(values: list[str], links: Mapping[str, str]) -> str:
+    """Return the cells of one row."""
+    texts = [html.escape(value) for value in values]
+    if values[0] in links:
+        texts[0] = f'<a href="{html.escape(links[values[0]])}">{texts[0]}</a>'
+    return "".join(f"<td>{text}</td>" for text in texts)
+
+
+def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict[str, Any]:
+    """Return the forms in which a notebook can show a run, by MIME type.
+
+    They are the interactive figure, and an SVG for notebooks that cannot draw Plotly's. Both need no internet. Of a run
+    with more than `MAX_BARS` bars there is no SVG.
+    """
+    bars = make_bars(timeline, view.step_time)
+    figure = json.loads(to_json_plotly(figure_of_bars(bars, view, journals)[0]))
+    bundle: dict[str, Any] = {PLOTLY_MIME: {**figure, "config": CONFIG}}
+    if len(bars) <= MAX_BARS:
+        bundle["text/html"] = svg(timeline, view)
+    return bundle

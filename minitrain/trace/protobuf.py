@@ -1,6 +1,6 @@
 """The few parts of Protocol Buffers' wire format that a Chakra trace is made of.
 
-The library would drag in a hundred packages for forty lines; the tests read what is written here with it.
+These forty lines replace a dependency on a library; the tests read with that library what is written here.
 Source: protobuf.dev/programming-guides/encoding.
 """
 
@@ -26,12 +26,12 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """Return a field that is a whole number; 0 is left out unless it must be seen (`present`)."""
+    """Return a field that is a whole number; 0 is left out, as the format allows."""
     return present(field, value) if value else b""
 
 
 def present(field: int, value: int) -> bytes:
-    """Return a field that is a whole number, also if it is 0, as a member of a oneof needs it."""
+    """Return a field that is a whole number, also if it is 0, as the members of a oneof must be written."""
     return varint(field << 3 | _VARINT) + varint(value)
 
 
@@ -42,7 +42,7 @@ def data(field: int, value: bytes) -> bytes:
 
 def text(field: int, value: str) -> bytes:
     """Return a field that is text."""
-    return data(field, value.encode())
+    return data(field, value.encode(errors="backslashreplace"))
 
 
 def numbers(field: int, values: Iterable[int]) -> bytes:
@@ -52,5 +52,5 @@ def numbers(field: int, values: Iterable[int]) -> bytes:
 
 
 def delimited(message: bytes) -> bytes:
-    """Return a message with its length in front, as files hold a row of them."""
+    """Return a message after its length, the form of a file of several messages."""
     return varint(len(message)) + message

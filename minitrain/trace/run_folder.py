@@ -1,32 +1,35 @@
-"""What is written of a run: its page, its Chrome trace and its log, in a folder of its own.
+"""The files of a run: its page, its Chrome trace and its event log, in a folder of its own.
 
-The words that stand beside a picture (the facts of its title, the rows of a comparison's table) are made here;
-`minitrain.trace` only draws.
+The words beside a picture (its title and facts, the rows of a comparison's table) are made here from the run. The other
+modules of this package draw what they are given.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minitrain.analysis.labels import GIB, duration
+from minitrain.plain_text import text_of
 from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
-    from minitrain.trace.view import View
+    from minitrain.trace.layout import View
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
+_LONGEST_NAME = 60  # characters; a file system takes 255 bytes
 
 
 def view_of(run: Run) -> View:
     """Return the words and units for a picture of a run."""
-    from minitrain.analysis.labels import duration  # noqa: PLC0415  (numpy only when somebody draws)
-    from minitrain.trace.view import View  # noqa: PLC0415
+    from minitrain.trace.layout import View  # noqa: PLC0415  (numpy only when somebody draws)
 
     facts = [
         f"step {duration(run.step_time)}",
@@ -39,26 +42,25 @@ def view_of(run: Run) -> View:
 
 
 def conditions(run: Run) -> str:
-    """Return in words what a run was simulated with."""
+    """Return in words the sizes and the hardware of a run."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
-    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}"
+    network = f", {run.network} network" if run.num_nodes > 1 else ""  # in one tier, all are the same
+    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}{network}"
 
 
 def _memory(run: Run) -> str:
-    """Return a run's peak memory, and whether it is too much."""
-    return f"{run.peak_memory_bytes / 2**30:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
+    """Return a run's peak memory, and whether it is more than the device has."""
+    return f"{run.peak_memory_bytes / GIB:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
 
 
-def comparison_rows(comparison: Comparison) -> list[Mapping[str, str]]:
-    """Return a row of texts a strategy, fastest first, failed ones last."""
+def _table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
+    """Return the table above a comparison: a row a strategy, fastest first, failed ones last."""
     rows = [_row(run) for run in comparison.succeeded]
     return rows + [_failed_row(failure.strategy, failure.error) for failure in comparison.failed]
 
 
 def _row(run: Run) -> Mapping[str, str]:
-    from minitrain.analysis.labels import duration  # noqa: PLC0415
-
     return {
         "strategy": run.strategy,
         "step time": duration(run.step_time),
@@ -71,12 +73,12 @@ def _row(run: Run) -> Mapping[str, str]:
 
 def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
     figures = dict.fromkeys(("peak memory", "MFU", "bubble", "exposed communication"), "")
-    return {"strategy": name, "step time": f"failed: {error}", **figures}
+    return {"strategy": name, "step time": f"failed: {text_of(error)}", **figures}
 
 
 def draw_comparison(comparison: Comparison) -> Any:
-    """Return a Plotly figure of the runs that came to an end, fastest first."""
-    from minitrain.trace.compare import compare_figure  # noqa: PLC0415
+    """Return a Plotly figure of the runs that succeeded, fastest first."""
+    from minitrain.trace.comparison_figure import compare_figure  # noqa: PLC0415
 
     runs = comparison.succeeded
     return compare_figure(
@@ -85,7 +87,7 @@ def draw_comparison(comparison: Comparison) -> Any:
 
 
 def title_of(comparison: Comparison) -> str:
-    """Return in words what all runs of a comparison share."""
+    """Return in words the sizes and the hardware that all runs of a comparison share."""
     runs = comparison.succeeded
     return conditions(runs[0]) if runs else "no strategy came to its end"
 
@@ -94,7 +96,7 @@ def write_comparison_page(
     comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
 ) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
-    from minitrain.trace.compare_page import write_compare_html  # noqa: PLC0415
+    from minitrain.trace.page import write_compare_html  # noqa: PLC0415
 
     runs = comparison.succeeded
     return write_compare_html(
@@ -102,30 +104,34 @@ def write_comparison_page(
         {run.strategy: run.timeline for run in runs},
         {run.strategy: view_of(run) for run in runs},
         title=title_of(comparison),
-        table=comparison_rows(comparison),
+        table=_table_rows(comparison),
         links=links,
         include_plotlyjs="directory" if links else True,
     )
 
 
 def folder_name(name: str) -> str:
-    """Return a strategy's name as a folder can be called.
+    """Return a strategy's name as the name of a folder.
 
     >>> folder_name("1f1b (2)")
     '1f1b-2'
     """
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:_LONGEST_NAME] or "run"
 
 
-def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+def write_run(
+    run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True, name: str | None = None
+) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
     The files are complete before the first of them is moved to its place.
 
     Args:
         run: the run.
-        parent: the folder for that folder; it is made if it does not exist.
-        include_plotlyjs: True for a page that needs no other file, "parent" to share one with the other runs'.
+        parent: the folder to make that folder in; it is made if it does not exist.
+        include_plotlyjs: True for a page that needs no other file, "parent" to share Plotly's JavaScript with the pages
+            of other runs.
+        name: of the folder, if not after the strategy.
 
     Returns:
         The run's folder.
@@ -135,7 +141,7 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
     """
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
-    target = parent / folder_name(run.strategy)
+    target = parent / (name or folder_name(run.strategy))
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
         run.write_html(Path(made, PAGE), include_plotlyjs)
         run.write_chrome_trace(Path(made, CHROME_TRACE))
@@ -146,13 +152,22 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
     return target
 
 
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken yet."""
+    numbered = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(found for found in numbered if found not in taken)
+
+
 def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Sequence[Path]:
-    """Write every run that came to an end, and a page that compares them and links to theirs.
+    """Write every run that succeeded, and a page that compares them and links to theirs.
 
     Returns:
         The comparison's page, and the runs' folders.
     """
-    folders = {run.strategy: write_run(run, parent, "parent") for run in comparison.succeeded}
+    names: dict[str, str] = {}  # folders by strategy: names that differ may be called alike
+    for run in comparison.succeeded:
+        names[run.strategy] = _unused(folder_name(run.strategy), names.values())
+    folders = {run.strategy: write_run(run, parent, "parent", names[run.strategy]) for run in comparison.succeeded}
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}

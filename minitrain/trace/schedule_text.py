@@ -1,15 +1,16 @@
 """A run's schedule as text, a rank a line: `F0 F1 B0 F2 B1 ...`, as papers and schedule files write it.
 
 F is a forward, B a backward, I and W the two halves of a split one; the number is the microbatch, counted on each rank.
-Layers that follow one another are one token. Where ranks hold several stages, the stage stands in front: `1F0`.
+Consecutive layers are one token. Where ranks hold several stages, the stage comes first: `1F0`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace, as_timeline
-from minitrain.trace.texts import microbatches
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace
+from minitrain.trace.bar_texts import microbatches
 
 _LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 
@@ -17,8 +18,9 @@ _LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_we
 def schedule_text(trace: Trace) -> str:
     r"""Return the order of forwards and backwards of every rank, one line each.
 
-    >>> from minitrain.analysis.sample_logs import one_f_one_b
-    >>> print(schedule_text(one_f_one_b(2, 3)), end="")
+    >>> import minitrain as mt
+    >>> run = mt.simulate("1f1b", world_size=2, num_layers=2, global_batch_size=3, microbatch_size=1)
+    >>> print(schedule_text(run.timeline), end="")
     F0 F1 B0 F2 B1 B2
     F0 B0 F1 B1 F2 B2
     """
@@ -49,8 +51,8 @@ def _tokens(timeline: Timeline) -> tuple[Ints, Ints]:
 
 def _is_pass(timeline: Timeline) -> Bools:
     """Tell which events are passes through a layer, (num_events,)."""
-    is_pass = np.array([typ in _LETTERS for typ in timeline.typs], dtype=bool)
-    return is_pass[timeline.typ] & (timeline.layer != NO_LAYER) if timeline.num_events else np.zeros(0, dtype=bool)
+    is_pass: Bools = timeline.of_types(_LETTERS) & (timeline.layer != NO_LAYER)
+    return is_pass
 
 
 def _stages(timeline: Timeline, events: Ints, lowest: Ints) -> list[str]:

@@ -1,7 +1,7 @@
 """A run's Gantt chart as SVG, for papers and READMEs: no browser, no library, a few kilobytes.
 
-One row a rank, layers in a row joined as in the papers' figures, microbatch numbers where they fit. The colours are
-those of the page. The picture follows the reader's light or dark mode.
+Each rank has a row. Consecutive layers are joined, as in the figures of papers, and microbatch numbers are written
+where they fit. The colours are those of the page. The picture follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import duration, time_unit
-from minitrain.analysis.timeline import NONE, Trace, as_timeline
+from minitrain.analysis.timeline import NONE, Trace
 from minitrain.files import write_text
+from minitrain.trace.bar_texts import bar_labels
 from minitrain.trace.bars import Bars, make_bars, merged
+from minitrain.trace.colors import Kind
 from minitrain.trace.gantt import lane_geometry
-from minitrain.trace.kinds import Kind
-from minitrain.trace.texts import bar_labels
-from minitrain.trace.view import View
+from minitrain.trace.layout import View
 
 _LEFT, _RIGHT, _ROW, _TITLE, _AXIS, _LEGEND_ROW = 58, 12, 26, 26, 30, 20
 _CHARACTER, _SWATCH = 6.6, 18  # px
@@ -94,7 +95,7 @@ def _rows(bars: Bars, top: int, width: int) -> Iterator[str]:
 
 
 def _axis(step_time: float, y: int, width: int) -> Iterator[str]:
-    """Yield the time axis, with some six round ticks."""
+    """Yield the time axis, with about six ticks at round times."""
     yield f'<path class="g" d="M{_LEFT} {y}H{width - _RIGHT}"/>'
     if step_time <= 0:
         return
@@ -117,7 +118,7 @@ def _round_step(step: float) -> float:
 
 
 def _legend(kinds: tuple[Kind, ...], width: int) -> list[tuple[float, int, Kind]]:
-    """Return where each kind stands in the legend: x in px and the row."""
+    """Return the place of each kind in the legend: x in px, and the row."""
     places: list[tuple[float, int, Kind]] = []
     x, row = float(_LEFT), 0
     for kind in kinds:
@@ -130,7 +131,7 @@ def _legend(kinds: tuple[Kind, ...], width: int) -> list[tuple[float, int, Kind]
 
 
 def _fill(kind: Kind) -> str:
-    """Return how a kind is filled; waiting is a tint that suits light and dark."""
+    """Return the fill of a kind of bar; that of waiting suits light and dark mode."""
     return f'fill="{kind.color}"' if kind.color.startswith("#") else 'class="w"'
 
 

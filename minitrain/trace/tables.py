@@ -1,28 +1,30 @@
-"""Tables for a terminal, drawn by rich: narrow enough for 60 columns, and readable when piped."""
+"""Tables of runs and comparisons for a terminal, drawn by rich.
+
+They are narrow enough for 60 columns, and readable when piped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from minitrain.analysis.labels import GIB
 from minitrain.errors import OutOfMemoryError
+from minitrain.plain_text import printable, text_of
 from minitrain.trace.run_folder import title_of
 
 if TYPE_CHECKING:
-    from minitrain.hardware import SystemConfig
     from minitrain.run.comparison import Comparison
     from minitrain.run.memory_reports import MemoryOutsideStores
     from minitrain.run.result import Run
 
-GIB = 2**30
-
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return one row a strategy, fastest first; the winner is marked, and who ran out of memory or failed.
+    """Return one row a strategy, fastest first; the winner is marked, and runs that failed or ran out of memory.
 
     Args:
         comparison: the runs.
@@ -37,9 +39,9 @@ def comparison_table(comparison: Comparison) -> Table:
     for run in comparison.succeeded:
         table.add_row(*_cells(run, scale, is_winner=run is winner), style="bold" if run is winner else "")
     for failure in comparison.failed:
-        table.add_row("", failure.strategy, Text(_end(failure.error), style="red"), "", "", "", "")
+        table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"), "", "", "", "")
     notes = comparison_notes(comparison)
-    table.caption = Text("\n".join(notes)) if notes else None
+    table.caption = _text("\n".join(notes)) if notes else None
     return table
 
 
@@ -49,8 +51,10 @@ def _end(error: Exception) -> str:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return who failed and who ran out of memory, and why, a line each."""
-    notes = [f"{failure.strategy}: {type(failure.error).__name__}: {failure.error}" for failure in comparison.failed]
+    """Return a line for each strategy that failed or ran out of memory, with the reason."""
+    notes = [
+        f"{failure.strategy}: {type(failure.error).__name__}: {text_of(failure.error)}" for failure in comparison.failed
+    ]
     return notes + [f"{run.strategy}: {run.oom}" for run in comparison.succeeded if run.oom is not None]
 
 
@@ -59,7 +63,7 @@ def _cells(run: Run, scale: float, *, is_winner: bool) -> list[str | Text]:
     memory = f"{run.peak_memory_bytes / GIB:.2f}"
     return [
         Text("★", style="green") if is_winner else "",
-        run.strategy,
+        _text(run.strategy),
         _number(run.step_time * scale),
         Text(f"{memory} OOM", style="red") if run.oom is not None else memory,
         "-" if run.mfu is None else f"{run.mfu * 100:.1f}",
@@ -89,7 +93,7 @@ def run_table(run: Run) -> Table:
 
 
 def _outside(run: Run, held: MemoryOutsideStores) -> str:
-    """Return what a strict run held outside its stores, and which lines had made it."""
+    """Return what a strict run held outside its stores, and the lines of code that made it."""
     if not held.elements:
         return "nothing"
     lines = [
@@ -105,7 +109,7 @@ def facts_table(rows: Mapping[str, str]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(_text(name), _text(value))
     return table
 
 
@@ -114,9 +118,9 @@ def ranks_table(run: Run, most: int = 16) -> Table:
 
     Args:
         run: the run.
-        most: ranks shown; of more, the first and the last ones are.
+        most: number of ranks shown; of more, the first and the last ones are.
     """
-    table = plain_table("")
+    table = plain_table()
     scale, unit = _unit(run.step_time)
     for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -138,45 +142,15 @@ def _ends(count: int, most: int) -> Iterable[int | None]:
     return [*range(most // 2), None, *range(count - most // 2, count)]
 
 
-def hardware_table(systems: Sequence[SystemConfig]) -> Table:
-    """Return one row a hardware config."""
-    table = plain_table("")
-    table.add_column("\nname", overflow="fold", min_width=15)
-    for column in ("float16\nTFLOP/s", "HBM\nGiB", "HBM\nGB/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("network\nGB/s (ranks)", overflow="fold")
-    for system in systems:
-        rate = system.matrix.get("float16")
-        tiers = ", ".join(f"{tier.bandwidth:g} ({tier.size})" for tier in system.networks)
-        peak = "-" if rate is None else f"{rate.tflops:g}"
-        table.add_row(Text(system.name), peak, f"{system.mem1.GiB:g}", f"{system.mem1.GBps:g}", tiers)
-    return table
+def _text(text: str) -> Text:
+    """Return text for a cell as it is: names and messages are no markup, and control nothing."""
+    return Text(printable(text))
 
 
-def system_table(system: SystemConfig) -> Table:
-    """Return the figures of one hardware config, a row each; efficiencies are the best and the worst."""
-    rows = {f"matrix {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.matrix.items()}
-    rows |= {f"vector {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.vector.items()}
-    for name, memory in (("HBM", system.mem1), ("host memory", system.mem2)):
-        rows[name] = f"{memory.GiB:g} GiB, {memory.GBps:g} GB/s"
-    for place, tier in enumerate(system.networks):
-        rows[f"network {place}"] = (
-            f"{tier.size} ranks, {tier.bandwidth:g} GB/s x {tier.efficiency:g}, {tier.latency * 1e6:g} us"
-        )
-    return facts_table(rows)
-
-
-def strategies_table(docs: Mapping[str, str]) -> Table:
-    """Return a row a strategy: its name and what it is."""
-    table = facts_table(docs)
-    table.columns[0].style = "bold"
-    return table
-
-
-def plain_table(title: str) -> Table:
-    """Return an empty table in the one style that all have."""
+def plain_table(title: str = "") -> Table:
+    """Return an empty table in the style that all have."""
     return Table(
-        title=Text(title) if title else None,
+        title=_text(title) if title else None,
         title_justify="left",
         title_style="dim",
         caption_justify="left",
@@ -187,12 +161,12 @@ def plain_table(title: str) -> Table:
 
 
 def _unit(longest_s: float) -> tuple[float, str]:
-    """Return how many there are in a second of the unit that times up to `longest_s` are shown in, and its name."""
+    """Return the unit in which times up to `longest_s` are shown: how many make a second, and its name."""
     return (1, "s") if longest_s >= 10 else (1e3, "ms")
 
 
 def _number(value: float) -> str:
-    """Return a time as digits that line up: three after the point, more where that would say nothing.
+    """Return a time with three digits after the point, so that columns line up, or more where these would be zeros.
 
     >>> _number(30.67315), _number(0.00002)
     ('30.673', '2e-05')

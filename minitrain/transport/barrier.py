@@ -1,4 +1,4 @@
-"""A barrier: nobody passes before everybody has arrived."""
+"""A barrier: no rank passes before all ranks have arrived."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Barrier:
         self._passed: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def arrive(self, rank: int) -> bool:
-        """Count a rank in and return whether it was the last; the last one sets everybody free.
+        """Count a rank in and return whether it was the last; the last one lets all go on.
 
         Raises:
             LawError: the rank waits here already.

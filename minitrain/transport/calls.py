@@ -14,9 +14,9 @@ from minitrain.transport.waiting import Waiter, Waiters, wake_soon
 
 
 class Call(ABC):
-    """What a rank asked of the transport: an operation, its value, and the clock at which the rank was ready.
+    """What a rank asks of the transport: an operation, its value, and the clock at which the rank was ready.
 
-    The transport settles a call once, with its result or with an error; whoever awaits it goes on then.
+    The transport settles a call once, with its result or with an error. Tasks that await the call go on then.
 
     Attributes:
         op: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send or recv.
@@ -24,10 +24,10 @@ class Call(ABC):
         value: what it brings.
         clock: when it was ready, s.
         detail: what else must agree between the callers (the root of a broadcast), or None.
-        settled: whether the outcome is known.
+        settled: whether the call has its result or an error.
         outcome: its result, once it is settled.
         error: why there is none, or None.
-        waiters: what the tasks that await it are parked on.
+        waiters: the futures on which tasks wait for the call.
     """
 
     __slots__ = ("clock", "detail", "error", "op", "outcome", "rank", "settled", "value", "waiters")
@@ -45,17 +45,30 @@ class Call(ABC):
     @staticmethod
     @abstractmethod
     def settle_all(
-        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[float], start: float, last: int
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
     ) -> None:
-        """Give the calls of one collective, all of this class, their results.
+        """Settle the calls of one collective whose ranks run in this process: all are of this class.
+
+        What a call needs to know of the other members is in the arguments, so that one call can be settled alone.
+        Several calls are settled at once for speed, and only because what they compute is the same for all of them.
 
         Args:
             calls: in rank order.
-            results: one a call.
+            results: one for each call.
             clocks: when each was ready, s.
-            start: when the last one was, s.
-            last: the lowest rank that was ready then.
+            start: when the last member of the group was ready, s.
+            last: the lowest rank of the group that was ready then.
+            largest_bytes: the most that a member sends in an exchange of different tensors (all_to_all), else 0.
         """
+
+    @abstractmethod
+    def sent_bytes(self) -> int:
+        """Return the bytes that the call's value puts on the wire, 0 if the caller does not price it."""
 
     @abstractmethod
     def deliver(self, value: Any, sent: float) -> None:
@@ -63,45 +76,45 @@ class Call(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the operation in words, as an error tells it."""
+        """Return the operation in words, for error messages."""
 
     def fail(self, error: BaseException) -> None:
         """End the call with an error."""
         self.settled = True
         self.error = error
 
-    def parked(self) -> Iterator[Waiter]:
-        """Yield what tasks are parked on, of a call that is not settled."""
+    def live_waiters(self) -> Iterator[Waiter]:
+        """Yield the futures on which tasks still wait for this call."""
         if self.waiters is not None:
             for waiter in self.waiters if isinstance(self.waiters, list) else (self.waiters,):
                 if not waiter.done():
                     yield waiter
 
     @property
-    def is_parked(self) -> bool:
-        """Whether a task waits here for the call to be settled."""
+    def is_awaited(self) -> bool:
+        """Whether a task waits for the call now."""
         waiters = self.waiters
         if isinstance(waiters, list):
-            return any(self.parked())
+            return any(self.live_waiters())
         return waiters is not None and not waiters.done()
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether anybody may still ask for the outcome: no task that awaited it has given up, or another has not."""
-        return self.waiters is None or self.is_parked
+    def is_abandoned(self) -> bool:
+        """Whether the outcome is wanted no longer: tasks have awaited the call, and all of them were cancelled."""
+        return self.waiters is not None and not self.is_awaited
 
-    def park(self, loop: AbstractEventLoop | None) -> Waiter:
-        """Return what the running task is to be parked on: `yield` it at once.
+    def add_waiter(self, loop: AbstractEventLoop | None) -> Waiter:
+        """Return a future on which the running task is to wait for the call: `yield` it at once.
 
         Args:
-            loop: the running loop; given by who knows it, as asking for it takes a tenth of a wait.
+            loop: the running loop, given by a caller that knows it; asking asyncio takes a tenth of a wait.
         """
         waiter: Waiter = Future(loop=loop)
         waiter._asyncio_future_blocking = True  # asyncio's sign that the task may wait for it
         if self.waiters is None:
             self.waiters = waiter
         else:
-            self.waiters = [*self.parked(), waiter]
+            self.waiters = [*self.live_waiters(), waiter]
         return waiter
 
 
@@ -125,9 +138,10 @@ class RawCall(Call):
     def settle_all(
         calls: Sequence[Any],
         results: Sequence[Any],
-        clocks: Sequence[float],  # noqa: ARG004  (nobody waits longer than another here)
+        clocks: Sequence[float],  # noqa: ARG004  (only priced calls need them)
         start: float,
         last: int,  # noqa: ARG004
+        largest_bytes: int,  # noqa: ARG004
     ) -> None:
         """Keep results and start."""
         for call, result in zip(calls, results, strict=True):
@@ -139,6 +153,10 @@ class RawCall(Call):
         """Return the operation's name."""
         return self.op
 
+    def sent_bytes(self) -> int:
+        """Return 0: the call is not priced."""
+        return 0
+
     def deliver(self, value: Any, sent: float) -> None:  # noqa: ARG002
         """Keep the message."""
         self.outcome = clone(value)
@@ -147,18 +165,18 @@ class RawCall(Call):
 
     def __await__(self) -> Generator[Any, None, tuple[Any, float]]:
         if not self.settled:
-            yield self.park(get_running_loop())
+            yield self.add_waiter(get_running_loop())
         if self.error is not None:
             raise self.error.with_traceback(None)
         return self.outcome, self.start
 
 
-def places_of(calls: Iterable[Call]) -> dict[Call, str]:
-    """Return where in the strategy each waiting call is awaited, as far as that is known."""
+def awaiting_lines(calls: Iterable[Call]) -> dict[Call, str]:
+    """Return the source line of the strategy at which each call is awaited, where that is known."""
     tasks = {getattr(task, "_fut_waiter", None): task for task in asyncio.all_tasks()}
     found = {}
     for call in calls:
-        for waiter in call.parked():
+        for waiter in call.live_waiters():
             if waiter in tasks:
                 found[call] = place_of(tasks[waiter].get_coro())
     return found

@@ -8,8 +8,8 @@ from typing import Any
 from minitrain.transport.calls import Call
 from minitrain.transport.waiting import wake_soon
 
-# What waits until somebody does: a deque takes more memory than the channel, which seldom needs both of its two.
-_NOBODY: deque[Call] = deque(maxlen=0)
+# Both queues of a new channel. A deque takes more memory than the channel itself, which seldom needs both of them.
+_EMPTY: deque[Call] = deque(maxlen=0)
 
 
 class Channel:
@@ -17,34 +17,39 @@ class Channel:
 
     Args:
         capacity: how many messages may lie here before a blocking send waits, or None for no bound.
-        passing: what to find it by if it is not to stay once it is empty, None if it is: there is no end of tags.
+        temporary_key: the key of a channel that is dropped once it is empty, as there is no end of tags; None for a
+            channel that stays.
+
+    Attributes:
+        sent: messages that nobody has received, oldest first.
+        receivers: receives that wait for a message, oldest first.
     """
 
-    __slots__ = ("capacity", "passing", "receivers", "sent")
+    __slots__ = ("capacity", "receivers", "sent", "temporary_key")
 
-    def __init__(self, capacity: int | None, passing: tuple[Any, ...] | None = None) -> None:
+    def __init__(self, capacity: int | None, temporary_key: tuple[Any, ...] | None = None) -> None:
         self.capacity = capacity
-        self.passing = passing
-        self.sent = self.receivers = _NOBODY
+        self.temporary_key = temporary_key
+        self.sent = self.receivers = _EMPTY
 
     def __len__(self) -> int:
         return len(self.sent)
 
     def put(self, send: Call) -> None:
-        """Deliver a message to who waits for it, or let it lie."""
+        """Deliver a message to the oldest receive that waits, or keep it until one comes."""
         receive = self._next_receiver()
         if receive is not None:
             _deliver(send, receive)
             return
-        if self.sent is _NOBODY:
+        if self.sent is _EMPTY:
             self.sent = deque()
         self.sent.append(send)
         send.settled = self.capacity is None or len(self.sent) <= self.capacity
 
     def get(self, receive: Call) -> None:
-        """Take the oldest message, which lets a waiting sender go on, or wait for one."""
+        """Take the oldest message, which may wake a waiting sender, or wait for one."""
         if not self.sent:
-            if self.receivers is _NOBODY:
+            if self.receivers is _EMPTY:
                 self.receivers = deque()
             self.receivers.append(receive)
             return
@@ -55,10 +60,10 @@ class Channel:
             wake_soon([accepted.waiters])
 
     def _next_receiver(self) -> Call | None:
-        """Return the oldest receive whose task has not given up."""
+        """Return the oldest receive that is still wanted."""
         while self.receivers:
             receive = self.receivers.popleft()
-            if receive.is_wanted:
+            if not receive.is_abandoned:
                 return receive
         return None
 

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
-from minitrain.tensors import OptState, Tensor, Weight, WeightGrad
-from minitrain.tensors.index_sets import alone
+from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
+from minitrain.tensors.index_sets import singleton
 
 Results = list[Any]
 
@@ -119,7 +119,9 @@ def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
         raise mismatch("reduce_scatter", values, ranks, "must bring complete gradients")
     layer, layers, total_samples = first.layer, first.layers, first.total_samples
     samples = _union([value.samples for value in values])
-    return [WeightGrad(layer, layers, samples, total_samples, alone(index), num_shards) for index in range(num_shards)]
+    return [
+        WeightGrad(layer, layers, samples, total_samples, singleton(index), num_shards) for index in range(num_shards)
+    ]
 
 
 def _sum(op: str, values: Sequence[Any]) -> Any:
@@ -170,7 +172,7 @@ def _combine(values: Sequence[Any]) -> Any:
 def require_whole(results: Results, values: Sequence[Any], ranks: Sequence[int]) -> None:
     """Raise a LawError if what all ranks of the world gathered is not complete."""
     first = results[0]
-    if isinstance(first, Weight | OptState | WeightGrad) and not first.is_complete():
+    if isinstance(first, Sharded) and not first.is_complete():
         raise mismatch("all_gather", values, ranks, "must together bring every shard")
 
 

@@ -1,65 +1,98 @@
-"""The part of the transport that the ranks of one group share: where their collectives meet.
+"""The part of the transport that the ranks of one group share: their collectives meet here.
 
-Collectives are matched by their place in a group's order: the k-th collective that a rank starts in a group meets the
+Collectives are matched by their place in the group's order. The k-th collective that a rank starts in a group meets the
 k-th of every other member, and starts at the latest of their clocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NoReturn, Protocol
 
 from minitrain.errors import CollectiveMismatchError, UsageError
 from minitrain.events import COMM, Stream
 from minitrain.source_lines import present_place
 from minitrain.transport.barrier import Barrier
-from minitrain.transport.calls import Call, places_of
+from minitrain.transport.calls import Call, awaiting_lines
 from minitrain.transport.collectives import describe, mismatch, perform
+from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.waiting import wake_soon
 
-if TYPE_CHECKING:
-    from minitrain.transport.dist import Dist
+
+class Host(Protocol):
+    """What a communicator needs of the transport that it is a part of."""
+
+    detector: DeadlockDetector
+    error: BaseException | None
+
+    def raise_closed(self) -> NoReturn:
+        """Raise the error of a transport that was closed."""
+        ...
+
+    def close(self, error: BaseException) -> None:
+        """End every unsettled call with an error."""
+        ...
 
 
-class Meeting:
-    """One collective of a group while its members arrive."""
+class PendingCollective:
+    """One collective of a group while its members arrive.
 
-    __slots__ = ("agrees", "calls", "detail", "missing", "op")
+    Attributes:
+        op: what the first member called.
+        detail: what the first member's call adds to that (the root of a broadcast), or None.
+        calls: those of the members, None for who has not come yet.
+        num_missing: number of members that have not come yet.
+        is_consistent: whether all members called the same operation.
+    """
+
+    __slots__ = ("calls", "detail", "is_consistent", "num_missing", "op")
 
     def __init__(self, size: int, first: Call) -> None:
         self.calls: list[Call | None] = [None] * size
-        self.missing = size
+        self.num_missing = size
         self.op = first.op
         self.detail = first.detail
-        self.agrees = True
+        self.is_consistent = True
 
 
 class Communicator:
     """What the ranks of one group share.
 
     Attributes:
+        host: the transport.
         ranks: the members in ascending order.
         size: number of members.
-        whole: whether it spans the world.
-        meetings: collectives that some members have started and others not, by their place in the group's order.
+        is_world: whether all ranks of the run are members.
+        pending: collectives that some members have started and others not, by their place in the group's order.
         barrier: the specified barrier, which shows how many members wait in `Model.barrier`.
-        stream: what events say of it.
-        free: when the group's stream has done all it was given, s; kept for those who price.
+        stream: the stream that the events of the group's collectives name.
+        busy_until: when the stream has finished all it was given, s; kept here for whoever prices collectives.
     """
 
-    __slots__ = ("_indices", "_places", "barrier", "dist", "free", "meetings", "ranks", "size", "stream", "whole")
+    __slots__ = (
+        "_indices",
+        "_num_started",
+        "barrier",
+        "busy_until",
+        "host",
+        "is_world",
+        "pending",
+        "ranks",
+        "size",
+        "stream",
+    )
 
-    def __init__(self, dist: Dist, ranks: tuple[int, ...], barrier: Barrier, *, whole: bool) -> None:
-        self.dist = dist
+    def __init__(self, host: Host, ranks: tuple[int, ...], barrier: Barrier, *, is_world: bool) -> None:
+        self.host = host
         self.ranks = ranks
         self.size = len(ranks)
-        self.whole = whole
-        self.stream = Stream(COMM, None if whole else ranks)
-        self.free = 0.0
-        self.meetings: dict[int, Meeting] = {}
+        self.is_world = is_world
+        self.stream = Stream(COMM, None if is_world else ranks)
+        self.busy_until = 0.0
+        self.pending: dict[int, PendingCollective] = {}
         self.barrier = barrier
-        self._places = [0] * self.size
-        self._indices = None if whole else {rank: index for index, rank in enumerate(ranks)}
+        self._num_started = [0] * self.size
+        self._indices = None if is_world else {rank: index for index, rank in enumerate(ranks)}
 
     def index_of(self, rank: int) -> int:
         """Return a member's place in the group.
@@ -67,58 +100,60 @@ class Communicator:
         Raises:
             UsageError: the rank is not a member.
         """
-        if self.whole and (self.size == 1 or 0 <= rank < self.size):
+        if self.is_world and (self.size == 1 or 0 <= rank < self.size):
             return rank if self.size > 1 else 0  # in a world of one, the rank may have any number
         if self._indices is None or rank not in self._indices:
             raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks)
         return self._indices[rank]
 
     def join(self, index: int, call: Call) -> None:
-        """Let a member take part in its next collective; the last one to come settles it for all.
+        """Let a member start its next collective; the last member to come settles it for all of them.
 
         Raises:
             StrategyError: the transport was closed by an error.
             LawError: the members' calls do not belong together; that closes the transport.
         """
-        dist = self.dist
-        if dist.error is not None:
-            dist.refuse()
-        dist.watch.operations += 1
-        place = self._places[index]
-        self._places[index] = place + 1
-        meeting = self.meetings.get(place)
-        if meeting is None:
-            meeting = self.meetings[place] = Meeting(self.size, call)
-            dist.watch.begin()
-        elif call.op != meeting.op or call.detail != meeting.detail:
-            meeting.agrees = False
-        meeting.calls[index] = call
-        meeting.missing = missing = meeting.missing - 1
+        host = self.host
+        if host.error is not None:
+            host.raise_closed()
+        host.detector.num_operations += 1
+        place = self._num_started[index]
+        self._num_started[index] = place + 1
+        collective = self.pending.get(place)
+        if collective is None:
+            collective = self.pending[place] = PendingCollective(self.size, call)
+            host.detector.activate()
+        elif call.op != collective.op or call.detail != collective.detail:
+            collective.is_consistent = False
+        collective.calls[index] = call
+        collective.num_missing = num_missing = collective.num_missing - 1
         if call.op == "barrier":
-            self.barrier.counter = (self.size - missing) % self.size
-        if not missing:
+            self.barrier.counter = (self.size - num_missing) % self.size
+        if not num_missing:
             try:
-                self._settle(meeting, call)
+                self._settle(collective, call)
             except Exception as error:
-                dist.close(error)
+                host.close(error)
                 raise
-            del self.meetings[place]
+            del self.pending[place]
 
-    def _settle(self, meeting: Meeting, last_call: Call) -> None:
+    def _settle(self, collective: PendingCollective, last_call: Call) -> None:
         """Give every member its result, and wake those that wait."""
-        calls: list[Call] = meeting.calls  # type: ignore[assignment]  # nobody is missing
-        if not meeting.agrees:
+        calls: list[Call] = collective.calls  # type: ignore[assignment]  # all members are here
+        if not collective.is_consistent:
             raise self._mismatch(calls, last_call)
         try:
-            results = perform(meeting.op, [call.value for call in calls], self.ranks, meeting.detail, whole=self.whole)
+            values = [call.value for call in calls]
+            results = perform(collective.op, values, self.ranks, collective.detail, whole=self.is_world)
         except CollectiveMismatchError as error:
             raise self._located(error, calls, last_call) from None
         clocks = [call.clock for call in calls]
         start = max(clocks)
         last = self.ranks[clocks.index(start)]
+        largest_bytes = max([call.sent_bytes() for call in calls]) if collective.op == "all_to_all" else 0
         kinds: set[type[Call]] = set(map(type, calls))
         if len(kinds) == 1:
-            calls[0].settle_all(calls, results, clocks, start, last)
+            calls[0].settle_all(calls, results, clocks, start, last, largest_bytes)
         else:  # some came through `Dist` itself, others through their model
             for kind in kinds:
                 places = [place for place, call in enumerate(calls) if type(call) is kind]
@@ -128,6 +163,7 @@ class Communicator:
                     [clocks[place] for place in places],
                     start,
                     last,
+                    largest_bytes,
                 )
         wake_soon([call.waiters for call in calls if call.waiters is not None])
 
@@ -146,6 +182,6 @@ class Communicator:
 
 
 def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:
-    """Return where each member called, the last one just now; what was launched waits nowhere."""
-    found = places_of(calls)
+    """Return the source line of each member's call. The last member called just now; no task awaits launched calls."""
+    found = awaiting_lines(calls)
     return [present_place() if call is last_call else found.get(call, "launched before") for call in calls]

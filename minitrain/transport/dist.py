@@ -1,12 +1,16 @@
-"""The transport: where ranks meet. It carries values and clocks, and knows nothing of seconds per byte.
+"""The transport of one run in one process: collectives and messages between ranks that are tasks of one event loop.
 
-Collectives meet in the communicator of their group, messages in the channel of source, destination and tag; a message
-carries its sender's clock. Waiting is done on futures, one suspension a rank and operation.
+Collectives meet in the communicator of their group, messages in the channel of their source, destination and tag. Every
+call carries the clock of its rank. The transport knows nothing of seconds per byte: it gives each call its result and
+the clocks of the others, and the rank prices it. Waiting is done on futures, one suspension a rank and operation.
+
+What a `Model` asks of it stands in `minitrain.transport.protocol`.
 """
 
 from __future__ import annotations
 
 import operator
+from asyncio import Future
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -15,8 +19,8 @@ from minitrain.transport.barrier import Barrier
 from minitrain.transport.calls import Call, RawCall
 from minitrain.transport.channels import Channel
 from minitrain.transport.communicator import Communicator
-from minitrain.transport.deadlocks import Watch
-from minitrain.transport.waiting import wake_soon
+from minitrain.transport.deadlocks import DeadlockDetector
+from minitrain.transport.waiting import Waiter, wake_soon
 
 
 class Dist:
@@ -24,12 +28,16 @@ class Dist:
 
     Args:
         world_size: number of ranks.
-        p2p_buffer: untagged messages that may lie unreceived before a blocking send waits, None for no bound. It
+        p2p_buffer: untagged messages that may be unreceived before a blocking send waits, None for no bound. It
             costs no logical time.
 
     Attributes:
         barrier: the world's barrier.
         queue: channels by (source, dest), made when first used, or by (source, dest, tag) while a message is under way.
+        whole_batches: sets known to hold every sample, by batch size and identity; the models of the ranks share it.
+        error: what has closed the transport, or None.
+        detector: finds deadlocks among the ranks.
+        world: the communicator of all ranks.
     """
 
     def __init__(self, world_size: int, *, p2p_buffer: int | None = 1) -> None:
@@ -40,13 +48,13 @@ class Dist:
         self.p2p_buffer = p2p_buffer
         self.barrier = Barrier(world_size)
         self.queue: dict[tuple[Any, ...], Channel] = {}
-        self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}  # by size and identity, for the ranks' models
+        self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}
         self.error: BaseException | None = None
-        self._lost: list[Call] = []
-        self.watch = Watch(self)
-        self.world = Communicator(self, tuple(range(world_size)), self.barrier, whole=True)
+        self._undelivered: list[Call] = []
+        self.detector = DeadlockDetector(self)
+        self.world = Communicator(self, tuple(range(world_size)), self.barrier, is_world=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
-        self._lattices: dict[tuple[Any, ...], Communicator] = {}
+        self._communicators_along: dict[tuple[Any, ...], Communicator] = {}
 
     def communicator(self, ranks: Iterable[int]) -> Communicator:
         """Return what the given ranks share.
@@ -62,23 +70,25 @@ class Dist:
                     f"a group needs ranks of 0..{self.world_size - 1}, at least one; got {list(members)}",
                     ranks=members,
                 )
-            found = Communicator(self, members, Barrier(len(members)), whole=False)
+            found = Communicator(self, members, Barrier(len(members)), is_world=False)
             self._communicators[members] = found
         return found
 
-    def lattice(self, lowest: int, spans: tuple[tuple[int, int], ...]) -> Communicator:
-        """Return what the ranks along some axes of a mesh share; their list is made once a group, not once a rank.
+    def communicator_along(self, lowest: int, axes: tuple[tuple[int, int], ...]) -> Communicator:
+        """Return what the ranks along some axes of a mesh share.
+
+        Their list is made once for the group, and not once for each of its ranks.
 
         Args:
             lowest: the lowest rank.
-            spans: stride and size of each axis.
+            axes: stride and size of each axis.
         """
-        found = self._lattices.get((lowest, spans))
+        found = self._communicators_along.get((lowest, axes))
         if found is None:
             ranks = [lowest]
-            for stride, size in spans:
+            for stride, size in axes:
                 ranks = [rank + place * stride for rank in ranks for place in range(size)]
-            found = self._lattices[lowest, spans] = self.communicator(ranks)
+            found = self._communicators_along[lowest, axes] = self.communicator(ranks)
         return found
 
     def channel(self, source: int, dest: int, tag: Any = None) -> Channel:
@@ -110,65 +120,85 @@ class Dist:
         """Send a message."""
         self._begin()
         channel.put(call)
-        if channel.passing is not None:
-            self._let_go(channel)
+        if channel.temporary_key is not None:
+            self._drop_if_empty(channel)
         if not call.settled:
-            self.watch.begin()
+            self.detector.activate()
 
     def get(self, channel: Channel, call: Call) -> None:
         """Ask for a message."""
         self._begin()
         channel.get(call)
-        if channel.passing is not None:
-            self._let_go(channel)
+        if channel.temporary_key is not None:
+            self._drop_if_empty(channel)
         if not call.settled:
-            self.watch.begin()
+            self.detector.activate()
 
-    def _let_go(self, channel: Channel) -> None:
-        """Forget the channel of a tag when nothing lies there and nobody waits."""
+    def _drop_if_empty(self, channel: Channel) -> None:
+        """Forget the channel of a tag when it has no message and nobody waits for one."""
         if not channel.sent and not channel.receivers:
-            self.queue.pop(channel.passing, None)  # type: ignore[arg-type]  # it has a key, or it would stay
+            self.queue.pop(channel.temporary_key, None)  # type: ignore[arg-type]  # only a temporary channel is dropped
 
     def _begin(self) -> None:
         """Count an operation; raise a StrategyError after a run that failed."""
-        self.watch.operations += 1
+        self.detector.num_operations += 1
         if self.error is not None:
-            self.refuse()
+            self.raise_closed()
 
-    def refuse(self) -> NoReturn:
+    def raise_closed(self) -> NoReturn:
         """Raise a StrategyError: this transport was closed."""
         raise StrategyError(
             f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
         ) from self.error
+
+    def start(self, rank: int) -> None:
+        """Note that a task uses the model of a rank."""
+        self.detector.started_ranks.add(rank)
+
+    def suspend(self, call: Call) -> Waiter:
+        """Return what the running task must yield at once, to go on when the call is settled."""
+        if call.waiters is not None:
+            return call.add_waiter(self.detector.loop)
+        waiter: Waiter = Future(loop=self.detector.loop)  # as `add_waiter` does, without a call: every wait comes here
+        waiter._asyncio_future_blocking = True
+        call.waiters = waiter
+        return waiter
+
+    wake = staticmethod(wake_soon)  # for calls which a model has settled
+
+    @property
+    def num_operations(self) -> int:
+        """Number of operations begun so far."""
+        return self.detector.num_operations
 
     def close(self, error: BaseException) -> None:
         """End every waiting call with an error; nothing can be called afterwards."""
         if self.error is not None:
             return
         self.error = error
-        calls = self.waiting()
+        calls = self.unsettled_calls()
         for call in calls:
             call.fail(error)
         wake_soon([call.waiters for call in calls])
 
-    def waiting(self) -> list[Call]:
-        """Return every call that is not settled."""
+    def unsettled_calls(self) -> list[Call]:
+        """Return every call without an outcome."""
         calls = []
         for communicator in self._communicators.values():
-            for meeting in communicator.meetings.values():
-                calls += [call for call in meeting.calls if call is not None]
+            for collective in communicator.pending.values():
+                calls += [call for call in collective.calls if call is not None]
         for channel in self.queue.values():
             calls += channel.receivers
             calls += [call for call in channel.sent if not call.settled]
         return calls
 
-    def lose(self, call: Any) -> None:
-        """Note a message that came to a receive whose task was cancelled before it could go on."""
-        self._lost.append(RawCall("send", call.owner.stream.peer, call.outcome, call.carried))
+    def mark_unreceived(self, call: Any) -> None:
+        """Note a message that was delivered to a receive whose task was cancelled before it could go on."""
+        self._undelivered.append(RawCall("send", call.owner.stream.peer, call.outcome, call.carried))
 
     def unreceived(self) -> list[Call]:
         """Return the sends that nobody has received."""
-        return [*self._lost, *(call for channel in self.queue.values() for call in channel.sent)]
+        return [*self._undelivered, *(call for channel in self.queue.values() for call in channel.sent)]
 
     async def all_reduce(self, rank: int, inp: Any, time: float, *, group: Iterable[int] | None = None) -> Any:
         """Sum a value over all ranks.
@@ -199,13 +229,13 @@ class Dist:
         communicator = self.world if group is None else self.communicator(group)
         call = RawCall(op, rank, inp, time)
         if communicator.size == 1:
-            call.settle_all([call], [inp], [time], time, rank)
+            call.settle_all([call], [inp], [time], time, rank, 0)
         else:
             communicator.join(communicator.index_of(rank), call)
         return call
 
     async def send(self, rank_source: int, rank_dest: int, v: Any, *, tag: Any = None) -> None:
-        """Send a value to another rank; wait while too many lie there unreceived."""
+        """Send a value to another rank; wait while too many are unreceived."""
         call = RawCall("send", rank_source, v, 0.0)
         self.put(self.channel(rank_source, rank_dest, tag), call)
         await call

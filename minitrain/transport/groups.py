@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, overload
 
 from minitrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from minitrain.transport.communicator import Communicator
+from minitrain.transport.protocol import ProcessGroup
 
 
 class Group:
@@ -23,7 +21,7 @@ class Group:
 
     __slots__ = ("communicator", "index", "rank", "stream")
 
-    def __init__(self, communicator: Communicator, rank: int) -> None:
+    def __init__(self, communicator: ProcessGroup, rank: int) -> None:
         self.communicator = communicator
         self.rank = rank
         self.index = communicator.index_of(rank)

@@ -1,7 +1,8 @@
-"""How a task waits: parked on a future of its own, woken with its whole group by one callback, never by polling.
+"""How tasks wait for the transport: each on a future of its own, and all of one group are woken by one callback.
 
-A future shared by all would be simpler, but cancelling one task that awaits it cancels everybody's. Futures that are
-set one by one would cost a callback of the loop each; here all tasks that a collective releases are woken by one.
+Nothing is polled. A future shared by several tasks would be simpler, but cancelling one of these tasks would cancel all
+of them. Setting futures one by one would cost a callback of the event loop each, so all tasks that a collective
+releases are resumed within one callback.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Waiters = Waiter | list[Waiter] | None  # of nobody, of one task, or of several
 
 
 class _NoLoop:
-    """As much of an event loop as a future needs that nobody waits for."""
+    """The part of an event loop that a future needs on which nobody waits."""
 
     def get_debug(self) -> bool:
         """Say that nobody debugs it."""
@@ -29,8 +30,8 @@ _DONE.set_result(None)
 def wake_all(waiters: Iterable[Waiters]) -> None:
     """Wake tasks one after the other, all of them even if one leaves the loop (Ctrl-C, SystemExit).
 
-    `Future.set_result` would schedule each task's next step; running it here, in the task's own context, with another
-    future that is done, does the same at once. What the task was parked on is left behind.
+    `Future.set_result` would schedule the next step of each task. Running that step here, in the task's own context and
+    with another future that is done, does the same at once. The future on which the task waited is left as it is.
     """
     rest = iter(waiters)
     try:

@@ -13,8 +13,8 @@ import pytest
 
 import minitrain as mt
 from minitrain import schedules
-from minitrain.accounting.strict.handmade import noting_handmade
 from minitrain.accounting.strict.ledger import Line
+from minitrain.accounting.strict.unusable_tensors import detecting_handmade_tensors
 from minitrain.events import Event
 from minitrain.lib import Activation, Model, Weight
 
@@ -291,7 +291,7 @@ def test_tensors_look_who_makes_them_only_while_strict_runs_last() -> None:
     with pytest.raises(ValueError, match="its own"):
         strict(fails)
     assert not is_noted()
-    with noting_handmade(), noting_handmade():
+    with detecting_handmade_tensors(), detecting_handmade_tensors():
         assert is_noted()
         with pytest.raises(ValueError, match="its own"):
             strict(fails)
@@ -301,7 +301,7 @@ def test_tensors_look_who_makes_them_only_while_strict_runs_last() -> None:
 
 def test_tensors_explain_wrong_arguments_as_before_a_strict_run() -> None:
     missing = r"__init__\(\) missing 1 required positional argument: 'step'"
-    with noting_handmade(), pytest.raises(TypeError, match=missing):
+    with detecting_handmade_tensors(), pytest.raises(TypeError, match=missing):
         Weight(0, 1)  # type: ignore[call-arg]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.analysis.breakdown import Breakdown, breakdown, pass_times
-from minitrain.analysis.timeline import Timeline
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.errors import UsageError
 from minitrain.events import COMM, NO_SAMPLES, ON_COMPUTE, RECV, SEND, Event, EventLog, Stream
 from minitrain.hardware.price import Price
@@ -101,7 +101,7 @@ def test_flat_logs_split_as_their_columns_do_to_the_last_float(
     ranks: list[list[tuple[str, float, float]]], typs: set[str]
 ) -> None:
     logs = [_flat(rank, rows) for rank, rows in enumerate(ranks)]
-    timeline = Timeline.from_logs(logs)
+    timeline = as_timeline(logs)
     _require_equal(breakdown(logs), breakdown(timeline))
     for mine, theirs in zip(pass_times(logs, typs), pass_times(timeline, typs), strict=True):
         assert mine.tolist() == theirs.tolist()

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.analysis.critical_path import critical_path
 from minitrain.analysis.dependencies import make_graph
-from minitrain.analysis.sample_logs import data_parallel, one_f_one_b
-from minitrain.analysis.timeline import as_timeline
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.what_if import retime, what_if, what_ifs
 from minitrain.errors import UsageError
 from minitrain.events import COMM, Event
 from minitrain.hardware.fixed_durations import FixedPredictor
+from tests.sample_logs import data_parallel, one_f_one_b
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 _NAMES = sorted(set(mt.strategies()) - {"single"})

@@ -10,9 +10,10 @@ import pytest
 
 import minitrain as mt
 from minitrain.analysis.explanation import Explanation
-from minitrain.analysis.memory_by_kind import curves_by_kind, high_water
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.memory_over_time import curves_by_kind, high_water
 from minitrain.analysis.textbook_bubble import closed_form
-from minitrain.analysis.timeline import NONE, as_timeline
+from minitrain.analysis.timeline import NONE
 from minitrain.events import Event
 from minitrain.hardware.fixed_durations import FixedPredictor
 
@@ -99,7 +100,7 @@ def test_strategies_without_a_pipeline_have_no_closed_form() -> None:
 
 def test_an_explanation_is_data_whose_parts_add_up() -> None:
     run = mt.simulate("gpipe", **_SIZES, memory_by_kind=True)
-    told = Explanation(run.timeline, run.step_time, "gpipe", run.options, run.memory_journals, 2)
+    told = Explanation(run.timeline, 2, run.step_time, "gpipe", run.options, run.memory_journals)
     data = json.loads(json.dumps(told.data(), allow_nan=False))
     for rank in data["ranks"]:
         parts = rank["computing_s"] + rank["exposed_communication_s"] + rank["waiting_s"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minitrain.analysis.timeline import NO_LAYER, NONE, Stream, Timeline, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Stream
 from minitrain.events import COMM, RECV, SEND, Event
 
 
@@ -64,7 +65,7 @@ def test_columns_are_not_converted_again() -> None:
 
 
 def test_a_log_without_events_has_columns_without_rows() -> None:
-    line = Timeline.from_logs([[], []])
+    line = as_timeline([[], []])
     assert (line.num_ranks, line.num_events, line.step_time) == (2, 0, 0.0)
     assert not line.computes.any()
     assert not np.any(line.overlaps)

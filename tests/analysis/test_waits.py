@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.timeline import NONE, as_timeline
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import NONE
 from minitrain.analysis.waits import (
     COMMUNICATION,
     COOLDOWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,14 @@ def test_grade_exits_with_0_for_full_marks_alone(learn: Learn) -> None:
     assert "--format must be one of text, json, junit, gradescope, got 'csv'" in result.stderr.replace("\n", " ")
 
 
+def test_grade_says_how_submissions_are_kept_apart(learn: Learn) -> None:
+    Path("ddp.py").write_text(RIGHT)
+    assert learn("grade", "ddp.py", "--isolation", "none").stdout.endswith("\n  isolation: none\n")
+    result = learn("grade", "ddp.py", "--isolation", "some")
+    assert result.exit_code == 2
+    assert "isolation must be one of auto, required, none, got 'some'" in result.stderr.replace("\n", " ")
+
+
 def test_verify_names_the_faults_of_an_exercise(learn: Learn, tmp_path: Path) -> None:
     shutil.copytree(load_exercise("2").folder, tmp_path / "own" / "01_mine")
     assert learn("verify", "own").stdout == "01_mine: ok\n"
@@ -140,5 +149,8 @@ def test_verify_names_the_faults_of_an_exercise(learn: Learn, tmp_path: Path) ->
 
 
 def test_package_writes_a_zip(learn: Learn) -> None:
-    assert learn("package", "a.zip", "--exercise", "2").stdout == "wrote a.zip\n"
-    assert Path("a.zip").stat().st_size > 1000
+    assert learn("package", "a.zip", "--exercise", "2", "--isolation", "required").stdout == "wrote a.zip\n"
+    with zipfile.ZipFile("a.zip") as archive:
+        script = archive.read("run_autograder").decode()
+    assert '--isolation "${MINITRAIN_ISOLATION:-required}"' in script
+    assert "isolation must be one of" in learn("package", "b.zip", "--isolation", "some").stderr.replace("\n", " ")

@@ -105,9 +105,9 @@ def test_out_of_memory_is_the_same_folded() -> None:
 
 
 def test_a_million_ranks_are_one_class() -> None:
-    run = _folded("zero3", world_size=2**20, num_layers=2, global_batch_size=2**21, hardware="h200_141g_nvl8")
+    run = _folded("hsdp", world_size=2**20, num_layers=2, global_batch_size=2**21, hardware="h200_141g_nvl8")
     assert len(run.logs) == 1
-    assert run.num_events == 15 * 2**20
+    assert run.num_events == 17 * 2**20
     assert len(run.peak_memory_per_rank) == 2**20
     assert len(run.logs[0][-1].samples) == 2**21
 

@@ -195,19 +195,19 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
                       before="shared = {}\n"), "laws", "belongs to rank 0"),
     # patched: the submission's process believes everything, the grader does not
     "patched_laws": (
-        "02", changed(DDP, (REDUCE, ""), before="import minitrain.rank.computing as c\n"
-                      "c.Computing._may_update = lambda *args: True\n"),
+        "02", changed(DDP, (REDUCE, ""), before="import minitrain.rank.computation as c\n"
+                      "c.Computation._may_update = lambda *args: True\n"),
         "laws", "must cover all 8 samples"),
     "patched_strictness": (
         "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"),
-                      before="import minitrain.accounting.strict.computing as m\n"
-                      "m.require_genuine = lambda *args, **_: None\n"),
+                      before="import minitrain.accounting.strict.computation as m\n"
+                      "m.require_valid = lambda *args, **_: None\n"),
         "laws", "must cover all 8 samples"),
     "patched_clock": (
         "02", changed(DDP, ("        activations[k + 1] = ", "        model.forward(k, activations[k], weights[k])\n"
                             "        activations[k + 1] = "),
                       before="import minitrain.accounting.strict.audit as audit, minitrain.run.simulation as s\n"
-                      "import minitrain.hardware.predictor as p\np.RuntimePredictor.compute = lambda *args: p.FREE\n"),
+                      "import minitrain.hardware.predictor as p\np.RuntimePredictor.compute = lambda *_: p.Price(0)\n"),
         "time", "takes longer than the budget"),
     "patched_memory": (
         "00", changed(DDP, ("def ddp", "def one_device"), ("        del activations[k]\n", ""), (REDUCE, ""),
@@ -231,7 +231,8 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
     "starts_a_process_by_the_back_door": (
         "02", doing("import _posixsubprocess as p; p.fork_exec()"), "runs", "may not"),
     "foreign_functions": ("02", doing("import ctypes; ctypes.CDLL(None)"), "runs", "may not|cannot"),
-    "connects": ("02", doing("import socket; socket.socket().connect(('127.0.0.1', 9))"), "runs", "may not"),
+    "connects": (
+        "02", doing("import socket; socket.socket().connect(('127.0.0.1', 9))"), "runs", "may not|not permitted"),
     "kills_its_parent": ("02", doing("import os; os.kill(os.getppid(), 9)"), "runs", "may not"),
     "writes_a_file": ("02", doing("open('/tmp/minitrain-cheat', 'w')"), "runs", "may not write"),
     "eats_memory": ("02", doing("x = bytearray(8 * 2**30)"), "runs", "MemoryError"),
@@ -257,7 +258,7 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
                     "        except OSError: pass\n    os._exit(0)"), "runs", "every size|ended before"),
     "writes_a_forged_program": (
         "02", doing("import os\n    for d in range(3, 20):\n"
-                    "        try: os.write(d, b'[{\"programs\": [[[\"praise\", 1]], []], \"lines\": [[], []]}]')\n"
+                    "        try: os.write(d, b'{\"ranks\": [1, 0]}\\n[null, \"praise\", 1]\\n')\n"
                     "        except OSError: pass\n    os._exit(0)"), "runs", "makes no sense"),
 }  # fmt: skip
 

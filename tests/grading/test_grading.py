@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import minitrain as mt
-from minitrain.grading import Exercise, Grade, grade, load_exercise, recorder, shipped_exercises
+from minitrain.grading import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
 from minitrain.grading.budgets import budget_for
 from minitrain.grading.checks import judge
 from minitrain.grading.grader import exercise_of
@@ -27,7 +29,9 @@ from minitrain.grading.result import CHECKS, CheckResult
 from minitrain.grading.sandbox import Limits
 from minitrain.grading.testing import assert_strategy
 from minitrain.grading.verify import faults_of
+from minitrain.grading.wire import MOST_STEPS, decoded, encoded
 from minitrain.grading.worker import Guard, RefusedError, describe, readable_folders, run_case
+from minitrain.numerics import arithmetic
 from minitrain.tensors import Weight
 
 SUBMISSIONS = Path(__file__).parent / "submissions"
@@ -154,6 +158,71 @@ def test_whatever_comes_back_is_judged(found: dict[str, Any]) -> None:
     assert not results[-1].passed
 
 
+def forged(*lines: bytes) -> list[dict[str, Any]]:
+    """Return what the grader makes of lines that came from a submission's process."""
+    return decoded(b"\n".join([b"{}", *lines, b""]), 2)[1]
+
+
+def test_a_forged_list_is_not_parsed_as_a_whole() -> None:
+    exercise = load_exercise("02")
+    line = b'[null, "load_weights", ' + b"[]," * 2**22 + b"0]"  # 12 MiB, of which Python's lists would need 250
+    tracemalloc.start()
+    try:
+        found = judge(exercise, exercise.public[0], forged(b'{"ranks": [1, 0]}', line)[0])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "a line has 12582937 bytes, at most 262144 are allowed" in found["runs"].message
+    assert peak < 3 * len(line) + 2**24
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"\n" * (2 * MOST_STEPS + 4)],
+        [b"[]"],
+        [b"[" * 100_000],
+        [b'{"ranks": 3}'],
+        [b'{"ranks": [-1, 1]}'],
+        [b'{"ranks": [3, 0]}', b"[null]"],
+        [b"{"],
+    ],
+)
+def test_lines_of_another_form_are_refused(lines: list[bytes]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        forged(*lines)
+
+
+def test_what_is_sent_is_what_comes_back() -> None:
+    _, programs = record(f"{RIGHT}:ddp", world_size=2, num_layers=2, global_batch_size=4)
+    places: list[list[str | None]] = [["a.py:1"] * len(steps) for steps in programs]
+    (result,) = forged(*b"".join(encoded({"programs": programs, "lines": places})).splitlines())
+    assert [[*steps] for steps in result["programs"]] == programs
+    assert [[*lines] for lines in result["lines"]] == places
+    assert [*result["programs"][0][:2]] == programs[0][:2]
+    assert forged(b"".join(encoded({"error": {"message": "no"}})).strip()) == [{"error": {"message": "no"}}]
+
+
+def test_the_graders_own_run_has_a_limit_of_time() -> None:
+    exercise = load_exercise("02")
+    case = exercise.public[0]
+    _, programs = record(f"{RIGHT}:ddp", **case.sizes)
+    found = {"programs": programs, "lines": [[], []]}
+    assert judge(exercise, case, found, seconds=20)["numerics"].passed
+    message = judge(exercise, case, found, seconds=-1)["runs"].message
+    assert re.match(
+        r"the grader's own run of it was stopped after -1 s, at step 0 of \d+ of rank 0; let it do", message
+    )
+
+
+def test_the_graders_own_run_has_a_limit_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST_TENSORS", 4)
+    with pytest.raises(mt.StrategyError, match="a rank has 4 tensors at once; let go of those that it needs no more"):
+        mt.simulate(
+            replayed([[["load_weights", 0, 0, 1]] * 3], "much"), world_size=1, num_layers=1, global_batch_size=1
+        )
+
+
 def test_names_say_what_a_value_is() -> None:
     assert name_of(None) == {"alien": "None"}
     assert name_of([3])["bucket"] == [{"alien": "3"}]
@@ -174,13 +243,12 @@ def test_a_program_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_wrong_numbers_fail_with_layer_rank_and_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minitrain.numerics import layers
 
     exercise = load_exercise("02")
     case = exercise.public[0]
     _, programs = record(f"{RIGHT}:ddp", **case.sizes)
-    right = layers.backward_weight
-    monkeypatch.setattr("minitrain.numerics.model.layers.backward_weight", lambda x, g: right(x, g) * 1.01)
+    right = arithmetic.backward_weight
+    monkeypatch.setattr("minitrain.numerics.model.arithmetic.backward_weight", lambda x, g: right(x, g) * 1.01)
     judged = judge(exercise, case, {"programs": programs, "lines": [[], []]})
     assert judged["laws"].passed
     result = judged["numerics"]
@@ -211,7 +279,9 @@ def test_a_hidden_size_is_not_named() -> None:
     assert grade(ddp, "02", hidden=False).passed
     failure = grade(ddp, "02").failures[0]
     assert (failure.name, failure.size) == ("runs", "a hidden size")
-    assert failure.message == "ValueError: too many"
+    assert failure.message == (
+        "ValueError; its text is kept back, since it may tell the size: run it with sizes that are not public"
+    )
 
 
 def test_a_function_of_ones_own_is_graded_in_place() -> None:

@@ -28,7 +28,7 @@ import pytest
 from typer.testing import CliRunner
 
 import minitrain
-from minitrain.cli import app, progress
+from minitrain.cli import app, output
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -98,7 +98,7 @@ def _printed(command: str) -> str:
         ).stdout
     else:
         variables = {"COLUMNS": "80", "NO_COLOR": "1", "FORCE_COLOR": None, "GITHUB_ACTIONS": None}
-        with patch.object(progress, "PATIENCE_S", 3600.0):  # a busy machine changes nothing
+        with patch.object(output, "PATIENCE_S", 3600.0):  # a busy machine changes nothing
             printed = CliRunner().invoke(app, shlex.split(command)[1:], env=variables).output
     text = "\n".join(line.rstrip() for line in printed.splitlines()).strip("\n")
     return f"{text}\n" if text else ""

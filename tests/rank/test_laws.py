@@ -53,7 +53,7 @@ BROKEN: list[tuple[list[Any], Callable[[Model], Any], type[Exception], str]] = [
     ([A, DA, W.shard(1, 2)], lambda m: m.backward(1, A, DA, W.shard(1, 2)), LawError, "weight must be complete"),
     ([A, DA], lambda m: m.backward_input(1, A, DA, W), LawError, "backward_input on rank 1: weight must be in one"),
     ([A], lambda m: m.backward_weight(1, A, DA), LawError, "backward_weight on rank 1: grad must be in one"),
-    ([], lambda m: m.loss(A), LawError, "loss on rank 1: inp must be of layer 4 for layer the model's output, got"),
+    ([], lambda m: m.loss(A), LawError, "loss on rank 1: inp must be of layer 4, the model's output, got"),
     ([], lambda m: m.loss(DA), TensorTypeError, "loss on rank 1: inp must be a Activation"),  # type: ignore[arg-type]
     ([], lambda m: m.update(1, W, W, O), TensorTypeError, "weight_grad must be a WeightGrad, got Weight"),  # type: ignore[arg-type]
     ([], lambda m: m.update(1, G, G, O), TensorTypeError, "weight must be a Weight, got WeightGrad"),  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ def distinct_sizes(run: Run) -> int:
 def test_sizes_are_shared_and_the_log_is_the_same(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 64, "microbatch_size": 1}
     plain = mt.simulate(strategy, **sizes)
-    monkeypatch.setattr(watch, "OPERATIONS_A_TIDYING", 1)
+    monkeypatch.setattr(watch, "OPERATIONS_BETWEEN_HOUSEKEEPING", 1)
     shared = mt.simulate(strategy, **sizes)
     assert shared == plain
     assert distinct_sizes(shared) < distinct_sizes(plain)

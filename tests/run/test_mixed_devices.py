@@ -13,8 +13,8 @@ from minitrain.errors import OutOfMemoryError, UsageError
 from minitrain.hardware import FlatTopology, load_config
 from minitrain.hardware.device import RooflineDevice
 from minitrain.hardware.predictor import DevicePredictor, RuntimePredictor
-from minitrain.hardware.rank_predictors import RankPredictors
-from minitrain.workloads.workload import MATMUL_LAYER, MatmulLayer
+from minitrain.hardware.price import RankPredictors
+from minitrain.workloads.matmul import MATMUL_LAYER, MatmulLayer
 
 H100, A100 = load_config("h100_80g_nvl8"), load_config("a100_80g")
 NETWORK = FlatTopology(H100.network(4))
@@ -90,6 +90,29 @@ def test_one_predictor_for_each_rank_is_as_one_for_all() -> None:
     each = mt.simulate("zero3", **sizes, hardware=RankPredictors([RuntimePredictor(4) for _ in range(4)]))
     assert [list(log) for log in each.logs] == [list(log) for log in one.logs]
     assert (each.mfu, each.capacity_bytes, each.oom) == (one.mfu, one.capacity_bytes, one.oom)
+
+
+def test_what_ranks_do_together_is_priced_by_the_network_that_they_share() -> None:
+    """Also in groups and messages without rank 0, and where a rank's own predictor knows another network."""
+    apart = DevicePredictor(MATMUL_LAYER, SLOW, FlatTopology(A100.network(4)))
+    sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16, "slowdown": {3: 2}}
+    known = {"all_reduce", "send", "recv"}
+    for strategy in ("pp_dp", "gpipe"):
+        run = mt.simulate(strategy, **sizes, hardware=RankPredictors([predictor(FAST), apart, apart, apart]))
+        alike = mt.simulate(strategy, **sizes, hardware=predictor(SLOW))
+        other = mt.simulate(strategy, **sizes, hardware=apart)
+        found, shared, own = (
+            [{(event.typ, event.duration) for event in log if event.typ in known} for log in each.logs]
+            for each in (run, alike, other)
+        )
+        assert found == shared != own
+
+
+def test_a_network_can_be_given_beside_the_predictors() -> None:
+    hardware = RankPredictors([predictor(FAST), predictor(SLOW)], mt.FixedPredictor(all_reduce=3))
+    run = mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=2, hardware=hardware)
+    assert {event.duration for event in run.events if event.typ == "all_reduce"} == {3}
+    assert run.logs[0][0].duration == predictor(FAST).load(1, 1).seconds
 
 
 def test_durations_by_hand_on_some_ranks_leave_no_mfu() -> None:

@@ -1,4 +1,4 @@
-"""What the literature says in closed form about the six strategies must hold exactly."""
+"""The closed forms of the literature for six strategies, which must hold exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as courses on distributed training have them: positional calls, five stores, `asyncio.gather`, the log."""
+"""Programs as courses on distributed training write them: positional calls, five stores, `asyncio.gather`, the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped zoo: every strategy trains completely, in any task order, and in the time and traffic of its paper."""
+"""The shipped strategies: every one trains completely, in any task order, and in the time and traffic of its paper."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import LawError
 from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors import annotations as carried
+from minitrain.tensors import annotations as tensor_annotations
 from minitrain.tensors import clone
 
 H, BLOCK = 4096, 1024
@@ -142,12 +142,12 @@ def test_only_gradients_of_one_class_add() -> None:
 def test_tensors_are_followed_from_the_first_model_that_follows_them(
     monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
 ) -> None:
-    """Sums, shards and combinations ask for what tensors carry once somebody in the process follows them."""
-    monkeypatch.setattr("minitrain.tensors.annotations._is_followed", False)
+    """Sums, shards and combinations look for annotations once a run of the process annotates tensors."""
+    monkeypatch.setattr("minitrain.tensors.annotations._enabled", False)
     sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 16, "microbatch_size": 2}
     mt.simulate("pp_zero1", **sizes)
-    assert not carried._is_followed
+    assert not tensor_annotations._enabled
     run = mt.simulate("pp_zero1", **sizes, **parameters)
-    assert carried._is_followed
+    assert tensor_annotations._enabled
     slot = "_content" if "numerics" in parameters else "_origin"
     assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())

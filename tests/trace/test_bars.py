@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minitrain.analysis.breakdown import breakdown
-from minitrain.analysis.memory_curves import curve, highest_in_spans
-from minitrain.analysis.sample_logs import data_parallel, one_f_one_b
-from minitrain.analysis.timeline import as_timeline
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.events import COMM, RECV, SEND, Event
-from minitrain.trace.bars import Bars, make_bars
-from minitrain.trace.heat import heat
-from minitrain.trace.kinds import kind_of, legend_place
-from minitrain.trace.lanes import MAX_LANES, lanes
-from minitrain.trace.texts import bar_numbers, hover_texts
+from minitrain.trace.bar_texts import bar_numbers, hover_texts
+from minitrain.trace.bars import MAX_LANES, Bars, lanes, make_bars
+from minitrain.trace.colors import kind_of, legend_place
+from tests.sample_logs import data_parallel, one_f_one_b
 
 _LOGS = [one_f_one_b(4, 6), data_parallel(3, 4), data_parallel(3, 4, overlap=True), [[], []]]
 
@@ -112,38 +107,3 @@ def test_hovering_says_what_ran_with_whom_and_how_much() -> None:
         "<b>barrier</b> · rank 2<br>250 ms from 500 ms<br>among ranks 1-2<br>memory 0 GiB",
         "<b>waiting</b> · rank 2<br>250 ms from 750 ms<br>for the step's end, which rank 0 sets<br>step's end",
     ]
-
-
-@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=6), st.integers(1, 7))
-def test_shares_of_the_heat_map_add_up_to_the_bars(spans: list[tuple[float, float]], num_bins: int) -> None:
-    log, time = [], 0.0
-    for gap, length in spans:
-        log.append(Event("forward", 0, 0, time + gap, length, 0))
-        time += gap + length
-    bars = make_bars(as_timeline([log]))
-    shares = heat(bars, num_bins)
-    computing = shares.computing.sum() * bars.step_time / num_bins
-    assert computing == pytest.approx(sum(length for _, length in spans), abs=1e-6 * max(time, 1))
-
-
-def test_the_heat_map_averages_neighbouring_ranks_where_they_are_many() -> None:
-    logs = [[Event("forward", 0, rank, 0, 1, 0)] if rank % 2 else [] for rank in range(1100)]
-    shares = heat(make_bars(as_timeline(logs)), 4)
-    assert shares.ranks_per_row == 3
-    assert shares.computing.shape == (367, 4)
-    assert np.allclose(shares.computing[0], 1 / 3)
-    assert not shares.communicating.any()
-
-
-def test_a_memory_curve_steps_at_every_sample_and_lasts_to_the_end() -> None:
-    line = as_timeline([[], [Event("forward", 0, 1, t, 1, m) for t, m in ((0, 3), (1, 5), (3, 1))]])
-    own = curve(line, 1, 5.0)
-    assert own.time.tolist() == [0, 1, 3, 5]
-    assert own.memory.tolist() == [3, 5, 1, 1]
-    assert curve(line, 0, 5.0).memory.tolist() == [0]
-
-
-def test_no_peak_is_lost_in_the_highest_memory_of_spans() -> None:
-    line = as_timeline([[Event("forward", 0, 0, t, 0.1, m) for t, m in ((0, 1), (1.1, 9), (1.2, 2), (3.5, 0))]])
-    assert highest_in_spans(line, 4.0, 4).tolist() == [[1, 9, 2, 2]]
-    assert highest_in_spans(line, 4.0, 1).tolist() == [[9]]

@@ -168,8 +168,8 @@ def test_zooming_into_a_heat_map_shows_exact_bars_and_keeps_what_was_switched_on
 
 
 def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: Path) -> None:
+    from minitrain.trace.bar_texts import hover_texts
     from minitrain.trace.bars import make_bars
-    from minitrain.trace.texts import hover_texts
 
     run = mt.simulate("1f1b", world_size=16, num_layers=64, global_batch_size=256, microbatch_size=4)
     ours = {text.split("<br>memory")[0] for text in hover_texts(make_bars(run.timeline), 2)}

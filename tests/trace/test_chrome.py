@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.analysis.sample_logs import data_parallel, one_f_one_b
+import minitrain as mt
+from minitrain.analysis.memory_over_time import STORE_NAMES
 from minitrain.events import COMM, RECV, SEND, Event
 from minitrain.files import write_text
 from minitrain.trace.chrome import chrome_trace, write_chrome_trace
+from tests.sample_logs import data_parallel, one_f_one_b
 
 Json = dict[str, Any]
 
@@ -169,3 +171,20 @@ def test_a_trace_without_events_is_still_a_trace() -> None:
 def test_a_trace_of_many_events_is_written_in_pieces_that_fit_together() -> None:
     log = [Event("forward", 0, 0, float(t), 1.0, t) for t in range(5000)]
     assert len(_phase(chrome_trace([log]), "X")) == 5000
+
+
+def test_counters_by_kind_add_up_to_the_memory_counter() -> None:
+    run = mt.simulate("1f1b", world_size=4, num_layers=8, global_batch_size=16, memory_by_kind=True)
+    events = chrome_trace(run.timeline, 2, run.memory_journals)["traceEvents"]
+    kinds = [event for event in events if event["ph"] == "C" and event["name"] == "memory of"]
+    totals = {(event["pid"], event["ts"]): sum(event["args"].values()) for event in kinds}
+    memory = [event for event in events if event["ph"] == "C" and event["name"] == "memory"]
+    last = {(event["pid"], event["ts"]): event["args"]["bytes"] for event in memory}
+    assert last
+    assert all(totals.get(moment, size) == size for moment, size in last.items())
+    assert {event["pid"] for event in kinds} == set(range(4))
+    assert set(kinds[0]["args"]) <= set(STORE_NAMES.values())
+
+
+def test_a_rank_without_changes_has_no_counter_by_kind() -> None:
+    assert not [e for e in chrome_trace([[]], 2, [[]])["traceEvents"] if e["ph"] == "C"]

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minitrain.analysis.sample_logs import data_parallel, one_f_one_b
+from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.timeline import Timeline
 from minitrain.errors import UsageError
 from minitrain.events import Event
 from minitrain.trace.gantt import MAX_BARS, figure, lane_geometry
+from minitrain.trace.layout import View
 from minitrain.trace.page import write_html
-from minitrain.trace.payload import packed, smallest
-from minitrain.trace.view import View
+from minitrain.trace.page_script import packed, smallest
+from tests.sample_logs import data_parallel, one_f_one_b
 
 _VIEW = View("1f1b on h100_80g_nvl8", ("step 12.3 ms", "MFU 41 %"), capacity_bytes=5 * 2**30)
 
@@ -27,7 +28,7 @@ def _bars(drawn: Any) -> list[Any]:
 
 
 def _large() -> Timeline:
-    return Timeline.from_logs(one_f_one_b(num_stages=40, num_microbatches=40))
+    return as_timeline(one_f_one_b(num_stages=40, num_microbatches=40))
 
 
 def test_a_figure_has_one_trace_a_kind_and_a_curve_a_rank() -> None:

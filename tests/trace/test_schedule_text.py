@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.sample_logs import one_f_one_b as sample
 from minitrain.events import Event
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.schedules import gpipe, one_f_one_b
+from minitrain.trace.layout import View
 from minitrain.trace.schedule_text import schedule_text
 from minitrain.trace.svg import svg, write_svg
-from minitrain.trace.view import View
+from tests.sample_logs import one_f_one_b as sample
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16, "microbatch_size": 2}
 _SVG = "{http://www.w3.org/2000/svg}"

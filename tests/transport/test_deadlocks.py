@@ -13,7 +13,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import DeadlockError
 from minitrain.lib import Dist, Model, Weight
-from minitrain.transport.deadlocks import Watch
+from minitrain.transport.deadlocks import DeadlockDetector
 
 Loops = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
 
@@ -150,17 +150,19 @@ def test_the_end_of_many_ranks_looks_for_tasks_as_often_as_that_of_few(monkeypat
     """Each look goes through the tasks of all ranks: one look a rank took minutes with 16,384 of them."""
     looks = 0
 
-    def counted(watch: Watch, loop: asyncio.AbstractEventLoop, tasks: Any = Watch.tasks) -> Any:
+    def counted(
+        detector: DeadlockDetector, loop: asyncio.AbstractEventLoop, tasks: Any = DeadlockDetector.unfinished_tasks
+    ) -> Any:
         nonlocal looks
         looks += 1
-        return tasks(watch, loop)
+        return tasks(detector, loop)
 
     async def program(model: Model) -> Model:
         if model.rank:
             await model.barrier()
         return model
 
-    monkeypatch.setattr(Watch, "tasks", counted)
+    monkeypatch.setattr(DeadlockDetector, "unfinished_tasks", counted)
     found = []
     for world_size in (2, 40):
         looks = 0

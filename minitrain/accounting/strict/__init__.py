@@ -1,9 +1,10 @@
-"""Strict accounting: every tensor alive counts, and only tensors that came out of operations are accepted.
+"""Strict accounting: every tensor alive counts, and operations accept only tensors that came out of operations.
 
-`simulate(..., strict=True)` runs a strategy on `StrictModel`: `computing` is what a rank does alone, `communicating`
-what it does with others, `flights` what it launches, `stores` what it keeps. `ledger` knows what a rank holds in
-memory, and `origin` what is remembered of a tensor: its `buffer`, what has `written` to that, and its `descent` where a
-strategy adds or cuts tensors itself. `genuine` says which tensors may be used, `strangers` why the others may not,
-`handmade` which were made by hand, and `rules` has the further laws. When a run ends, `audit` looks whether it is what
-the operations made of it, and `replay` whether the clocks are.
+`simulate(..., strict=True)` runs a strategy on `StrictModel`. Open `model` first. `computing` adds to what a rank does
+alone, `communicating` to what it does with others, `launched` to what it launches, and `stores` to what it keeps.
+
+`provenance` says what is remembered of a tensor, `buffers` what tensors occupy and what overwrites it, and `ledger`
+what a rank holds. `laws` has the rules for valid tensors, and `unusable_tensors` why other tensors cannot be used. When
+a run has ended, `audit` checks that logs, stores and final weights are what the operations made of them, with the help
+of `clock_recomputation`.
 """

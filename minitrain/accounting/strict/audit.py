@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minitrain.accounting.strict.genuine import FIELDS
+from minitrain.accounting.strict.clock_recomputation import ClockRecomputation, clock_error
 from minitrain.accounting.strict.model import StrictModel
-from minitrain.accounting.strict.replay import Replay, tampered
-from minitrain.accounting.strict.strangers import Final
+from minitrain.accounting.strict.unusable_tensors import HandedIn
 from minitrain.errors import LawError, StrategyError
-from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, TYP
+from minitrain.events import LAYER, PASSES, PRICE, SAMPLES, STRIDE, TYP
 from minitrain.hardware.price import Price
+from minitrain.tensors import FIELDS
 from minitrain.transport.collectives import describe
-
-_PASSES = frozenset({"forward", "loss", "backward", "backward_input", "backward_weight"})
 
 
 def audit(models: Sequence[StrictModel]) -> None:
@@ -29,12 +27,12 @@ def audit(models: Sequence[StrictModel]) -> None:
     for model in models:
         _require_untouched(model)
         _check_prices(model)
-    replay = Replay(models[0].world_size)
+    clocks = ClockRecomputation(models[0].world_size)
     for model in models:
-        replay.play(model)
-    _require_all_logged(models[0].dist.watch.operations, replay.num_operations)
-    replay.check_collectives()
-    replay.check_messages()
+        clocks.add(model)
+    _require_all_logged(models[0].dist.num_operations, clocks.num_operations)
+    clocks.check_collectives()
+    clocks.check_messages()
     for model in models:
         _check_final_weights(model)
 
@@ -64,11 +62,11 @@ def _check_prices(model: StrictModel) -> None:
     is_uniform = model.runtime_predictor.workload.is_uniform
     columns = (rows[column::STRIDE] for column in (TYP, SAMPLES, LAYER, PRICE))
     for typ, samples, layer, price in zip(*columns, strict=True):
-        if typ not in _PASSES or (is_uniform and known.get((typ, len(samples))) is price):
+        if typ not in PASSES or (is_uniform and known.get((typ, len(samples))) is price):
             continue
         known[typ, len(samples)] = expected = compute(typ, len(samples), layer or 0)
         if price is not expected and price != expected:
-            raise tampered(model.rank, f"the duration of a {typ}", price.seconds, expected.seconds)
+            raise clock_error(model.rank, f"the duration of a {typ}", price.seconds, expected.seconds)
 
 
 def _require_all_logged(done: int, logged: int) -> None:
@@ -86,7 +84,7 @@ def _check_final_weights(model: StrictModel) -> None:
     """Check that every final weight is one that was handed in for its layer, and is what it was then."""
     for layer, weight in model.final_weights.items():
         origin = getattr(weight, "_origin", None)
-        if not isinstance(origin, Final) or origin.ledger is not model.ledger:
+        if not isinstance(origin, HandedIn) or origin.ledger is not model.ledger:
             raise LawError(
                 f"the final weight of layer {layer} on rank {model.rank} was not handed in there, got "
                 f"{describe(weight)}; call model.set_final_weight",

@@ -8,7 +8,7 @@ from typing import Any
 
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank.stores import Account
-from minitrain.source_lines import strategy_frame
+from minitrain.source_lines import ENGINE, OWNERS, strategy_frame
 
 
 class Line:
@@ -52,7 +52,7 @@ class Ledger(Account):
         most_outside: the most that was held outside of them, when an operation began.
         at_most: how much of it each line had made, in units.
         at_row: the row of the rank's log that the operation got.
-        updated: the parts that were updated, as (shards, num_shards), by layer and step.
+        updated: the shards that were updated, by the number of shards, by layer and step.
     """
 
     __slots__ = (
@@ -76,14 +76,30 @@ class Ledger(Account):
         self.most_outside = 0
         self.at_most: dict[Line, int] = {}
         self.at_row = 0
-        self.updated: dict[tuple[int, int], list[tuple[frozenset[int], int]]] = {}
+        self.updated: dict[tuple[int, int], dict[int, set[int]]] = {}
         self._sizes: dict[tuple[type, int, int, int], int] = {}
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last
 
+    def calling_line(self, frame: FrameType | None) -> Line:
+        """Return the line of the strategy that called into the engine.
+
+        Frames of the engine are skipped and not counted, so that its functions may call one another as they like.
+
+        Args:
+            frame: that of the caller of the function which asks.
+        """
+        while frame is not None:
+            code = frame.f_code
+            if OWNERS[code.co_filename] != ENGINE:
+                line = self._recent.get(frame.f_lasti)
+                return line if line is not None and line.code is code else self.line(frame)
+            frame = frame.f_back
+        return _NOWHERE
+
     def line(self, frame: FrameType | None) -> Line:
-        """Return the line of the strategy that runs in a frame or further out."""
-        assert frame is not None  # somebody calls
+        """Return the line of the strategy that runs in a frame or further out; quickest if it runs in the frame."""
+        assert frame is not None  # an event loop or a strategy calls
         code, instruction = frame.f_code, frame.f_lasti
         line = self._recent.get(instruction)
         if line is not None and line.code is code:

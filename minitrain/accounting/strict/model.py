@@ -1,19 +1,32 @@
 """`StrictModel`: a rank whose tensors are followed from the operation that makes them to the last one that uses them.
 
-It extends each operation and leaves what it does alone, so that it can be combined with other models that do so too.
+It adds to each operation and calls what it extends, so that it can be combined with other kinds of model: the numeric
+one, or one of a caller's own.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from minitrain.accounting.strict.communicating import StrictCommunicating
+from minitrain.accounting.strict.communication import StrictCommunication
 
 
-class StrictModel(StrictCommunicating):
+class StrictModel(StrictCommunication):
     """One rank of a strict run.
 
     Args: those of `Model`.
+
+    Adds:
+        load_weights, get_input_activation: give what they return its provenance and its buffer.
+        forward, loss, backward, backward_input, backward_weight, update: require valid tensors of one step before, and
+            give the results their provenance; an update takes the buffers of the old weight and state over.
+        set_final_weight: requires a valid weight and keeps a copy that occupies nothing.
+        _collective, _send, _receive: require valid tensors and remember the line; reductions overwrite their tensors.
+        after_collective, after_message, follows_tensors: give results their provenance, and require that nothing is
+            counted twice.
+        launch: holds what the operation was given, and its result, until it is awaited.
+        _store: makes stores that tell the ledger what they hold.
+        counted, memory_by_store: count every tensor alive, by the ledger.
 
     Attributes:
         given: what a strategy must leave alone, as it was at the start.

@@ -1,11 +1,14 @@
-"""Stores that also tell the ledger what they hold, so that it knows what is held outside of them."""
+"""The stores of a strict run: they also tell the ledger what they hold, so that it knows what is held outside of them.
+
+The code of `minitrain.rank.stores.Store` is written out here again with the additions, as this is the hot path. Where
+both must agree, in the account and the values, tests/accounting/test_strict_laws.py compares them.
+"""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from minitrain.rank.store_journal import JournalledStore
-from minitrain.rank.stores import Store
+from minitrain.rank.stores import JournalledStore, Store
 
 V = TypeVar("V")
 
@@ -19,9 +22,8 @@ _MISSING = object()
 class FollowedStore(Store[V]):
     """A store of a strict run.
 
-    As in `Store`, the forms are chosen for speed: what that does, and `enter` and `leave` of an `Origin`, are written
-    out here again, since calls would double their time. The account's high-water mark is left out: that of the ledger
-    is asked for.
+    What `Store` does, and `enter` and `leave` of a `Buffer`, are written out, since calls would double the time. The
+    account's high-water mark is left out: a strict run reports that of the ledger.
     """
 
     __slots__ = ()
@@ -38,19 +40,19 @@ class FollowedStore(Store[V]):
             origin = value._origin  # type: ignore[attr-defined]
             if origin.usable_by is None:
                 origin = origin.buffer
-        except AttributeError:  # made before the run
+        except AttributeError:  # a tensor made before the run
             origin = None
         if origin is not None:
-            origin.stored = stored = origin.stored + 1
+            origin.holders = stored = origin.holders + 1
             if stored == 1:
                 origin.ledger.stored += origin.units
                 origin.line.outside -= origin.units
-        if len(self) == size:  # the key was there; what took its buffer over holds that already
+        if len(self) == size:  # the key was there; a value that shares its buffer has entered above
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
-        if account.loans:
-            account.change_hands(value, stored=True)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=True)
         account.units += units
 
     def _leave(self, value: Any) -> None:
@@ -58,8 +60,8 @@ class FollowedStore(Store[V]):
         account = self.account
         value._home = None
         account.units -= value._units
-        if account.loans:
-            account.change_hands(value, stored=False)
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
         try:
             origin = value._origin
             if origin.usable_by is None:
@@ -67,7 +69,7 @@ class FollowedStore(Store[V]):
         except AttributeError:
             return
         if origin is not None:
-            origin.stored = stored = origin.stored - 1
+            origin.holders = stored = origin.holders - 1
             if not stored:
                 origin.ledger.stored -= origin.units
                 origin.line.outside += origin.units

@@ -1,4 +1,9 @@
-"""A rank that adds its events to totals and lets them go."""
+"""A rank that adds its events to totals and drops them.
+
+Rows are buffered, and flushed to the totals when there are many. A row can be flushed when it is complete and no
+operation refers to it by its index. Rows leave in program order, as sums take them in that order; so an operation that
+stays in flight for long keeps the rows after it in the buffer.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +11,43 @@ import math
 from collections.abc import Callable, Generator
 from typing import Any
 
-from minitrain.accounting.summary.log import SummaryLog
-from minitrain.accounting.summary.totals import RankTotals
+from minitrain.accounting.summary.totals import RankTotals, SummaryLog
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.events import LAUNCHED, ON_COMPUTE, RECV, STREAM, STRIDE
 from minitrain.rank.model import Model
-from minitrain.rank.operations import Work
+from minitrain.rank.operations import Operation
 
-EVENTS_OF_RUN, EVENTS_OF_RANK = 2**18, 64  # kept at a time: about so many of all ranks, at least so many of each
+EVENTS_OF_RUN, EVENTS_OF_RANK = 2**18, 64  # buffered: about so many of all ranks, at least so many of each
 
 
-class Rows(list[Any]):
-    """The rows of a log, which calls for their digestion when there are many.
+class BufferedRows(list[Any]):
+    """The buffered rows of a log.
 
     Args:
-        digest: takes rows away; called when nobody is about to use the index of one.
-        limit: number of places from which on it is called.
+        flush: takes rows away; called at a moment when no code is about to use the index of a row.
+        limit: number of places in the list from which on it is called.
     """
 
-    __slots__ = ("digest", "limit")
+    __slots__ = ("flush", "limit")
 
-    def __init__(self, digest: Callable[[], None], limit: int) -> None:
+    def __init__(self, flush: Callable[[], None], limit: int) -> None:
         super().__init__()
-        self.digest = digest
+        self.flush = flush
         self.limit = limit
 
     def extend(self, row: Any) -> None:
-        """Add a row. One of computing is complete at once; one of communicating is asked for by its index next."""
+        """Add a row. A row of computing is complete; whoever adds one of a communication uses its index next."""
         super().extend(row)
         if len(self) >= self.limit and row[STREAM] is ON_COMPUTE:
-            self.digest()
+            self.flush()
 
 
-def _nothing() -> None:
-    """Digest nothing: the run is over."""
+def _flush_nothing() -> None:
+    """Flush nothing: the run is over."""
 
 
-class SummaryWork(Work):
-    """An operation whose rank knows that its row is still needed, and tells it where the row has moved."""
+class SummaryOperation(Operation):
+    """An operation that its model knows as long as it needs its row; the model moves its index when rows leave."""
 
     __slots__ = ()
 
@@ -54,7 +58,7 @@ class SummaryWork(Work):
         model = self.model
         model.holding[self] = None
         if len(model.rows) >= model.rows.limit:
-            model.digest()
+            model.flush()
 
     def __await__(self) -> Generator[Any, None, Any]:
         outcome = yield from super().__await__()
@@ -65,54 +69,59 @@ class SummaryWork(Work):
 class SummaryModel(Model):
     """One rank of a run that keeps totals.
 
-    What stays in flight for long keeps the rows after it, as they do not come before it in the sums.
+    Adds:
+        operation_kind: operations that tell the model as long as it must keep their row.
 
     Args:
         args: those of `Model`.
         by_type: the totals by type, which all ranks share.
-        most_events: events kept before they are digested.
+        most_events: events buffered before they are flushed.
         parameters: those of `Model`.
 
     Attributes:
-        holding: operations whose rows are needed, in program order: those that wait, or were launched and not awaited.
+        holding: operations whose rows are needed, in program order: they wait, or were launched and not awaited.
     """
 
-    work_kind = SummaryWork
+    operation_kind = SummaryOperation
 
     def __init__(self, *args: Any, by_type: TypeSums, most_events: int, **parameters: Any) -> None:
         super().__init__(*args, **parameters)
-        self.holding: dict[SummaryWork, None] = {}
+        self.holding: dict[SummaryOperation, None] = {}
         self.totals = RankTotals(by_type)
         self._room = most_events * STRIDE
-        self._rows = self.rows = Rows(self.digest, self._room)
+        self._rows = self.rows = BufferedRows(self.flush, self._room)
         self.log = SummaryLog(self.rank, self.rows, self.totals)  # type: ignore[assignment]  # a log, but not to read
 
-    def digest(self) -> None:
-        """Add the rows before the first one that is still needed to the totals."""
-        for work in [work for work in self.holding if not work.is_wanted and (work.settled or work.op == RECV)]:
-            del self.holding[work]
+    def flush(self) -> None:
+        """Add the rows before the first one that an operation needs to the totals."""
+        for operation in [
+            operation
+            for operation in self.holding
+            if operation.is_abandoned and (operation.settled or operation.op == RECV)
+        ]:
+            del self.holding[operation]
         first = next(iter(self.holding), None)
         if first is None:
             self._take(len(self.rows), self.time)
-        else:  # later ones were launched later, and start later
+        else:  # operations after it were launched later, and start later
             self._take(first.row, self.rows[first.row + LAUNCHED])
         self.rows.limit = max(self._room, 2 * len(self.rows))
 
     def finish(self) -> None:
         """Add what is left, at the end of the run."""
         self._take(len(self.rows), math.inf)
-        self.rows.digest = _nothing  # instead of a method of this model, which would keep it alive
+        self.rows.flush = _flush_nothing  # a method of this model would be a cycle and keep it alive
 
     def _take(self, num_places: int, complete_until: float) -> None:
         """Add the first rows to the totals."""
         self.totals.take(self.rows[:num_places], complete_until)
         del self.rows[:num_places]
-        for work in self.holding:
-            work.row -= num_places
+        for operation in self.holding:
+            operation.row -= num_places
 
 
 def summary_models(world_size: int) -> Callable[..., SummaryModel]:
-    """Return what makes the models of a run, which share what is kept at a time."""
+    """Return what makes the models of a run, which share the room for buffered events."""
     by_type, most_events = TypeSums(), max(EVENTS_OF_RUN // world_size, EVENTS_OF_RANK)
 
     def make(*args: Any, **parameters: Any) -> SummaryModel:

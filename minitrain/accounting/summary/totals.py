@@ -1,12 +1,18 @@
-"""What the events of one rank come to, taken in portions from the beginning of its log."""
+"""What the events of one rank come to, and the log that stands for them.
+
+Totals are taken from portions of the rows, from the beginning of the log on. The log of such a rank knows its length
+and the totals, and refuses to be read.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, overload
 
-from minitrain.analysis.busy_time import Interval, Passing, Working, intervals_of
+from minitrain.analysis.busy_time import BusyTimeSum, Interval, PassTimeSum, intervals_of
 from minitrain.analysis.totals_by_type import TypeSums
-from minitrain.events import PASSES, STRIDE
+from minitrain.errors import UsageError
+from minitrain.events import PASSES, STRIDE, Event
 
 
 class RankTotals:
@@ -29,8 +35,8 @@ class RankTotals:
     def __init__(self, by_type: TypeSums) -> None:
         self.by_type = by_type
         self.num_events = 0
-        self.working = Working()
-        self.passing = Passing(PASSES)
+        self.working = BusyTimeSum()
+        self.passing = PassTimeSum(PASSES)
         self._late: list[Interval] = []
 
     def take(self, rows: list[Any], complete_until: float) -> None:
@@ -41,8 +47,48 @@ class RankTotals:
             complete_until: no event that is still to come starts earlier, s.
         """
         self.num_events += len(rows) // STRIDE
-        self.by_type.take(rows)
-        self.passing.take(rows)
+        self.by_type.add(rows)
+        self.passing.add(rows)
         known = sorted(self._late + intervals_of(rows))
         self._late = [interval for interval in known if interval[0] >= complete_until]
-        self.working.take(known[: len(known) - len(self._late)])
+        self.working.add(known[: len(known) - len(self._late)])
+
+
+class SummaryLog(Sequence[Event]):
+    """How many events a rank had, and what they came to.
+
+    Args:
+        rank: whose log it is.
+        rows: the rows that are not in the totals yet.
+        totals: what the others come to.
+    """
+
+    __slots__ = ("rank", "rows", "totals")
+
+    def __init__(self, rank: int, rows: list[Any], totals: RankTotals) -> None:
+        self.rank = rank
+        self.rows = rows
+        self.totals = totals
+
+    def __len__(self) -> int:
+        return self.totals.num_events + len(self.rows) // STRIDE
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+        self._refuse()
+
+    def __iter__(self) -> Iterator[Event]:
+        self._refuse()
+
+    def __repr__(self) -> str:
+        return f"<log of rank {self.rank}: {len(self)} events, not kept>"
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            f'log="summary" keeps totals and none of the {len(self)} events of rank {self.rank}: there is nothing to '
+            'read, draw, explain or save; simulate with log="full"',
+            rank=self.rank,
+        )

@@ -1,0 +1,260 @@
+"""What a rank of a strict run does alone: it follows tensors through loads, passes and updates.
+
+As in `minitrain.rank.computation`, the laws are checked twice. First comes one expression that every usual legal call
+passes; it is written out in each operation, as this is the hot path. Where it is false, the functions of
+`minitrain.accounting.strict.laws` are asked. They know the rarer legal cases and the message for every illegal one. The
+expression must never be true where they would raise, which tests/accounting/test_strict_laws.py checks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from minitrain.accounting.strict.buffers import Overwrite
+from minitrain.accounting.strict.laws import (
+    SAMPLED,
+    STEPPED,
+    SUMMED,
+    is_surely_valid,
+    note_update,
+    require_pass,
+    require_step,
+    require_update,
+    require_valid,
+)
+from minitrain.accounting.strict.ledger import Ledger
+from minitrain.accounting.strict.provenance import new_origin
+from minitrain.accounting.strict.stores import FollowedStore, JournalledFollowedStore
+from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, HandedIn
+from minitrain.events import UNITS_PER_ELEMENT
+from minitrain.rank.model import Model
+from minitrain.rank.stores import Account, Store
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+
+R = TypeVar("R")
+
+_frame = sys._getframe
+
+
+def unbound(method: Callable[..., R]) -> Callable[..., R]:
+    """Return the function of a method: a bound method that a model keeps would be a cycle and keep it alive."""
+    return method.__func__  # type: ignore[attr-defined,no-any-return]
+
+
+class StrictComputation(Model):
+    """The operations on a rank's compute stream.
+
+    Each adds to what `minitrain.rank` does: it requires valid tensors, notes what is held outside the stores while it
+    begins, and gives its results an origin. While it runs, tensors need not look who makes them: the engine does. The
+    operations that it extends are looked up once for each model, since `super()` takes as long as checking a tensor.
+
+    Attributes:
+        ledger: what the rank holds over all tensors alive.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._load_weights = unbound(super().load_weights)
+        self._set_final_weight = unbound(super().set_final_weight)
+        self._forward = unbound(super().forward)
+        self._backward = unbound(super().backward)
+        self._update = unbound(super().update)
+
+    def _store(self, name: str) -> Store[Any]:
+        """Make one of the five stores, and with the first one the ledger."""
+        if not hasattr(self, "ledger"):
+            self.ledger = Ledger(self.account, self.rank, is_uniform=self._is_uniform)
+        if self.account.journal is None:
+            return FollowedStore(self.account)
+        return JournalledFollowedStore(self.account, name, self.log)
+
+    @property
+    def counted(self) -> Account:
+        """What counts as this rank's memory."""
+        return self.ledger
+
+    def memory_by_store(self) -> dict[str, float]:
+        """Return the elements in each store now, those of operations in flight, and those outside."""
+        return {
+            **super().memory_by_store(),
+            "outside the stores": (self.ledger.units - self.ledger.stored) / UNITS_PER_ELEMENT,
+        }
+
+    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+        """Load a weight; see `Model.load_weights`."""
+        ledger = self.ledger
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
+        try:
+            loaded = weight, opt_state = self._load_weights(self, layer, shard, num_shards)
+        finally:
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        line = ledger.line(_frame(1))
+        fields = weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards
+        weight._origin = new_origin(ledger, weight._units, fields, None, line)
+        opt_state._origin = new_origin(ledger, opt_state._units, fields, None, line)
+        return loaded
+
+    def set_final_weight(self, layer: int, weight: Weight) -> None:
+        """Hand in a trained weight: a copy is kept, which holds no memory; see `Model.set_final_weight`."""
+        ledger = self.ledger
+        if not is_surely_valid(ledger, weight):
+            require_valid(ledger, "set_final_weight", (weight,))
+        self._set_final_weight(self, layer, weight)
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
+        try:
+            kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
+        finally:
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        self.final_weights[layer] = kept
+        if hasattr(weight, "_content"):
+            kept._content = weight._content  # type: ignore[misc]  # a slot of the base
+        kept._origin = HandedIn(weight._origin)
+
+    def get_input_activation(self, samples: Iterable[int]) -> Activation:
+        """Return the model's input; see `Model.get_input_activation`."""
+        ledger = self.ledger
+        activation = super().get_input_activation(samples)
+        units = ledger.size(activation)
+        activation._origin = new_origin(ledger, units, SAMPLED(activation), None, ledger.line(_frame(1)))
+        return activation
+
+    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+        """Take an activation through a layer; see `Model.forward`."""
+        ledger = self.ledger
+        try:
+            given, used = inp._origin, weight._origin
+            usual = (
+                given.usable_by is ledger
+                and used.usable_by is ledger
+                and given.fields == SAMPLED(inp)
+                and used.fields == STEPPED(weight)
+                and (given.step is None or given.step == weight.step)
+            )
+        except AttributeError:
+            usual = False
+        if not usual:
+            require_pass(ledger, "forward", inp, weight)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
+        try:
+            out = self._forward(self, layer, inp, weight)
+        finally:
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        fields = out.layer, out.layers, out.samples, out.total_samples
+        out._origin = new_origin(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
+        return out
+
+    def loss(self, inp: Activation) -> ActivationGrad:
+        """Return the gradient of the model's output; see `Model.loss`."""
+        ledger = self.ledger
+        if not is_surely_valid(ledger, inp):
+            require_valid(ledger, "loss", (inp,))
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        grad = super().loss(inp)
+        grad._origin = new_origin(ledger, ledger.size(grad), SAMPLED(grad), inp._origin.step, ledger.line(_frame(1)))
+        return grad
+
+    def backward(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
+    ) -> tuple[WeightGrad, ActivationGrad]:
+        """Take a gradient back through a layer; see `Model.backward`."""
+        ledger = self.ledger
+        if not self._are_surely_valid(inp, grad, weight):
+            require_pass(ledger, "backward", inp, weight, grad)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
+        try:
+            both = weight_grad, grad_inp = self._backward(self, layer, inp, grad, weight)
+        finally:
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        line = ledger.line(_frame(1))
+        weight_grad._origin = new_origin(ledger, weight_grad._units, SUMMED(weight_grad), weight.step, line)
+        fields = grad_inp.layer, grad_inp.layers, grad_inp.samples, grad_inp.total_samples
+        grad_inp._origin = new_origin(ledger, grad_inp._units, fields, weight.step, line)
+        return both
+
+    def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
+        """Take a gradient back to a layer's input; see `Model.backward_input`."""
+        ledger = self.ledger
+        if not self._are_surely_valid(inp, grad, weight):
+            require_pass(ledger, "backward_input", inp, weight, grad)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        grad_inp = super().backward_input(layer, inp, grad, weight)
+        grad_inp._origin = new_origin(ledger, grad_inp._units, SAMPLED(grad_inp), weight.step, ledger.line(_frame(1)))
+        return grad_inp
+
+    def _are_surely_valid(self, inp: Any, grad: Any, weight: Any) -> bool:
+        """Return whether the tensors given to a backward are surely valid and of one step."""
+        ledger = self.ledger
+        try:
+            given, back, used = inp._origin, grad._origin, weight._origin
+            step = weight.step
+            return (
+                given.usable_by is ledger
+                and back.usable_by is ledger
+                and used.usable_by is ledger
+                and given.fields == SAMPLED(inp)
+                and back.fields == SAMPLED(grad)
+                and used.fields == STEPPED(weight)
+                and back.step == step
+                and (given.step is None or given.step == step)
+            )
+        except AttributeError:
+            return False
+
+    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+        """Return the gradient of a layer's weight; see `Model.backward_weight`."""
+        ledger = self.ledger
+        require_valid(ledger, "backward_weight", (inp, grad))
+        if inp.__class__ is Activation and grad.__class__ is ActivationGrad:
+            require_step(ledger, "backward_weight", "the input", inp, grad._origin.step)
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        weight_grad = super().backward_weight(layer, inp, grad)
+        line = ledger.line(_frame(1))
+        weight_grad._origin = new_origin(ledger, weight_grad._units, SUMMED(weight_grad), grad._origin.step, line)
+        return weight_grad
+
+    def update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
+    ) -> tuple[Weight, OptState]:
+        """Take an optimizer step, in place; see `Model.update`."""
+        ledger = self.ledger
+        try:
+            usual = (
+                weight_grad._origin.usable_by is ledger
+                and weight._origin.usable_by is ledger
+                and opt_state._origin.usable_by is ledger
+                and weight_grad._origin.fields == SUMMED(weight_grad)
+                and weight._origin.fields == STEPPED(weight)
+                and opt_state._origin.fields == STEPPED(opt_state)
+            )
+        except AttributeError:
+            usual = False
+        if not usual:
+            require_valid(ledger, "update", (weight_grad, weight, opt_state))
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        if weight_grad.__class__ is WeightGrad and weight.__class__ is Weight and opt_state.__class__ is OptState:
+            require_update(ledger, layer, weight_grad, weight, opt_state)
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
+        try:
+            new = updated, state = self._update(self, layer, weight_grad, weight, opt_state)
+        finally:
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        note_update(ledger, weight)
+        overwrite = Overwrite("update", ledger.line(_frame(1)))
+        fields = state_fields = STEPPED(updated)
+        if state.shards is not updated.shards or state.num_shards != updated.num_shards:
+            state_fields = STEPPED(state)
+        weight._origin.replace_owner(weight, updated, fields, None, overwrite)
+        opt_state._origin.replace_owner(opt_state, state, state_fields, None, overwrite)
+        return new

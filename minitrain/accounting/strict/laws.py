@@ -1,0 +1,246 @@
+"""The further laws of a strict run: only valid tensors, nothing counted twice, everything of one step.
+
+A tensor is valid if it came out of an operation of its rank, was not altered, and was not overwritten since. The
+operations of a strict run check this by an expression of their own first, which holds for every valid tensor that owns
+its buffer (see `is_surely_valid`). Where that does not hold, they ask the functions here, which know the other valid
+cases and the message for every invalid one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from fractions import Fraction
+from typing import Any
+
+from minitrain.accounting.strict.ledger import Ledger
+from minitrain.errors import LawError
+from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import overlaps_any
+from minitrain.transport.collectives import describe
+
+SAMPLED = FIELDS[Activation]
+STEPPED = FIELDS[Weight]
+SUMMED = FIELDS[WeightGrad]
+
+Fields = tuple[Any, ...]
+
+
+def is_surely_valid(ledger: Ledger, value: Any) -> bool:
+    """Return whether a tensor is valid on a rank and owns its buffer, which the hot paths ask first."""
+    try:
+        origin = value._origin
+        return origin.usable_by is ledger and origin.fields == FIELDS[value.__class__](value)
+    except (AttributeError, KeyError):
+        return False
+
+
+def require_valid(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_version: bool = False) -> None:
+    """Require that tensors came out of operations of this rank, unaltered, and were not overwritten since.
+
+    What is no tensor at all is left to the operation itself to refuse.
+    """
+    for value in values:
+        fields_of = FIELDS.get(value.__class__)
+        origin = getattr(value, "_origin", None)
+        if fields_of is not None and origin is not None:
+            if origin.is_valid(ledger, fields_of(value), whatever_version):
+                continue
+            fault = origin.why_invalid(ledger, value)
+        else:
+            fault = (
+                "did not come out of an operation of this run: it was made before the run, or came through the "
+                "transport behind the model's back; use the model's operations alone"
+            )
+        if isinstance(value, KINDS):
+            raise LawError(
+                f"{op} on rank {ledger.rank}: {describe(value)} {fault}",
+                op=op,
+                rank=ledger.rank,
+                layer=value.layer,
+                value=value,
+            )
+
+
+def alteration(value: Any, fields: Fields, line: object) -> str:
+    """Return in words which fields of a tensor are not what they were when it was made."""
+    present = FIELDS[type(value)](value)
+    names = [name for name, _ in zip(type(value).__dataclass_fields__, present, strict=True)]
+    changed = [
+        f"{name} was {_brief(before)} when it was made at {line} and is {_brief(now)} now"
+        for name, before, now in zip(names, fields, present, strict=True)
+        if before != now
+    ]
+    return f"was altered: {', '.join(changed)}; tensors are made by operations alone"
+
+
+def _brief(value: Any) -> str:
+    """Return a field's value in words."""
+    return str(sorted(value)[:8]) if isinstance(value, frozenset) else repr(value)
+
+
+def different_steps(rank: int, op: str, first: Any, second: Any) -> LawError:
+    """Return the error for two tensors that were computed with weights of different steps."""
+    return LawError(
+        f"{op} on rank {rank}: both must stem from weights of the same step, got {describe(first)} of step "
+        f"{first._origin.step} and {describe(second)} of step {second._origin.step}",
+        op=op,
+        rank=rank,
+        layer=first.layer,
+    )
+
+
+def counted_twice(rank: int, first: Any, second: Any) -> LawError:
+    """Return the error for a sum of two gradients that counts samples twice."""
+    twice = first.samples & second.samples
+    shown = ", ".join(map(str, sorted(twice)[:8])) + (", ..." if len(twice) > 8 else "")
+    return LawError(
+        f"+ on rank {rank}: {f'sample {shown} is' if len(twice) == 1 else f'samples {shown} are'} counted twice in "
+        f"the gradient of layer {first.layer}, got {describe(first)} and {describe(second)}; add each sample's "
+        "gradient once",
+        op="+",
+        rank=rank,
+        layer=first.layer,
+        samples=twice,
+    )
+
+
+def require_pass(ledger: Ledger, op: str, inp: Any, weight: Any, *grads: Any) -> None:
+    """Require valid tensors of one step for a pass through a layer.
+
+    What is no tensor, or of the wrong kind, is left to the operation itself to refuse.
+    """
+    require_valid(ledger, op, (inp, *grads, weight))
+    if inp.__class__ is Activation and weight.__class__ is Weight and all(g.__class__ is ActivationGrad for g in grads):
+        for grad in grads:
+            require_step(ledger, op, "the gradient", grad, weight.step)
+        require_step(ledger, op, "the input", inp, weight.step)
+
+
+def require_step(ledger: Ledger, op: str, what: str, value: Any, weight_step: int) -> None:
+    """Require that a tensor was computed with weights of the step that it is used with."""
+    step = value._origin.step
+    if step is not None and step != weight_step:
+        raise LawError(
+            f"{op} on rank {ledger.rank}: {what} stems from weights of step {step}, got {describe(value)}, and cannot "
+            f"be used with weights of step {weight_step}; forward, backward and update take the same weights",
+            op=op,
+            rank=ledger.rank,
+            layer=value.layer,
+            steps=(step, weight_step),
+        )
+
+
+def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight, opt_state: OptState) -> None:
+    """Require the state of exactly the weight's shards, a gradient of its step, and no second update of any part."""
+    step = weight.step
+    if step != opt_state.step:
+        return  # the operation itself refuses that
+    if grad._origin.step != step:
+        require_step(ledger, "update", "the gradient", grad, step)
+    if (weight.num_shards != opt_state.num_shards or weight.shards != opt_state.shards) and (
+        _parts(weight) != _parts(opt_state)
+    ):
+        raise LawError(
+            f"update on rank {ledger.rank}: the optimizer state must be of exactly the weight's shards, got "
+            f"{describe(opt_state)} for {describe(weight)}; shard both alike",
+            op="update",
+            rank=ledger.rank,
+            layer=layer,
+        )
+    done = ledger.updated.get((layer, step))
+    if done is not None and _overlap(done, weight):
+        raise LawError(
+            f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step",
+            op="update",
+            rank=ledger.rank,
+            layer=layer,
+        )
+
+
+def note_update(ledger: Ledger, weight: Weight) -> None:
+    """Remember which part of a layer was updated, of which step."""
+    done = ledger.updated.setdefault((weight.layer, weight.step), {})
+    done.setdefault(weight.num_shards, set()).update(weight.shards)
+
+
+def _overlap(done: Mapping[int, Set[int]], weight: Weight) -> bool:
+    """Return whether shards have a part in common with a weight.
+
+    Args:
+        done: the shards, by the number of them that the whole is cut into.
+        weight: the weight.
+    """
+    same = done.get(weight.num_shards)
+    if same is not None and not same.isdisjoint(weight.shards):
+        return True
+    others = {count: shards for count, shards in done.items() if count != weight.num_shards}
+    return bool(others) and any(overlaps_any(shard, weight.num_shards, others) for shard in weight.shards)
+
+
+def _parts(tensor: Weight | OptState) -> list[tuple[Fraction, Fraction]]:
+    """Return the parts of the whole that a tensor holds, those that touch joined, in order."""
+    joined: list[tuple[Fraction, Fraction]] = []
+    for shard in sorted(tensor.shards):
+        start, end = Fraction(shard, tensor.num_shards), Fraction(shard + 1, tensor.num_shards)
+        if joined and joined[-1][1] >= start:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad, operations: Sequence[Any]) -> None:
+    """Require that no sample is counted twice in a sum over ranks, and that all stem from one step."""
+    if sum([len(value.samples) for value in values]) != len(result.samples):
+        sample, first, second = _first_twice([value.samples for value in values], operations)
+        raise LawError(
+            f"{op}: sample {sample} is counted twice in the gradient of layer {result.layer}, brought by {first} and "
+            f"by {second}; each sample goes to one rank of the group",
+            op=op,
+            layer=result.layer,
+            sample=sample,
+        )
+    _require_one_step(op, values, operations)
+
+
+def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: Sequence[Any]) -> None:
+    """Require that no shard comes twice in a gather, and that gradients stem from one step."""
+    if sum([len(value.shards) for value in values]) != len(result.shards):
+        shard, first, second = _first_twice([value.shards for value in values], operations)
+        raise LawError(
+            f"{op}: shard {shard} of {result.num_shards} of layer {result.layer} comes twice, from {first} and from "
+            f"{second}; each shard comes from one rank of the group",
+            op=op,
+            layer=result.layer,
+            shard=shard,
+        )
+    _require_one_step(op, values, operations)
+
+
+def _first_twice(brought: Sequence[frozenset[int]], operations: Sequence[Any]) -> tuple[int, str, str]:
+    """Return the first number that two members bring, and who they are."""
+    owner: dict[int, str] = {}
+    for numbers, place in zip(brought, _places(operations), strict=True):
+        twice = [number for number in numbers if number in owner]
+        if twice:
+            return min(twice), owner[min(twice)], place
+        owner.update((number, place) for number in numbers)
+    raise AssertionError("nothing comes twice")  # whoever asks has counted
+
+
+def _places(operations: Sequence[Any]) -> list[str]:
+    """Return which ranks take part in a collective, and where they called it."""
+    return [f"rank {operation.rank} ({operation.model.line_of(operation)})" for operation in operations]
+
+
+def _require_one_step(op: str, values: Sequence[Any], operations: Sequence[Any]) -> None:
+    """Require that what ranks put together stems from weights of one step."""
+    steps = [value._origin.step for value in values]
+    if steps.count(steps[0]) != len(steps):
+        brought = "; ".join(f"{place}: step {step}" for place, step in zip(_places(operations), steps, strict=True))
+        raise LawError(
+            f"{op}: all gradients must stem from weights of the same step, got {brought}",
+            op=op,
+            layer=values[0].layer,
+            steps=steps,
+        )

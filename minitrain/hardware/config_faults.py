@@ -1,0 +1,60 @@
+"""How messages describe the faults of a config file: where, what was expected, what was found."""
+
+import json
+from typing import Any
+
+from minitrain.errors import HardwareConfigError
+
+_LONGEST = 40  # characters of a found string, digits of a found integer
+
+
+def refuse(label: str, faults: list[str]) -> HardwareConfigError:
+    """Return the one error that lists every fault of a config (facts: `path` and `faults`)."""
+    lines = [f"{label}: {fault}" for fault in faults]
+    if len(lines) > 1:
+        lines.insert(0, f"{label}: {len(faults)} faults")
+    return HardwareConfigError("\n".join(lines), path=label, faults=tuple(faults))
+
+
+def label_of(path: str) -> str:
+    """Return a path as messages may print it, whatever bytes it is made of."""
+    return path if path.isprintable() else ascii(path)
+
+
+def key_path(location: tuple[int | str, ...]) -> str:
+    """Return a place in a config as people write it.
+
+    >>> key_path(("networks", 0, "ops", "all_reduce", 1))
+    'networks[0].ops.all_reduce[1]'
+    """
+    path = ""
+    for key in location:
+        if isinstance(key, str) and key.replace("-", "_").isidentifier():
+            path += f".{key}" if path else key
+        else:
+            path += f"[{json.dumps(key)}]"
+    return path
+
+
+def shown(value: Any) -> str:
+    """Return a found value in a few words, as JSON writes it.
+
+    >>> shown([1, None]), shown("x"), shown({"a": 1})
+    ('[1, null]', '"x"', 'an object')
+    """
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= _LONGEST else value[:_LONGEST] + "...")
+    if isinstance(value, bool | float) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**_LONGEST else "a huge number"
+    if isinstance(value, list | tuple):
+        return _list_shown(value)
+    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+
+
+def _list_shown(values: list[Any] | tuple[Any, ...]) -> str:
+    """Write a short flat list in full and count any other."""
+    if len(values) > 4 or any(isinstance(value, list | tuple | dict) for value in values):
+        return f"a list of {len(values)}"
+    return f"[{', '.join(map(shown, values))}]"

@@ -1,0 +1,179 @@
+"""Config files: how they are found, read and parsed. What their keys mean is in `config` and `config_schema`.
+
+A file is read only if it is a regular file of at most 1 MB; keys that come twice in one object are found
+(JSON readers silently keep the last) and reported with their paths.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from typing import Any
+
+from minitrain.errors import HardwareConfigError
+from minitrain.hardware.config_faults import key_path, label_of, refuse
+
+MAX_BYTES = 1_000_000
+
+_MAX_DIGITS = 400  # more digits than any float has; int() refuses thousands
+_TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
+
+
+@lru_cache(maxsize=1)
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of the configs that come with minitrain, sorted, without `.json`."""
+    names = (entry.name for entry in _shipped_folder().iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def shipped_text(name: str) -> str:
+    """Return the text of a shipped config."""
+    return str(_shipped_folder().joinpath(f"{name}.json").read_text("utf-8"))
+
+
+def _shipped_folder() -> Any:
+    """Return the installed package that holds the configs; never a folder of the working directory."""
+    from importlib.resources import files  # noqa: PLC0415 - a good part of the package's import time
+
+    return files("minitrain.hw_configs")
+
+
+def is_bare(name: str) -> bool:
+    """Whether a string has no path separator, and so may name a shipped config."""
+    return not any(separator in name for separator in (os.sep, os.altsep or os.sep))
+
+
+def unknown_name(name: str) -> HardwareConfigError:
+    """Return the error for a name that is neither shipped nor a file."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only for this message
+
+    known = shipped_names()
+    stem = name.removesuffix(".json")
+    longer = [other for other in known if stem and other.startswith(stem)]
+    close = longer or get_close_matches(stem, known, n=1, cutoff=0.4)
+    hint = f'did you mean "{close[0]}"? ' if close else ""
+    fault = (
+        f"expected the name of a shipped config or of a file, found no such thing; {hint}"
+        f"shipped are {', '.join(known)}; give a file of your own by its path, such as ./my_config.json"
+    )
+    return refuse(json.dumps(name), [fault])
+
+
+def read_file(path: str) -> str:
+    """Return the text of a config file.
+
+    Args:
+        path: any path that the operating system knows.
+
+    Returns:
+        The text, without a byte order mark.
+
+    Raises:
+        HardwareConfigError: there is no such file, it is a directory or no regular file, it is larger than
+            `MAX_BYTES` (it is not read then), or it is not UTF-8.
+    """
+    label = label_of(path)
+    try:
+        fault, raw = _read_bytes(path)
+    except FileNotFoundError:
+        fault, raw = "expected a config file, found no such file; check the path", b""
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        fault, raw = f"expected a readable config file, found: {error}", b""
+    if fault:
+        raise refuse(label, [fault])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+        raise refuse(label, [f"expected UTF-8 text, found {byte}; save the file as UTF-8"]) from None
+
+
+def _read_bytes(path: str) -> tuple[str, bytes]:
+    """Return a fault, or none and the content of a regular file of acceptable size."""
+    status = Path(path).stat()
+    if S_ISDIR(status.st_mode):
+        return "expected a config file, found a directory; name the file in it", b""
+    if not S_ISREG(status.st_mode):
+        return "expected a regular file, found a device, pipe or socket; save it first", b""
+    if status.st_size > MAX_BYTES:
+        return f"expected a config of at most {MAX_BYTES} bytes, found {status.st_size}; is it a config?", b""
+    with Path(path).open("rb") as file:
+        return "", file.read(MAX_BYTES)
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which of its keys came twice."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    """Make an object of its pairs; the last of two equal keys wins, as everywhere in JSON."""
+    result, repeated = _Object(), dict[str, None]()
+    for key, value in pairs:
+        if key in result:
+            repeated[key] = None
+        result[key] = value
+    result.repeated = tuple(repeated)
+    return result
+
+
+def _integer(digits: str) -> float:
+    """Read an integer; one with more digits than a float can hold becomes infinite, and so a fault."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
+
+
+def parse(text: str, label: str) -> Any:
+    """Return the JSON data of a text, its objects remembering keys that came twice.
+
+    Args:
+        text: the content of a file.
+        label: what messages call the config.
+
+    Returns:
+        Whatever the JSON holds.
+
+    Raises:
+        HardwareConfigError: it is not JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        fault = f"expected JSON, found a mistake in line {error.lineno}, column {error.colno}: {error.msg}"
+        raise refuse(label, [fault]) from None
+    except RecursionError:
+        raise refuse(label, [_TOO_DEEP]) from None
+
+
+def plain(data: Any, label: str) -> tuple[Any, list[str]]:
+    """Copy data into plain dicts and lists.
+
+    Args:
+        data: parsed JSON, or mappings and sequences of the user's.
+        label: what messages call the config.
+
+    Returns:
+        The copy, and a fault for each key that came twice in an object.
+
+    Raises:
+        HardwareConfigError: the data is nested too deeply, or contains itself.
+    """
+    faults: list[str] = []
+    try:
+        return _copied(data, (), faults), faults
+    except RecursionError:
+        raise refuse(label, [_TOO_DEEP]) from None
+
+
+def _copied(value: Any, location: tuple[int | str, ...], faults: list[str]) -> Any:
+    """Copy one value, collecting the keys that came twice below it."""
+    if isinstance(value, Mapping):
+        for key in value.repeated if isinstance(value, _Object) else ():
+            where = key_path((*location, key))
+            faults.append(f"{where}: expected each key once, found it more than once; remove one")
+        return {key: _copied(item, (*location, key), faults) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item, (*location, place), faults) for place, item in enumerate(value)]
+    return value

@@ -1,0 +1,297 @@
+"""The config file format, as pydantic models: what each key holds, and what is said when it does not.
+
+pydantic walks the structure and finds every fault; each leaf is judged by a function of this module, so
+that a fault can say in words what was expected. Import it only when a config is validated: pydantic is
+heavy.
+
+Keys that the format does not know are ignored, so that files written for other tools load unchanged.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from numbers import Real
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from minitrain.hardware.config_faults import key_path, shown
+
+_Value = TypeVar("_Value")
+Leaf = Callable[[Any], _Value]
+
+# Outside these magnitudes products of fields overflow or vanish: a time would be inf or a division by zero.
+_SMALLEST, _LARGEST = 1e-100, 1e100
+
+# What to say where a key is missing or holds the wrong kind of container.
+_EXPECTED = {
+    "matrix": "an object of datatypes",
+    "vector": "an object of datatypes",
+    "tflops": "a number > 0",
+    "gflops_efficiency": "a list of rows [lower bound, efficiency]",
+    "mem1": "an object with GiB, GBps and MB_efficiency",
+    "mem2": "an object with GiB, GBps and MB_efficiency",
+    "GiB": "a number > 0",
+    "GBps": "a number > 0",
+    "MB_efficiency": "a list of rows [lower bound, efficiency]",
+    "processing_mode": '"roofline" or "no_overlap"',
+    "networks": "a list of at least one tier",
+    "bandwidth": "a number > 0",
+    "efficiency": "a number in (0, 1]",
+    "size": "a whole number >= 1",
+    "latency": "a number >= 0",
+    "ops": "an object of rows [scalar, offset]",
+    "must_be_filled": "true or false",
+    "processor_usage": "a number in [0, 1)",
+    "nics": "a whole number >= 1",
+    "curves": "an object of operations",
+    "half_MB": "a number >= 0",
+    "ranks_GBps": "a list of rows [lower bound, GB/s]",
+    "exponent": "a number > 0",
+    "latency_per_rank": "a number >= 0",
+    "kernels": "an object with units, GBps, launch, graph_launch, matmul and attention",
+    "units": "a whole number >= 1",
+    "launch": "a number >= 0",
+    "graph_launch": "a number >= 0",
+    "matmul": "an object of datatypes",
+    "attention": "an object of generations",
+    "prologue": "a number >= 0",
+    "forward": "an object with efficiency, tail and head_efficiency",
+    "backward": "an object with efficiency, tail and head_efficiency",
+    "tail": "a number >= 0",
+    "head_efficiency": "a list of rows [lower bound, efficiency]",
+}
+
+# What to say where an entry of one of these objects, named by the file, holds the wrong kind of container.
+_ENTRIES = {
+    "matrix": "an object with tflops and gflops_efficiency",
+    "vector": "an object with tflops and gflops_efficiency",
+    "matmul": "an object with tflops and prologue",
+    "attention": "an object with forward and backward",
+    "curves": "an object with latency, and ranks_GBps or efficiency",
+}
+
+
+def _refuse(expected: str, **found: str) -> NoReturn:
+    raise PydanticCustomError("expected", "expected {expected}", {"expected": expected, **found})
+
+
+def _number(value: Any, expected: str) -> float:
+    """Return a finite number of sensible magnitude; true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        _refuse(expected)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        _refuse(expected)
+    if number and not _SMALLEST <= abs(number) <= _LARGEST:
+        _refuse(f"{expected}, between {_SMALLEST} and {_LARGEST} in magnitude")
+    return number
+
+
+def _in_range(expected: str, accept: Callable[[float], bool]) -> Leaf[float]:
+    """Make the judge of a number within a range."""
+
+    def judge(value: Any) -> float:
+        number = _number(value, expected)
+        if not accept(number):
+            _refuse(expected)
+        return number
+
+    return judge
+
+
+def _whole(value: Any) -> int:
+    number = _number(value, _EXPECTED["size"])
+    if number < 1 or number != int(number):
+        _refuse(_EXPECTED["size"])
+    return int(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse(_EXPECTED["must_be_filled"])
+    return value
+
+
+def _mode(value: Any) -> str:
+    if not isinstance(value, str) or value not in ("roofline", "no_overlap"):
+        _refuse(_EXPECTED["processing_mode"])
+    return value
+
+
+def _offset(value: Any) -> float | None:
+    if value is None:
+        return None
+    number = _number(value, "a number or null")
+    if number < -2:
+        _refuse("a number >= -2 or null (a lower one makes the time of 2 ranks negative)")
+    return number
+
+
+def _descending(rows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Check what holds between rows."""
+    bounds = [bound for bound, _ in rows]
+    if not bounds or bounds[-1] != 0 or any(before <= after for before, after in pairwise(bounds)):
+        found = f"bounds {', '.join(f'{bound:g}' for bound in bounds)}" if bounds else "no rows"
+        _refuse("rows with strictly descending lower bounds, the last one 0", found=found)
+    return rows
+
+
+def _filled(rates: dict[str, Any]) -> dict[str, Any]:
+    if not rates:
+        _refuse("an object with at least one datatype")
+    return rates
+
+
+def _some(tiers: list[Any]) -> list[Any]:
+    if not tiers:
+        _refuse(_EXPECTED["networks"])
+    return tiers
+
+
+Positive = Annotated[float, PlainValidator(_in_range("a number > 0", lambda number: number > 0))]
+NonNegative = Annotated[float, PlainValidator(_in_range("a number >= 0", lambda number: number >= 0))]
+Efficiency = Annotated[float, PlainValidator(_in_range("a number in (0, 1]", lambda number: 0 < number <= 1))]
+Usage = Annotated[float, PlainValidator(_in_range("a number in [0, 1)", lambda number: 0 <= number < 1))]
+Whole = Annotated[int, PlainValidator(_whole)]
+Flag = Annotated[bool, PlainValidator(_flag)]
+Mode = Annotated[str, PlainValidator(_mode)]
+Offset = Annotated[float | None, PlainValidator(_offset)]
+RowList = Annotated[list[tuple[NonNegative, Efficiency]], AfterValidator(_descending)]
+BandwidthRows = Annotated[list[tuple[NonNegative, Positive]], AfterValidator(_descending)]
+OpRow = tuple[Positive, Offset]
+
+
+class RateModel(BaseModel):
+    """One datatype of a unit."""
+
+    tflops: Positive
+    gflops_efficiency: RowList
+
+
+class MemoryModel(BaseModel):
+    """One memory."""
+
+    GiB: Positive
+    GBps: Positive
+    MB_efficiency: RowList
+
+
+class OpsModel(BaseModel):
+    """The rows of a tier: the four that the format asks for, and any more."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, OpRow]
+
+    p2p: OpRow
+    reduce_scatter: OpRow
+    all_gather: OpRow
+    all_reduce: OpRow
+
+
+class CurveModel(BaseModel):
+    """The price by size of one operation on a tier."""
+
+    latency: NonNegative
+    latency_per_rank: NonNegative = 0.0
+    ranks_GBps: BandwidthRows | None = None  # noqa: N815 - a unit
+    efficiency: Efficiency = 1.0
+    half_MB: NonNegative = 0.0  # noqa: N815 - a unit
+    exponent: Positive = 1.0
+
+
+class NetworkModel(BaseModel):
+    """One tier of the network."""
+
+    bandwidth: Positive
+    efficiency: Efficiency
+    size: Whole
+    latency: NonNegative
+    ops: OpsModel
+    must_be_filled: Flag
+    processor_usage: Usage
+    nics: Whole | None = None
+    curves: dict[str, CurveModel] | None = None
+
+
+class MatmulModel(BaseModel):
+    """One datatype's matrix multiplications."""
+
+    tflops: Positive
+    prologue: NonNegative
+
+
+class AttentionPassModel(BaseModel):
+    """One direction of attention kernels."""
+
+    efficiency: Efficiency
+    tail: NonNegative
+    head_efficiency: RowList
+
+
+class AttentionModel(BaseModel):
+    """One generation of attention kernels."""
+
+    forward: AttentionPassModel
+    backward: AttentionPassModel
+
+
+class KernelsModel(BaseModel):
+    """What kernels reach."""
+
+    units: Whole
+    GBps: Positive
+    launch: NonNegative
+    graph_launch: NonNegative
+    matmul: Annotated[dict[str, MatmulModel], AfterValidator(_filled)]
+    attention: dict[str, AttentionModel]
+
+
+class ConfigModel(BaseModel):
+    """The whole file."""
+
+    matrix: Annotated[dict[str, RateModel], AfterValidator(_filled)]
+    vector: dict[str, RateModel]
+    mem1: MemoryModel
+    mem2: MemoryModel
+    processing_mode: Mode
+    networks: Annotated[list[NetworkModel], AfterValidator(_some)]
+    kernels: KernelsModel | None = None
+
+
+def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:
+    """Return the model of a config, or None and every fault as `path: expected ..., found ...`."""
+    try:
+        return ConfigModel.model_validate(data), []
+    except ValidationError as error:
+        return None, [_fault(details) for details in error.errors(include_url=False)]
+
+
+def _fault(details: ErrorDetails) -> str:
+    """Say one fault: where, what was expected, what was found."""
+    found = "nothing" if details["type"] == "missing" else shown(details["input"])
+    found = details.get("ctx", {}).get("found", found)
+    return f"{key_path(details['loc'])}: expected {_expectation(details)}, found {found}"
+
+
+def _expectation(details: ErrorDetails) -> str:
+    """Return what a fault's place should hold."""
+    if "expected" in details.get("ctx", {}):
+        return str(details["ctx"]["expected"])
+    last = details["loc"][-1]
+    if last == "[key]":
+        return "a string as key"
+    parent = details["loc"][-2] if len(details["loc"]) > 1 else None
+    if parent == "networks":
+        return "an object, one tier"
+    if parent in _ENTRIES:
+        return _ENTRIES[parent]
+    if isinstance(last, str) and parent != "ops":
+        return _EXPECTED[last]
+    if details["type"] == "missing" and isinstance(last, int):
+        return "a second value in the row" if last else "two values in the row"
+    return "a row [scalar, offset]" if isinstance(last, str) else "a row [lower bound, efficiency]"

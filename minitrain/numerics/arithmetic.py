@@ -1,0 +1,98 @@
+"""The arithmetic of a training step: layers y = tanh(x) W, a quadratic loss, and the optimizers.
+
+The tanh stands before the matrix, so that the gradient of the weight does not need the weight, as in
+`Model.backward_weight`. Let x be the inputs of some samples, one row each, and g the gradient of the loss with respect
+to y. Then the gradient of W is tanh(x)^T g, and that of x is (g W^T) (1 - tanh(x)^2).
+
+Optimizers work element by element, so that a step on shards gives the shards of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def forward(x: Array, weight: Array) -> Array:
+    """Return a layer's output."""
+    return np.asarray(np.tanh(x) @ weight)
+
+
+def backward_input(x: Array, grad: Array, weight: Array) -> Array:
+    """Return the gradient with respect to a layer's input."""
+    return np.asarray((grad @ weight.T) * (1 - np.tanh(x) ** 2))
+
+
+def backward_weight(x: Array, grad: Array) -> Array:
+    """Return the gradient with respect to a layer's weight, summed over the rows of x."""
+    return np.tanh(x).T @ grad
+
+
+def loss_gradient(output: Array, target: Array, global_batch_size: int) -> Array:
+    """Return the gradient of the mean over the global batch of |output - target|^2 / 2, for some of its samples."""
+    return np.asarray((output - target) / global_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam (Kingma and Ba 2015, algorithm 1); its state is the two moments.
+
+    Args:
+        rate: step size.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: keeps the denominator away from zero.
+    """
+
+    rate: float = 1e-2
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    num_moments: ClassVar[int] = 2
+
+    def step(self, weight: Array, grad: Array, state: Array, count: int) -> tuple[Array, Array]:
+        """Return weight and state after a step.
+
+        Args:
+            weight: of any shape.
+            grad: gradient, of the same shape.
+            state: the moments, one such shape each.
+            count: which step it is, 1 for the first.
+        """
+        first = self.beta1 * state[0] + (1 - self.beta1) * grad
+        second = self.beta2 * state[1] + (1 - self.beta2) * grad**2
+        corrected = first / (1 - self.beta1**count), second / (1 - self.beta2**count)
+        return weight - self.rate * corrected[0] / (np.sqrt(corrected[1]) + self.epsilon), np.stack([first, second])
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """SGD with momentum (Polyak 1964, as PyTorch has it); its state is the velocity.
+
+    Args:
+        rate: step size.
+        decay: of the velocity; 0 is plain SGD.
+    """
+
+    rate: float = 1e-1
+    decay: float = 0.9
+
+    num_moments: ClassVar[int] = 1
+
+    def step(self, weight: Array, grad: Array, state: Array, count: int) -> tuple[Array, Array]:  # noqa: ARG002  (it matters to Adam)
+        """Return weight and state after a step.
+
+        Args:
+            weight: of any shape.
+            grad: gradient, of the same shape.
+            state: the velocity, 1 x that shape.
+            count: which step it is.
+        """
+        velocity = self.decay * state[0] + grad
+        return weight - self.rate * velocity, np.stack([velocity])

@@ -1,0 +1,298 @@
+"""What a rank does with others: collectives, messages, and launching them to run beside its computing.
+
+An operation is submitted at once: its row in the log is reserved, and the transport matches it with the operations of
+the other ranks. It is completed when all of them are there (see `minitrain.rank.operations`). Awaiting it moves the
+clock of the rank to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from minitrain.errors import StrategyError, TensorTypeError, UsageError
+from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
+from minitrain.hardware.price import PENDING
+from minitrain.rank.launched_memory import LaunchedMemory
+from minitrain.rank.operations import Launched, Operation, PeerStream
+from minitrain.rank.state import RankState
+from minitrain.tensors import KINDS
+from minitrain.transport.groups import Group, Mesh, require_axes
+
+if TYPE_CHECKING:
+    from minitrain.hardware.price import Predictor
+    from minitrain.transport.dist import Dist
+    from minitrain.transport.protocol import ProcessGroup
+
+T = TypeVar("T")
+
+Groupish = Group | Iterable[int] | None
+
+TENSORS = frozenset(KINDS)
+
+
+class Communication(RankState):
+    """The operations on a rank's communication streams."""
+
+    operation_kind = Operation  # the same class for all ranks of a run
+
+    def __init__(
+        self,
+        rank: int = 1,
+        dist: Dist | None = None,
+        num_layers: int = 2,
+        global_batch_size: int = 1,
+        *,
+        runtime_predictor: Predictor | None = None,
+        memory_by_kind: bool = False,
+    ) -> None:
+        super().__init__(
+            rank,
+            dist,
+            num_layers,
+            global_batch_size,
+            runtime_predictor=runtime_predictor,
+            memory_by_kind=memory_by_kind,
+        )
+        self.operation_kind = self.operation_kind  # as `follows_tensors`
+        self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
+        self._peers: dict[tuple[str, int], PeerStream] = {}
+
+    def mesh(self, **axes: int) -> Mesh:
+        """Lay the ranks out on named axes, the last one fastest: with `mesh(pp=4, dp=2)`, rank = 2 pp + dp.
+
+        Raises:
+            UsageError: the product of the axes is not world_size.
+        """
+        require_axes(axes, self.world_size)
+        return Mesh(self.rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
+
+    def group(self, ranks: Iterable[int]) -> Group:
+        """Return the group of some ranks, this one among them.
+
+        Raises:
+            UsageError: a rank is not of this world, or this rank is not among them.
+        """
+        return self._view(self._transport.communicator(ranks))
+
+    def _view(self, communicator: ProcessGroup) -> Group:
+        """Return this rank's view of what a group shares."""
+        found = self._groups.get(communicator)
+        if found is None:
+            found = self._groups[communicator] = Group(communicator, self.rank)
+        return found
+
+    async def all_reduce(self, v: T, layer: int, *, group: Groupish = None) -> T:
+        """Sum a gradient (or a bucket of them) over the ranks of a group; every rank gets the sum.
+
+        On a device this works in place: the sum takes the place of `v`.
+
+        Args:
+            v: a `WeightGrad`, or a list of them, which share one latency.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+
+        Raises:
+            CollectiveMismatchError: the ranks bring what cannot be summed.
+            TensorTypeError: `v` is not a tensor.
+        """
+        return await self._collective("all_reduce", v, layer, group)  # type: ignore[no-any-return]
+
+    async def reduce_scatter(self, v: T, layer: int, *, group: Groupish = None) -> T:
+        """Sum a gradient (or a bucket of them) over the ranks of a group and keep this rank's shard of it.
+
+        Args, Raises: as for `all_reduce`; the gradients must be complete.
+        """
+        return await self._collective("reduce_scatter", v, layer, group)  # type: ignore[no-any-return]
+
+    async def all_gather(self, v: T, layer: int, *, group: Groupish = None) -> T:
+        """Put the shards of a group's ranks together; every rank gets all of them.
+
+        Args:
+            v: a `Weight`, `WeightGrad` or `OptState`, or a list of them, which share one latency.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+
+        Raises:
+            CollectiveMismatchError: the ranks bring shards that do not belong together.
+            TensorTypeError: `v` is not a tensor.
+        """
+        return await self._collective("all_gather", v, layer, group)  # type: ignore[no-any-return]
+
+    async def broadcast(self, v: T | None, source: int, layer: int | None = None, *, group: Groupish = None) -> T:
+        """Give every rank of a group the tensor of one of them.
+
+        Args:
+            v: the tensor; on every rank but the source it is ignored.
+            source: whose tensor.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+
+        Raises:
+            UsageError: the source is not in the group.
+        """
+        member = self._member(group)
+        members = member.ranks if self.world_size > 1 else (0, self.rank)  # in a world of one, any number
+        if source not in members:
+            raise UsageError(f"the source of a broadcast must be in the group {member.ranks}, got {source!r}")
+        value = v if source == self.rank or member.size == 1 else None
+        if value is None and source == self.rank:
+            raise TensorTypeError(f"broadcast on rank {self.rank} needs a tensor, got None", rank=self.rank)
+        return await self._collective("broadcast", value, layer, member, source)  # type: ignore[no-any-return]
+
+    async def all_to_all(self, v: Sequence[T], layer: int | None = None, *, group: Groupish = None) -> list[T]:
+        """Give the k-th tensor of a list to the k-th rank of a group, and get one from each.
+
+        Args:
+            v: one tensor for each rank of the group, in rank order.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+        """
+        return await self._collective("all_to_all", list(v), layer, group)  # type: ignore[no-any-return]
+
+    async def barrier(self, group: Groupish = None) -> None:
+        """Wait until all ranks of a group are here."""
+        await self._collective("barrier", None, None, group)
+
+    async def send(self, dest: int, v: Any, *, tag: Hashable = None) -> None:
+        """Send a tensor to another rank.
+
+        Args:
+            dest: who gets it.
+            v: the tensor.
+            tag: only a receive with the same tag gets it; tagged messages are never held back.
+
+        Raises:
+            UsageError: `dest` is not another rank.
+            TensorTypeError: `v` is not a tensor.
+        """
+        await self._send(dest, v, tag)
+
+    async def receive(self, source: int, *, tag: Hashable = None) -> Any:
+        """Return the oldest tensor that another rank sent (under this tag) and that was not received yet.
+
+        Args:
+            source: who sends it.
+            tag: the tag it was sent with.
+
+        Raises:
+            UsageError: `source` is not another rank.
+        """
+        return await self._receive(source, tag)
+
+    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
+        """Submit one communication of this model to run beside what follows: `work = model.launch(model.send(...))`.
+
+        The operation is submitted before this returns, at the present clock; `await work` gives its result and moves
+        the compute clock to its end. Its tensors count as memory of this rank until then. (A task made around an
+        operation, in contrast, begins whenever the event loop comes to it.)
+
+        Raises:
+            StrategyError: `operation` is not a fresh communication of this model.
+        """
+        self._require_operation(operation)
+        self.launching = True
+        try:
+            submitted: Operation = operation.send(None)
+        finally:
+            self.launching = False
+        operation.close()
+        submitted.launched_memory = LaunchedMemory(submitted)
+        self.in_flight[id(submitted)] = submitted
+        return Launched(submitted)
+
+    def _require_operation(self, operation: Any) -> None:
+        """Require a coroutine that one of this model's communications has just returned."""
+        fresh = isinstance(operation, CoroutineType) and operation.cr_frame is not None and operation.cr_await is None
+        if fresh and operation.cr_code in _OPERATIONS and operation.cr_frame.f_locals.get("self") is self:
+            return
+        if isinstance(operation, CoroutineType):
+            operation.close()
+        raise StrategyError(
+            f"launch on rank {self.rank} takes one communication of the same model that nobody awaits yet, such as "
+            f"model.launch(model.all_gather(weight, layer)); got {operation!r:.80}",
+            rank=self.rank,
+        )
+
+    def _member(self, group: Groupish) -> Group:
+        """Return this rank's own view of a group."""
+        if group is None:
+            return self._world
+        if isinstance(group, Group):
+            return group if group.rank == self.rank else self.group(group.ranks)
+        return self.group(group)
+
+    def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
+        """Log an operation that may still have to wait, and return its row, to be completed when it is settled."""
+        if not self._entered:
+            self._enter()
+        rows, time = self._rows, self.time
+        row = len(rows)
+        note = None if tag is None else Note(tag)
+        rows.extend((op, layer, time, PENDING, self.account.units, NO_SAMPLES, stream, None, time, note))
+        return row
+
+    def _communicable(self, op: str, v: Any) -> Any:
+        """Return a tensor, a bucket of tensors as a list, or None where the operation may have no value."""
+        if v is None and op not in ("barrier", "broadcast"):
+            raise TensorTypeError(f"{op} on rank {self.rank} needs a tensor, got None", rank=self.rank)
+        value = list(v) if isinstance(v, tuple) else v
+        if isinstance(value, list) and any(item is None for item in value):
+            raise TensorTypeError(f"{op} on rank {self.rank} needs tensors, got {value!r:.80}", rank=self.rank)
+        self.wire_bytes(value)  # raises for anything that is not a tensor
+        return value
+
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
+        """Submit a collective."""
+        member = self._world if group is None else self._member(group)
+        value = v if v.__class__ in TENSORS else self._communicable(op, v)
+        operation = self.operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        communicator = member.communicator
+        if communicator.size == 1:
+            operation.settle_alone(value)
+        else:
+            communicator.join(member.index, operation)
+        return operation
+
+    def _peer(self, kind: str, peer: int) -> PeerStream:
+        """Return the stream of messages to or from a peer."""
+        found = self._peers.get((kind, peer))
+        if found is None:
+            found = self._peers[kind, peer] = PeerStream(kind, peer)
+        return found
+
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
+        """Submit a message; it takes its stream at once, whatever its receiver does."""
+        channel = self._transport.channel(self.rank, dest, tag)
+        size_bytes = self.runtime_predictor.workload.message_bytes(v)
+        price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
+        owner = self._peer(SEND, dest)
+        operation = self.operation_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
+        operation.depart(price)
+        self._transport.put(channel, operation)
+        return operation
+
+    def _receive(self, source: int, tag: Hashable) -> Operation:
+        """Submit a receive."""
+        channel = self._transport.channel(source, self.rank, tag)
+        owner = self._peer(RECV, source)
+        operation = self.operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
+        owner.pending.append(operation)
+        self._transport.get(channel, operation)
+        return operation
+
+
+_OPERATIONS = frozenset(
+    method.__code__
+    for method in (
+        Communication.all_reduce,
+        Communication.reduce_scatter,
+        Communication.all_gather,
+        Communication.broadcast,
+        Communication.all_to_all,
+        Communication.barrier,
+        Communication.send,
+        Communication.receive,
+    )
+)

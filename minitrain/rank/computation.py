@@ -1,0 +1,279 @@
+"""What a rank does without others: load, forward, loss, backward, update.
+
+This is the hot path of a simulation, so three things are written out here that stand elsewhere too:
+
+- The laws: an operation checks them by one expression (`is_legal`) that holds for all usual calls. Where it does not
+  hold, a function of `minitrain.rank.laws` accepts the remaining legal calls and raises for all others.
+- The rows of the log, which are added without `RankState._record`.
+- The sizes of results, which are taken from the arguments instead of `Account.size`.
+
+They must agree with those places, which tests/rank/test_quick_laws.py checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minitrain.events import NO_SAMPLES, ON_COMPUTE
+from minitrain.rank import laws
+from minitrain.rank.state import RankState
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import singleton
+
+
+class Computation(RankState):
+    """The operations on a rank's compute stream.
+
+    A result has its size when it is returned. Measuring each result would double the cost of storing it. Where all
+    layers of the workload are alike, the size is therefore taken from another tensor of the same kind, with as many
+    samples or shards.
+    """
+
+    _whole_grad_units = 0
+
+    def _is_whole_batch(self, samples: frozenset[int]) -> bool:
+        """Return whether a set holds every sample. Ranks share such sets, and what is known of them."""
+        whole = len(samples) == self.global_batch_size and samples == frozenset(range(self.global_batch_size))
+        if whole:
+            self._whole_batches[id(samples)] = samples
+        return whole
+
+    def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
+        """Measure a complete gradient, and remember its size for all layers if they are alike."""
+        units = self.account.size(weight_grad)
+        if self._is_uniform:
+            self._whole_grad_units = units
+        return units
+
+    def _load_units(self, layer: int, num_shards: int) -> tuple[int, int]:
+        """Measure one shard of a weight and of its optimizer state; remember their sizes if all layers are alike."""
+        shard = (layer, self.num_layers, 0, singleton(0), num_shards)
+        found = self.account.size(Weight(*shard)), self.account.size(OptState(*shard))
+        if self._is_uniform:
+            self._shard_units[num_shards] = found
+        return found
+
+    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+        """Load one shard of a layer's weight and make its optimizer state, both of step 0.
+
+        Args:
+            layer: which layer.
+            shard: which shard of it.
+            num_shards: number of shards that the layer is cut into.
+
+        Raises:
+            LawError: there is no such layer or shard, or the layer has fewer rows than shards.
+        """
+        if not (
+            layer.__class__ is shard.__class__ is num_shards.__class__ is int
+            and 0 <= layer < self.num_layers
+            and 0 <= shard < num_shards <= self._max_shards
+        ):
+            laws.load(self, layer, shard, num_shards)
+        if not self._entered:
+            self._enter()
+        price, time = self.runtime_predictor.load(1, num_shards, layer), self.time
+        self._rows.extend(
+            ("load_weights", layer, time, price, self.account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
+        )
+        self.time = time + price.seconds
+        shards = singleton(shard)
+        weight = Weight(layer, self.num_layers, 0, shards, num_shards)
+        opt_state = OptState(layer, self.num_layers, 0, shards, num_shards)
+        weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(layer, num_shards)  # type: ignore[misc]  # a slot of the base
+        return weight, opt_state
+
+    def set_final_weight(self, layer: int, weight: Weight) -> None:
+        """Hand in the trained weight of a layer (or this rank's shard of it).
+
+        Raises:
+            LawError: it is not a weight of that layer.
+        """
+        laws.final_weight(self, layer, weight)
+        self.final_weights[layer] = weight
+
+    def get_input_activation(self, samples: Iterable[int]) -> Activation:
+        """Return the model's input for some samples: an activation of layer 0.
+
+        Raises:
+            LawError: a sample is not of the global batch.
+        """
+        return Activation(0, self.num_layers, laws.input_samples(self, samples), self.global_batch_size)
+
+    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+        """Take an activation through a layer.
+
+        Args:
+            layer: which layer.
+            inp: its input.
+            weight: its complete weight, from a store.
+
+        Returns:
+            The input of layer + 1, for the same samples.
+
+        Raises:
+            LawError: the weight is incomplete or not in a store, or something is of another layer.
+        """
+        account = self.account
+        try:
+            units = inp._units
+            is_legal = (
+                weight.layer == layer == inp.layer
+                and weight._home is account
+                and len(weight.shards) == weight.num_shards
+                and weight.__class__ is Weight
+                and inp.__class__ is Activation
+            )
+        except AttributeError:  # no tensor, or one that was never in a store
+            is_legal = False
+        if not is_legal:
+            laws.forward(self, "forward", layer, inp, weight)
+            units = account.units_of(inp)
+        samples = inp.samples
+        price, time = self.runtime_predictor.compute("forward", len(samples), layer), self.time
+        self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
+        self.time = time + price.seconds
+        out = Activation(layer + 1, self.num_layers, samples, self.global_batch_size)
+        out._units = units if self._is_uniform else account.size(out)  # type: ignore[misc]  # a slot of the base
+        return out
+
+    def loss(self, inp: Activation) -> ActivationGrad:
+        """Return the gradient of the loss with respect to the model's output (free of cost).
+
+        Raises:
+            LawError: `inp` is not the model's output.
+        """
+        laws.loss(self, inp)
+        samples = inp.samples
+        price = self.runtime_predictor.compute("loss", len(samples), self.num_layers)
+        self._record("loss", self.num_layers, price, samples)
+        return ActivationGrad(self.num_layers - 1, self.num_layers, samples, self.global_batch_size)
+
+    def backward(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
+    ) -> tuple[WeightGrad, ActivationGrad]:
+        """Take a gradient back through a layer.
+
+        Args:
+            layer: which layer.
+            inp: the layer's input, from a store.
+            grad: gradient of its output, from a store, for the same samples.
+            weight: its complete weight, from a store.
+
+        Returns:
+            The gradient of the weight, and that of the layer's input (an `ActivationGrad` of layer - 1).
+
+        Raises:
+            LawError: something is of another layer, of other samples, incomplete, or not in a store.
+        """
+        account = self.account
+        try:
+            samples = inp.samples
+            units = grad._units
+            is_legal = (
+                weight.layer == layer == inp.layer == grad.layer
+                and weight._home is account
+                and inp._home is account
+                and grad._home is account
+                and (samples is grad.samples or samples == grad.samples)
+                and len(weight.shards) == weight.num_shards
+                and weight.__class__ is Weight
+                and inp.__class__ is Activation
+                and grad.__class__ is ActivationGrad
+            )
+        except AttributeError:  # as in forward
+            is_legal = False
+        if not is_legal:
+            laws.backward(self, "backward", layer, inp, grad, weight)
+            units = account.units_of(grad)
+        price, time = self.runtime_predictor.compute("backward", len(samples), layer), self.time
+        self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
+        self.time = time + price.seconds
+        weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
+        grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
+        weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = units if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # a slot of the base
+        return weight_grad, grad_inp
+
+    def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
+        """Take a gradient back to a layer's input alone: the first half of a split backward (Qi et al. 2023).
+
+        Args, Raises: as for `backward`.
+
+        Returns:
+            The gradient of the layer's input (an `ActivationGrad` of layer - 1).
+        """
+        laws.backward(self, "backward_input", layer, inp, grad, weight)
+        samples = inp.samples
+        price = self.runtime_predictor.compute("backward_input", len(samples), layer)
+        self._record("backward_input", layer, price, samples)
+        grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
+        account = self.account
+        grad_inp._units = account.units_of(grad) if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # as above
+        return grad_inp
+
+    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+        """Return the gradient of a layer's weight: the second half of a split backward (Qi et al. 2023).
+
+        Args:
+            layer: which layer.
+            inp: the layer's input, from a store.
+            grad: gradient of its output, from a store, for the same samples.
+
+        Raises:
+            LawError: something is of another layer, of other samples, or not in a store.
+        """
+        laws.backward(self, "backward_weight", layer, inp, grad)
+        samples = inp.samples
+        price = self.runtime_predictor.compute("backward_weight", len(samples), layer)
+        self._record("backward_weight", layer, price, samples)
+        weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
+        weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
+        return weight_grad
+
+    def update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
+    ) -> tuple[Weight, OptState]:
+        """Take an optimizer step on a weight, or on the shards of it that this rank holds.
+
+        Args:
+            layer: which layer.
+            weight_grad: gradient over all samples, of at least the weight's shards.
+            weight: the weight.
+            opt_state: its optimizer state, of the same step and of at least its shards.
+
+        Returns:
+            Weight and state, one step on; on a device they take the place of the old ones.
+
+        Raises:
+            LawError: a layer or step differs, a sample is missing, or shards do not match or are less than a row.
+        """
+        try:
+            shards, num_shards, samples = weight.shards, weight.num_shards, weight_grad.samples
+            is_legal = (
+                weight.layer == layer == weight_grad.layer == opt_state.layer
+                and (id(samples) in self._whole_batches or self._is_whole_batch(samples))
+                and weight.step == opt_state.step
+                and num_shards == weight_grad.num_shards == opt_state.num_shards <= self._max_shards
+                and (shards is weight_grad.shards or shards == weight_grad.shards)
+                and (shards is opt_state.shards or shards == opt_state.shards)
+                and weight.__class__ is Weight
+                and weight_grad.__class__ is WeightGrad
+                and opt_state.__class__ is OptState
+            )
+        except AttributeError:  # as in forward
+            is_legal = False
+        if not is_legal:
+            laws.update(self, layer, weight_grad, weight, opt_state)
+        try:
+            units, state_units = weight._units, opt_state._units
+        except AttributeError:  # a shard that was never in a store
+            units, state_units = self.account.units_of(weight), self.account.units_of(opt_state)
+        price, time = self.runtime_predictor.update(len(shards), num_shards, layer), self.time
+        self._rows.extend(("update", layer, time, price, self.account.units, samples, ON_COMPUTE, None, time, None))
+        self.time = time + price.seconds
+        updated = Weight(layer, self.num_layers, weight.step + 1, shards, num_shards)
+        updated._units = units  # type: ignore[misc]  # a slot of the base
+        state = OptState(layer, self.num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
+        state._units = state_units  # type: ignore[misc]  # a slot of the base
+        return updated, state

@@ -1,0 +1,67 @@
+"""The colours of bars by kind of operation, after Okabe and Ito (2008): colour-blind readers can tell them apart.
+
+Compute has the warm and bright colours, communication the deep ones. A pattern marks forwards that are done again, and
+waiting.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minitrain.events import COMPUTE
+
+WAITING = "waiting"
+RECOMPUTED = "forward again"
+
+
+class Kind(NamedTuple):
+    """The look of one kind of bar.
+
+    Args:
+        name: as in the legend: an event's type, "forward again" or "waiting".
+        color: fill, as "#rrggbb" or rgba().
+        ink: colour of the text on it.
+        pattern: "" or a hatch, as Plotly names it.
+    """
+
+    name: str
+    color: str
+    ink: str = "#111111"
+    pattern: str = ""
+
+
+_WHITE = "#ffffff"
+_KINDS = (
+    Kind("load_weights", "#F0E442"),
+    Kind("forward", "#56B4E9"),
+    Kind(RECOMPUTED, "#56B4E9", pattern="/"),
+    Kind("loss", "#000000", _WHITE),
+    Kind("backward", "#E69F00"),
+    Kind("backward_input", "#E69F00"),
+    Kind("backward_weight", "#F7D08A"),
+    Kind("update", "#009E73", _WHITE),
+    Kind("all_gather", "#0072B2", _WHITE),
+    Kind("reduce_scatter", "#D55E00", _WHITE),
+    Kind("all_reduce", "#CC79A7"),
+    Kind("broadcast", "#44AA99"),
+    Kind("all_to_all", "#882255", _WHITE),
+    Kind("barrier", "#AAAAAA"),
+    Kind("send", "#332288", _WHITE),
+    Kind("recv", "#8C7BC8", _WHITE),
+    Kind(WAITING, "rgba(128,128,128,0.16)", "#777777", "/"),
+)
+_BY_NAME = {kind.name: kind for kind in _KINDS}
+_PLACE = {kind.name: place for place, kind in enumerate(_KINDS)}
+_UNKNOWN_COMPUTE, _UNKNOWN_COMM = "#B8C4CE", "#5B6770"
+
+
+def kind_of(name: str, stream: str = COMPUTE) -> Kind:
+    """Return the look of an event type; unknown types have one neutral colour for compute and one for communication."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    return Kind(name, _UNKNOWN_COMPUTE) if stream == COMPUTE else Kind(name, _UNKNOWN_COMM, _WHITE)
+
+
+def legend_place(name: str) -> tuple[int, str]:
+    """Return a key that sorts kinds in the order of a step, unknown ones just before "waiting"."""
+    return _PLACE.get(name, _PLACE[WAITING] - 1), name

@@ -1,0 +1,88 @@
+"""The specified workload: one dense H x H matrix multiplication a layer, the default of every run.
+
+Modelled: `BLOCK_SIZE` tokens a sample, in half precision; a backward pass that costs what the forward does (as the
+specification has it); an optimizer that reads and writes three arrays of the weight's size. Left out: attention,
+biases, normalisation, activation functions, embeddings.
+
+The size constants come from `minitrain.tensors`, because the specification has tensors with a `memory()` of their own.
+Beside the two, only `minitrain.lib` names them: everybody else asks the run's workload.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from minitrain.errors import TensorTypeError
+from minitrain.tensors import (
+    BLOCK_SIZE,
+    BYTES_PER_ELEMENT,
+    DATATYPE,
+    HIDDEN_SIZE,
+    Activation,
+    ActivationGrad,
+    OptState,
+    Weight,
+    WeightGrad,
+)
+from minitrain.workloads.workload import Cost
+
+_COMPUTE_SHARES: Mapping[str, float] = MappingProxyType(
+    {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
+)
+
+
+class MatmulLayer:
+    """Layers that each multiply by one `HIDDEN_SIZE` x `HIDDEN_SIZE` matrix."""
+
+    datatype = DATATYPE
+    bytes_per_element = BYTES_PER_ELEMENT
+    is_uniform = True
+    max_shards = HIDDEN_SIZE
+
+    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:  # noqa: ARG002  (all layers are alike)
+        """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""
+        if typ == "loss":
+            return Cost(0, 0)
+        tokens = num_samples * BLOCK_SIZE
+        return Cost(
+            2 * HIDDEN_SIZE * HIDDEN_SIZE * tokens,
+            BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE + 2 * tokens * HIDDEN_SIZE),
+            _COMPUTE_SHARES[typ],
+        )
+
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:  # noqa: ARG002
+        """Return the cost of an optimizer step: one flop and three arrays of traffic an element."""
+        rows = HIDDEN_SIZE * num_shards_on_device // num_shards
+        return Cost(HIDDEN_SIZE * rows, BYTES_PER_ELEMENT * 3 * HIDDEN_SIZE * rows)
+
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:  # noqa: ARG002
+        """Return the bytes of some shards of a weight."""
+        return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE * num_shards_on_device // num_shards)
+
+    def message_bytes(self, tensor: Any) -> int:
+        """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
+        kind = tensor.__class__  # isinstance is slow for classes that derive from a Protocol
+        if kind is Activation or kind is ActivationGrad:
+            num_samples: int = len(tensor.samples)
+            return HIDDEN_SIZE * BLOCK_SIZE * num_samples * BYTES_PER_ELEMENT
+        if kind is Weight or kind is WeightGrad:
+            return HIDDEN_SIZE * HIDDEN_SIZE * BYTES_PER_ELEMENT
+        if kind is OptState:
+            num_shards: int = tensor.num_shards
+            return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
+        raise TensorTypeError(
+            "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
+            f"got {type(tensor).__name__} ({tensor!r:.80})",
+            value=tensor,
+        )
+
+    def memory_elements(self, tensor: Any) -> float:
+        """Return the tensor's own `memory()`."""
+        return tensor.memory()  # type: ignore[no-any-return]  # anything with a memory() may be stored
+
+    def training_flop(self, num_samples: int, num_layers: int) -> float:
+        """Return 4 H^2 flop a token and layer: 2 H^2 forward and 2 H^2 backward."""
+        return 4 * HIDDEN_SIZE * HIDDEN_SIZE * BLOCK_SIZE * num_samples * num_layers
+
+
+MATMUL_LAYER = MatmulLayer()

@@ -1,0 +1,227 @@
+"""The command line when all goes well: what it prints, and what it writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import minitrain as mt
+from minitrain.cli import app
+from minitrain.cli.options import parse_durations, strategy_options
+from minitrain.hardware import shipped_configs
+from minitrain.run.comparison import DEFAULT_STRATEGIES
+
+SMALL = ("--world-size", "4", "--layers", "4", "--batch", "8")
+KEYS = {"strategy", "step_time_s", "peak_memory_bytes", "mfu", "bubble_fraction", "exposed_comm_fraction", "num_events"}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, in 80 columns, without colours."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("minitrain.cli.output.PATIENCE_S", 3600.0)  # a busy machine changes nothing
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def minitrain(*arguments: str) -> Result:
+    """Run a command that must succeed and say nothing on stderr."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def printed_json(*arguments: str) -> Any:
+    """Return the JSON that a command prints."""
+    return json.loads(minitrain(*arguments, "--json").stdout)
+
+
+def files(folder: str) -> list[str]:
+    """Return all files below a folder, hidden ones too."""
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+
+
+def test_compare_prints_one_json_object_a_strategy_in_the_order_given() -> None:
+    runs = printed_json("compare", *SMALL, "--no-trace")
+    assert [run["strategy"] for run in runs] == list(DEFAULT_STRATEGIES)
+    assert all(run.keys() >= KEYS for run in runs)
+    assert [run["error"] for run in runs] == [None] * 6
+
+
+def test_compare_prints_the_figures_of_simulate() -> None:
+    run = printed_json("compare", "zero3", *SMALL, "--no-trace")[0]
+    same = mt.simulate("zero3", world_size=4, num_layers=4, global_batch_size=8)
+    assert run == same.summary()
+
+
+def test_compare_sorts_by_step_time_and_marks_the_winner() -> None:
+    lines = minitrain("compare", "1f1b", "zero3", "ddp", *SMALL, "--no-trace").stdout.splitlines()
+    rows = [line.split() for line in lines if line.split() and line.split()[-1].replace(".", "").isdigit()]
+    assert rows[0][:2] == ["★", "ddp"]
+    assert sorted(rows[1:], key=lambda row: float(row[1])) == rows[1:]
+
+
+def test_compare_shows_who_ran_out_of_memory_and_makes_nobody_of_them_the_winner() -> None:
+    result = minitrain("compare", "ddp", "zero3", "--batch", "4096", "--layers", "40", "--no-trace")
+    assert result.stdout.count("OOM") == 2
+    assert "★" not in result.stdout
+    assert "zero3: out of memory on rank 0 at " in result.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_table_fits_the_terminal_and_cuts_no_figure(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = minitrain("compare", "ddp", "1f1b", "--batch", "4096", "--no-trace").stdout.splitlines()
+    table = lines[: next(number for number, line in enumerate(lines) if "out of memory" in line)]
+    assert max(map(len, table)) <= columns
+    assert "…" not in "".join(table)
+    assert [line.split()[2:4] for line in table if line.split()[1:2] == ["1193.424"]] == [["138.03", "OOM"]]
+
+
+def test_a_long_name_is_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "a_name_" + "that_is_long_" * 5
+    Path("mine.py").write_text(f"async def {name}(model):\n    return model\n")
+    result = CliRunner().invoke(app, ["compare", f"mine.py:{name}", "ddp", *SMALL, "--no-trace"])
+    cells = [line[:40].strip() for line in result.stdout.splitlines()]
+    assert name in "".join(cell.split()[0] for cell in cells if cell)
+
+
+def test_compare_writes_a_folder_a_strategy_and_a_page_of_all() -> None:
+    result = minitrain("compare", "ddp", "1f1b", *SMALL)
+    each = ["index.html", "run.jsonl", "trace.json"]
+    shared = ["compare.html", "plotly.min.js"]
+    assert files("traces") == sorted([*shared, *(f"{name}/{file}" for name in ("ddp", "1f1b") for file in each)])
+    assert "wrote traces/compare.html" in result.stdout
+    assert 'href="ddp/index.html"' in Path("traces/compare.html").read_text()
+
+
+def test_run_writes_what_can_be_read_again() -> None:
+    minitrain("run", "zero1", *SMALL, "--out", "here/and/there")
+    assert files("here") == [f"and/there/zero1/{name}" for name in ("index.html", "run.jsonl", "trace.json")]
+    assert mt.load_run("here/and/there/zero1/run.jsonl").summary() == printed_json("run", "zero1", *SMALL)
+    assert json.loads(Path("here/and/there/zero1/trace.json").read_text())["traceEvents"]
+
+
+def test_no_trace_writes_nothing() -> None:
+    minitrain("run", "ddp", *SMALL, "--no-trace")
+    assert files(".") == []
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_totals_alone_print_the_same_and_write_nothing(command: str) -> None:
+    arguments = (command, "zero1", *SMALL)
+    assert printed_json(*arguments, "--log", "summary") == printed_json(*arguments, "--no-trace")
+    table = minitrain(*arguments, "--log", "summary", "--no-trace").stdout
+    assert table == minitrain(*arguments, "--no-trace").stdout
+    assert files(".") == []
+
+
+def test_a_second_run_takes_the_place_of_the_first() -> None:
+    minitrain("run", "ddp", *SMALL)
+    minitrain("run", "ddp", "--world-size", "2", *SMALL[2:])
+    assert mt.load_run("traces/ddp/run.jsonl").world_size == 2
+
+
+def test_the_same_strategy_twice_gets_two_folders() -> None:
+    minitrain("compare", "ddp", "ddp", *SMALL)
+    assert {name.partition("/")[0] for name in files("traces")} == {"compare.html", "plotly.min.js", "ddp", "ddp-2"}
+
+
+def test_run_prints_where_the_time_of_each_rank_goes() -> None:
+    lines = minitrain("run", "gpipe", *SMALL, "--no-trace").stdout.splitlines()
+    rows = [list(map(float, line.split())) for line in lines if line.split()[:1] in (["0"], ["1"], ["2"], ["3"])]
+    step_ms = float(next(line for line in lines if line.startswith("step time")).split()[2])
+    assert [sum(row[1:4]) for row in rows] == pytest.approx([step_ms] * 4, abs=2e-3)
+
+
+def test_run_shows_the_first_and_last_of_many_ranks() -> None:
+    lines = minitrain("run", "ddp", "--world-size", "32", "--layers", "1", "--no-trace").stdout.splitlines()
+    ranks = [line.split()[0] for line in lines if len(line.split()) == 5][2:]
+    assert ranks == [*map(str, range(8)), "...", *map(str, range(24, 32))]
+
+
+def test_run_says_what_filled_the_memory() -> None:
+    result = minitrain("run", "ddp", "--batch", "8192", "--no-trace")
+    assert "out of memory          on rank 0 at" in result.stdout
+
+
+def test_durations_by_hand_need_no_hardware() -> None:
+    arguments = ["1f1b", *SMALL, "--microbatch", "1", "--durations", "forward=1,backward=2", "--no-trace"]
+    run = printed_json("run", *arguments)
+    assert run["step_time_s"] == (8 + 4 - 1) * (1 + 2)
+    assert run["mfu"] is None
+    assert "33.000 s" in minitrain("run", *arguments).stdout
+
+
+def test_the_network_can_be_hierarchical() -> None:
+    flat, tiers = (
+        printed_json("run", "1f1b", "--world-size", "16", "--network", kind, "--no-trace")["step_time_s"]
+        for kind in ("flat", "hierarchical")
+    )
+    assert tiers < flat  # most stages send within their node
+
+
+def test_a_strategy_from_a_file_gets_its_options() -> None:
+    Path("mine.py").write_text(
+        "from minitrain.strategies import ddp\n"
+        "async def mine(model, microbatch_size=None, *, order, depth=1):\n"
+        "    print(microbatch_size, repr(order), repr(depth))\n"
+        "    return await ddp(model)\n"
+    )
+    arguments = ["mine.py:mine", *SMALL, "--microbatch", "2", "--option", "order=a=b", "-o", "depth=[1, None]"]
+    result = minitrain("run", *arguments, "--no-trace")
+    assert "2 'a=b' [1, None]" in result.stdout
+
+
+def test_what_a_strategy_prints_goes_to_stderr_under_json() -> None:
+    Path("mine.py").write_text(
+        "from minitrain.strategies import ddp\nprint('loaded')\n"
+        "async def mine(model):\n    print('working')\n    return await ddp(model)\n"
+    )
+    result = minitrain("compare", "mine.py:mine", *SMALL, "--json", "--no-trace")
+    assert len(json.loads(result.stdout)) == 1
+    assert result.stderr.split() == ["loaded", *["working"] * 4]
+
+
+def test_names_with_brackets_are_no_markup() -> None:
+    Path("[red].json").write_text(json.dumps(printed_json("hw", "show", "a100_80g")))
+    result = minitrain("compare", "ddp", *SMALL, "--hw", "[red].json", "--no-trace")
+    assert "batch 8, [red]" in result.stdout
+
+
+def test_hw_list_names_every_shipped_config() -> None:
+    assert printed_json("hw", "list") == shipped_configs()
+    listing = minitrain("hw", "list").stdout
+    assert all(name in listing for name in shipped_configs())
+
+
+def test_hw_show_prints_a_config_that_loads_again() -> None:
+    Path("copy.json").write_text(minitrain("hw", "show", "h100_80g_nvl8.json", "--json").stdout)
+    assert "1000 TFLOP/s" in minitrain("hw", "show", "copy.json").stdout
+    minitrain("hw", "show", "./copy.json", "--json")
+    assert minitrain("hw", "check", "copy.json").stdout == "copy.json: ok\n"
+
+
+def test_hw_check_checks_all_shipped_configs() -> None:
+    assert minitrain("hw", "check").stdout.splitlines() == [f"{name}: ok" for name in shipped_configs()]
+
+
+def test_strategies_lists_every_shipped_one_with_what_it_is() -> None:
+    listed = {row["strategy"]: row["description"] for row in printed_json("strategies")}
+    assert list(listed) == list(mt.strategies())
+    assert all(listed.values())
+    assert "1F1B (PipeDream-Flush" in minitrain("strategies").stdout
+
+
+def test_version_is_the_package_s() -> None:
+    assert minitrain("--version").stdout.startswith("minitrain 0.")
+
+
+def test_durations_and_options_are_parsed_with_blanks() -> None:
+    assert parse_durations(" forward = 1 , send=0.5") == {"forward": 1.0, "send": 0.5}
+    assert strategy_options([" a = 1"], None) == {"a": 1}
+    assert strategy_options(["a=1if", "b='x'", "c=" + "(" * 500], None) == {"a": "1if", "b": "x", "c": "(" * 500}

@@ -1,0 +1,316 @@
+"""The command line when something is wrong: one message on stderr, the right exit code, and no file left behind."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from minitrain.cli import app
+from minitrain.cli.failures import message_of
+from minitrain.cli.output import Progress
+from minitrain.run.result import Run
+
+MINE = """
+import asyncio, sys
+async def mute(model): pass
+async def boom(model): raise ValueError("a fault of its own")
+async def leave(model): sys.exit(3)
+async def cancel(model): raise asyncio.CancelledError
+async def interrupt(model): raise KeyboardInterrupt
+async def recurse(model): return await recurse(model)
+async def lost(model):
+    if model.rank == 0: await model.send(1, model.get_input_activation([0]))
+    return model
+async def stuck(model):
+    await model.receive((model.rank + 1) % model.world_size)
+    return model
+async def lazy(model): return model
+async def two(model, other): return model
+async def none(): return model
+def plain(model): return model
+number = 3
+"""
+
+USAGE = [
+    ("compare nope", "there is no strategy 'nope'; use one of ddp"),
+    ("run zero33", "there is no strategy 'zero33'; did you mean zero3?"),
+    ("run mine.py", "there is no strategy 'mine.py'; use one of"),
+    ("run missing.py:f", "there is no strategy file missing.py"),
+    ("run folder.py:f", "there is no strategy file folder.py"),
+    ("run broken.py:f", "the strategy file broken.py cannot be loaded: SyntaxError: "),
+    ("run raises.py:f", "the strategy file raises.py cannot be loaded: ZeroDivisionError: division by zero"),
+    ("run exits.py:f", "the strategy file exits.py cannot be loaded: SystemExit: 0"),
+    ("run latin.py:f", "the strategy file latin.py cannot be loaded: SyntaxError: "),
+    ("run mine.py:absent", "mine.py has no function 'absent'; its async functions are mute, boom, "),
+    ("run mine.py:plain", "a strategy must be an async function, `async def plain(model): ...`, got <function"),
+    ("run mine.py:number", "a strategy must be an async function, `async def number(model): ...`, got 3"),
+    ("run mine.py:two", "the strategy two(model, other) cannot be called with (model): missing a required"),
+    ("run mine.py:none", "the strategy none() cannot be called with (model): too many positional"),
+    ("run mine.py:lazy --microbatch 2", "cannot be called with (model, microbatch_size=2): got an unexpected"),
+    ("run ddp --option depth=2", "cannot be called with (model, depth=2): got an unexpected"),
+    ("run ddp --option depth", "--option takes name=value, got 'depth'"),
+    ("run ddp --option =2", "--option takes name=value, got '=2'"),
+    ("run ddp --option depth=", "--option takes name=value, got 'depth='"),
+    ("run ddp --option a=1 --option a=2", "--option: a is given twice"),
+    ("run ddp --option microbatch_size=1 --microbatch 1", "--option: microbatch_size is given twice"),
+    ("run ddp --option world_size=2", "--option: world_size is no option of a strategy; use --world-size"),
+    ("run ddp --option check=False", "--option: check is no option of a strategy; it is set in Python only"),
+    ("run ddp --durations forward", "--durations takes name=value, got 'forward'"),
+    (
+        "run ddp --durations forward=fast",
+        "forward must last a number of seconds of at least 0, got 'fast'",
+    ),
+    ("run ddp --durations forward=nan", "forward must last a number of seconds of at least 0, got 'nan'"),
+    ("run ddp --durations forward=-1", "forward must last a number of seconds of at least 0, got '-1'"),
+    ("run ddp --durations forward=inf", "forward must last a number of seconds of at least 0, got 'inf'"),
+    ("run ddp --durations forward=1,forward=2", "--durations: forward is given twice"),
+    ("run ddp --durations rest=1", "there is no event type 'rest'; use load_weights, forward"),
+    ("run ddp --durations forward=1 --hw a100_80g", "give it or --hw, not both"),
+    ("run ddp --durations forward=1 --network flat", "give it or --network, not both"),
+    ("run ddp --log none", "--log must be full or summary, got 'none'"),
+    ("compare ddp --log summary --trace", "--trace needs every event, but --log summary keeps totals; leave one out"),
+    ("run ddp --log summary --strict", "--strict needs every event, but --log summary keeps totals; leave one out"),
+    ("run ddp --network ring", 'network must be "flat" or "hierarchical", got \'ring\''),
+    ("run ddp --hw h100", "expected the name of a shipped config or of a file, found no such thing; did you mean"),
+    ("run ddp --hw ./missing.json", "./missing.json: expected a config file, found no such file"),
+    ("run ddp --hw folder.py", "folder.py: expected a config file, found a directory"),
+    ("run ddp --hw broken.py", "broken.py: expected JSON, found a mistake in line 1, column 1"),
+    ("run ddp --hw latin.py", "latin.py: expected UTF-8 text, found byte 0xe9 at offset 5"),
+    ("run ddp --hw large.json", "large.json: expected a config of at most 1000000 bytes, found 100000000"),
+    ("run ddp --hw deep.json", "deep.json: expected at most a few levels of nesting"),
+    ("run ddp --hw twice.json", "mem1: expected each key once, found it more than once"),
+    ("run ddp --world-size 0", "'--world-size': "),
+    ("run ddp --world-size -3", "'--world-size': "),
+    ("run ddp --world-size 1.5", "'--world-size': "),
+    ("run ddp --world-size 99999999999999999999", "'--world-size': "),
+    ("run ddp --world-size 2000000 --hw a100_80g", "world_size (2000000) must fit into a tier of the network"),
+    ("run ddp --layers x", "'--layers': "),
+    ("run ddp --layers 0", "'--layers': "),
+    ("run ddp --batch nan", "'--batch': "),
+    ("run ddp --microbatch 0", "'--microbatch': "),
+    ("run ddp --out mine.py", "--out must be a folder, but mine.py is none"),
+    ("run ddp --out mine.py/traces", "--out must be a folder, but mine.py is none"),
+    ("run", "'STRATEGY'; see `minitrain run --help`"),
+    ("run ddp gpipe", "(gpipe); see `minitrain run --help`"),
+    ("compare --colour", "see `minitrain compare --help`"),
+    ("--colour", "--colour; see `minitrain --help`"),
+    ("paint", "'paint'; see `minitrain --help`"),
+    ("hw show", "'CONFIG'; see `minitrain hw show --help`"),
+    ("hw show nope", '"nope": expected the name of a shipped config'),
+    ("hw check nope", '"nope": expected the name of a shipped config'),
+]
+
+FAILED = [
+    ("run mine.py:mute", "the strategy mute must return the model of its rank, got None on rank 0"),
+    ("run mine.py:boom", "mine.py, line 4 (on rank 0 of 8, strategy boom)"),
+    ("run mine.py:leave", "SystemExit: 3, in "),
+    ("run mine.py:cancel", "CancelledError"),
+    ("run mine.py:recurse", "RecursionError: maximum recursion depth exceeded"),
+    ("run mine.py:lost", "1 message was sent and never received"),
+    ("run mine.py:stuck", "deadlock: every unfinished rank waits for another one"),
+    ("run mine.py:lazy", "layer 0 has no final weight on any rank"),
+    ("run single", "world_size (8) must be 1 for single; use 1"),
+    ("run gpipe --layers 30", "num_layers (30) must be a multiple of world_size (8) for gpipe; use 24 or 32"),
+    ("run ddp --microbatch 9", "microbatch_size must be an integer of 1..8 for ddp, got 9"),
+    ("run ddp --batch 8192 --strict-memory", "out of memory on rank 0 at "),
+    ("compare mine.py:boom", "boom failed: ValueError: a fault of its own, in "),
+]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder of bad files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("minitrain.cli.output.PATIENCE_S", 3600.0)  # a busy machine changes nothing
+    Path("folder.py").mkdir()
+    Path("mine.py").write_text(MINE)
+    Path("broken.py").write_text("def f(:\n")
+    Path("raises.py").write_text("1 / 0\n")
+    Path("exits.py").write_text("raise SystemExit(0)\n")
+    Path("latin.py").write_bytes("name é".encode("latin-1"))
+    Path("deep.json").write_text("[" * 100_000)
+    Path("twice.json").write_text('{"mem1": 1, "mem1": 2}')
+    with Path("large.json").open("wb") as large:
+        large.truncate(100_000_000)
+
+
+def invoke(command: str) -> Result:
+    """Run a command and require that it leaves no file behind, complete or not."""
+    before = sorted(Path().rglob("*"))
+    result = CliRunner().invoke(app, command.split())
+    left = [path for path in Path().rglob("*") if path not in before and "__pycache__" not in path.parts]
+    assert left == []
+    return result
+
+
+@pytest.mark.parametrize(("command", "message"), USAGE, ids=[command for command, _ in USAGE])
+def test_nonsense_ends_with_one_message_and_exit_code_2(command: str, message: str) -> None:
+    result = invoke(command)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("minitrain: ")
+    assert result.stderr.count("minitrain: ") == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("command", "message"), FAILED, ids=[command for command, _ in FAILED])
+def test_a_failed_run_ends_with_one_message_and_exit_code_1(command: str, message: str) -> None:
+    result = invoke(command)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("minitrain: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c_is_quiet() -> None:
+    result = invoke("run mine.py:interrupt")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    result = invoke("run mine.py:boom --debug")
+    assert result.exit_code == 1
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("minitrain: ValueError: a fault of its own")
+
+
+@pytest.mark.parametrize("command", ["", "hw"])
+def test_without_a_command_there_is_help(command: str) -> None:
+    result = invoke(command)
+    assert "Usage: minitrain" in result.output
+    assert "minitrain: " not in result.stderr
+
+
+def test_compare_goes_on_after_a_failure_and_says_so_in_table_json_and_exit_code() -> None:
+    table = invoke("compare ddp gpipe mine.py:boom --layers 6 --no-trace")
+    assert table.exit_code == 1
+    assert table.stdout.count("failed") == 2
+    assert "★  ddp" in table.stdout
+    assert [line.partition(":")[2].split()[0] for line in table.stderr.splitlines()] == ["gpipe", "boom"]
+    runs = json.loads(invoke("compare ddp gpipe mine.py:boom --layers 6 --no-trace --json").stdout)
+    assert [run["error"] is None for run in runs] == [True, False, False]
+    assert runs[2]["error"] == "ValueError: a fault of its own"
+
+
+def test_compare_shows_strict_memory_as_oom() -> None:
+    result = invoke("compare ddp zero3 --batch 8192 --strict-memory --no-trace")
+    assert result.exit_code == 1
+    assert result.stdout.count("OOM") == 2
+    assert result.stderr.count("failed: out of memory on rank ") == 2
+
+
+def test_hw_check_says_every_fault_of_every_file() -> None:
+    result = invoke("hw check twice.json h100_80g_nvl8 broken.py")
+    assert result.exit_code == 2
+    assert result.stdout == "h100_80g_nvl8: ok\n"
+    assert [line.split(":")[0] for line in result.stderr.splitlines() if line.startswith("minitrain")] == [
+        "minitrain"
+    ] * 2
+    assert "twice.json: processor" not in result.stderr
+    assert "twice.json: matrix: expected" in result.stderr
+
+
+@pytest.mark.parametrize("failing", ["write_html", "write_chrome_trace", "save"])
+def test_a_failure_to_write_leaves_no_partial_file_and_prints_the_figures(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: object, path: Path, *others: object) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Run, failing, full)
+    result = CliRunner().invoke(app, ["run", "ddp", "--layers", "2", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["strategy"] == "ddp"
+    assert result.stderr.startswith("minitrain: the traces cannot be written: ")
+    assert list(Path("traces").rglob("*")) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs /proc")
+def test_a_folder_that_cannot_be_made_is_one_message() -> None:
+    result = CliRunner().invoke(app, ["run", "ddp", "--layers", "2", "--out", "/proc/nowhere"])
+    assert result.exit_code == 1
+    assert result.stderr == "minitrain: the traces cannot be written: /proc/nowhere: No such file or directory\n"
+
+
+def test_a_fault_of_minitrain_itself_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.cli.commands.comparison_table", lambda comparison: 1 / 0)
+    result = invoke("compare ddp --layers 1 --no-trace")
+    assert result.exit_code == 1
+    assert result.stderr == "minitrain: ZeroDivisionError: division by zero, in " + result.stderr.partition(", in ")[2]
+
+
+def test_messages_tell_kind_place_and_notes() -> None:
+    error = ValueError("no")
+    error.add_note("on rank 3")
+    assert message_of(error) == "ValueError: no (on rank 3)"
+    assert message_of(KeyError()) == "KeyError"
+    assert message_of(FileNotFoundError(2, "No such file", "x")) == "x: No such file"
+
+
+class _Timer:
+    """A timer that goes off when the test says so."""
+
+    def __init__(self, patience_s: float, begin: object) -> None:
+        self.begin, self.daemon = begin, False
+
+    def start(self) -> None: ...
+    def cancel(self) -> None: ...
+    def join(self) -> None: ...
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_silent_at_first_and_then_says_what_goes_on(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.Timer", _Timer)
+    console = Console(record=True, force_terminal=terminal, width=80, file=Path("log").open("w"))  # noqa: SIM115
+    with Progress(console) as progress, console.file:
+        progress.say("simulating ddp")
+        console.file.flush()
+        assert Path("log").read_text() == ""
+        progress._timer.begin()  # type: ignore[attr-defined]  # of the test's timer
+        progress.say("simulating gpipe")
+        console.print("")
+        console.file.flush()
+        said = Path("log").read_text()
+        progress.__exit__(None, None, None)
+    assert "simulating gpipe" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (typer.Abort(), 130, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 1, ""),
+        (
+            OSError(28, "No space left on device"),
+            1,
+            "minitrain: the output cannot be written: No space left on device\n",
+        ),
+    ],
+)
+def test_whatever_ends_a_command_early_is_no_traceback(
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(table: object) -> None:
+        raise error
+
+    monkeypatch.setattr("minitrain.cli.commands.print_table", interrupted)
+    result = CliRunner().invoke(app, ["strategies"])
+    assert (result.exit_code, result.stderr) == (code, message)
+
+
+def test_a_command_runs_outside_of_the_main_thread_too() -> None:
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(CliRunner().invoke(app, ["hw", "list"])))
+    thread.start()
+    thread.join()
+    assert results[0].exit_code == 0

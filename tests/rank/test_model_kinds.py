@@ -1,0 +1,53 @@
+"""Kinds of model add to a `Model` in the ways that rank/model.py lists, and each says in which."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from minitrain.accounting.strict.model import StrictModel
+from minitrain.accounting.summary.model import SummaryModel
+from minitrain.folding.model import FoldedModel
+from minitrain.grading.recorder import RecordingModel
+from minitrain.numerics.model import NumericModel
+from minitrain.rank import model as model_module
+from minitrain.rank.model import Model
+
+KINDS = {
+    StrictModel: Model,
+    NumericModel: Model,
+    FoldedModel: Model,
+    SummaryModel: Model,
+    RecordingModel: StrictModel,
+}
+OF_EVERY_CLASS = {"__doc__", "__init__", "__module__", "__annotations__", "__static_attributes__", "__firstlineno__"}
+OF_EVERY_MODEL = {*dir(Model), *vars(Model(num_layers=1))}
+
+
+def overridden(kind: type[Model], base: type[Model]) -> set[str]:
+    """Return which attributes of a model a kind of model defines anew, itself or in a class on the way to its base."""
+    own = [each for each in kind.__mro__ if each not in base.__mro__]
+    return {name for each in own for name in vars(each) if name in OF_EVERY_MODEL} - OF_EVERY_CLASS
+
+
+def listed(kind: type[Model]) -> list[str]:
+    """Return the names in the section "Adds" of a class's docstring."""
+    section = re.search(r"^Adds:\n((?: +.*\n?)+)", inspect.getdoc(kind) or "", re.MULTILINE)
+    assert section, f"{kind.__name__} says nowhere what it adds"
+    return [name for names in re.findall(r"^    (\w.*?):", section[1], re.MULTILINE) for name in names.split(", ")]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_kind_of_model_lists_what_it_adds(kind: type[Model]) -> None:
+    names = listed(kind)
+    assert len(names) == len(set(names))
+    assert set(names) == overridden(kind, KINDS[kind])
+
+
+def test_kinds_of_model_add_only_where_the_table_says_and_use_all_of_it() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", model_module.__doc__ or "", re.MULTILINE)
+    table = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    used = set().union(*(overridden(kind, base) for kind, base in KINDS.items()))
+    assert used == {*table, "follows_tensors"}

@@ -1,0 +1,155 @@
+"""What rank/computing.py writes out for speed agrees with what it stands for: the laws, and the rows of the log."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import minitrain as mt
+from minitrain.errors import MinitrainError
+from minitrain.lib import Activation, ActivationGrad, Model, OptState, Weight, WeightGrad
+from minitrain.rank import laws
+
+NUM_LAYERS, BATCH = 2, 2
+EVERYTHING = frozenset(range(BATCH))
+KINDS = (Weight, OptState, Activation, ActivationGrad, WeightGrad)
+
+LAWFUL: dict[str, tuple[list[Any], Callable[..., None]]] = {
+    "forward": (
+        [Activation(1, NUM_LAYERS, EVERYTHING, BATCH), Weight(1, NUM_LAYERS, 0)],
+        lambda model, *values: laws.forward(model, "forward", *values),
+    ),
+    "backward": (
+        [
+            Activation(1, NUM_LAYERS, EVERYTHING, BATCH),
+            ActivationGrad(1, NUM_LAYERS, EVERYTHING, BATCH),
+            Weight(1, NUM_LAYERS, 0),
+        ],
+        lambda model, *values: laws.backward(model, "backward", *values),
+    ),
+    "update": (
+        [WeightGrad(1, NUM_LAYERS, EVERYTHING, BATCH), Weight(1, NUM_LAYERS, 0), OptState(1, NUM_LAYERS, 0)],
+        laws.update,
+    ),
+    "load_weights": ([1, 2], laws.load),
+}
+LAW_OF = {"forward": "forward", "backward": "backward", "update": "update", "load_weights": "load"}
+
+
+def cast(value: Any, kind: type) -> Any:
+    """Return a tensor of another kind with the same values in the fields that both have."""
+    known = {"layers": NUM_LAYERS, "step": 0, "samples": EVERYTHING, "total_samples": BATCH}
+    fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return kind(
+        **{name: getattr(value, name, known.get(name)) for name in fields if hasattr(value, name) or name in known}
+    )
+
+
+def wrong(value: Any) -> list[Any]:
+    """Return everything that may be wrong with one argument, one thing at a time."""
+    if isinstance(value, int):
+        return [-1, 0, value + 1, True, float(value), None]
+    changes: list[dict[str, Any]] = [{"layer": 0}, {"step": 1}, {"samples": frozenset([0])}]
+    changes += [{"shards": frozenset([0]), "num_shards": 2}, {"shards": frozenset([0, 1]), "num_shards": 2}]
+    changed = [replace(value, **change) for change in changes if all(hasattr(value, name) for name in change)]
+    return [*changed, *(cast(value, kind) for kind in KINDS if kind is not type(value)), None, 3]
+
+
+def calls(op: str) -> Iterator[tuple[Any, list[Any], int | None]]:
+    """Yield a lawful call, and all with one or two things wrong: layer, values, which of them is not stored."""
+    values, _ = LAWFUL[op]
+    options = [[value, *wrong(value)] for value in values]
+    for layer, missing in itertools.product((1, 0, NUM_LAYERS, True), (None, *range(len(values)))):
+        for index in range(len(values)):
+            for option in options[index]:
+                yield layer, [*values[:index], option, *values[index + 1 :]], missing
+    for chosen in itertools.product(*options):
+        yield 1, list(chosen), None
+
+
+class LawAskedError(Exception):
+    """The quick expression of an operation was false."""
+
+
+def passes_quickly(model: Model, op: str, layer: Any, values: list[Any]) -> bool:
+    """Return whether an operation goes ahead without asking its law."""
+    with mock.patch.object(laws, LAW_OF[op], side_effect=LawAskedError):
+        try:
+            getattr(model, op)(layer, *values)
+        except LawAskedError:
+            return False
+    return True
+
+
+def is_lawful(law: Callable[..., None], *arguments: Any) -> bool:
+    with suppress(MinitrainError):
+        law(*arguments)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("op", LAWFUL)
+def test_no_call_that_passes_the_quick_expression_breaks_the_law(op: str) -> None:
+    _, law = LAWFUL[op]
+    num_quick = num_unlawful = 0
+    for layer, values, missing in calls(op):
+        model = Model(num_layers=NUM_LAYERS, global_batch_size=BATCH)
+        given = [copy(value) for value in values]
+        for index, value in enumerate(given):
+            if index != missing and hasattr(value, "memory"):
+                model.weights[index] = value
+        lawful = is_lawful(law, model, layer, *given)
+        quick = passes_quickly(model, op, layer, given)
+        assert lawful or not quick, (layer, values, missing)
+        num_quick += quick
+        num_unlawful += not lawful
+    assert num_quick
+    assert num_unlawful
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "1f1b", "hsdp"])
+def test_shipped_strategies_never_need_more_than_the_quick_expressions(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("forward", "backward", "load"):
+        monkeypatch.setattr(laws, name, None)  # calling it would fail
+    mt.simulate(strategy, world_size=4, num_layers=4, global_batch_size=8)
+
+
+def test_rows_that_are_written_out_are_those_that_log_event_records() -> None:
+    quick, slow = (Model(num_layers=NUM_LAYERS, global_batch_size=BATCH) for _ in range(2))
+    for model in (quick, slow):
+        model.weights[0] = Weight(0, NUM_LAYERS, 0)
+        model.activations[0] = Activation(0, NUM_LAYERS, frozenset(range(BATCH)), BATCH)
+        model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, frozenset(range(BATCH)), BATCH)
+    quick.load_weights(1, 0, 2)
+    quick.forward(0, quick.activations[0], quick.weights[0])
+    grad, _ = quick.backward(0, quick.activations[0], quick.grad_activations[0], quick.weights[0])
+    quick.update(0, grad, quick.weights[0], OptState(0, NUM_LAYERS, 0))
+    slow.log_event("load_weights", 1, num_shards_on_device=1, num_shards=2)
+    slow.log_event("forward", 0, EVERYTHING)
+    slow.log_event("backward", 0, EVERYTHING)
+    slow.log_event("update", 0, EVERYTHING)
+    assert (quick.log.rows, quick.time) == (slow.log.rows, slow.time)
+
+
+def test_results_have_the_size_that_measuring_them_gives() -> None:
+    model = Model(num_layers=NUM_LAYERS, global_batch_size=BATCH)
+    made: list[Any] = [*model.load_weights(1, 1, 2), *model.load_weights(0)]
+    model.weights[0], model.activations[0] = made[2], model.get_input_activation(EVERYTHING)
+    model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, EVERYTHING, BATCH)
+    given = model.activations[0], model.grad_activations[0], model.weights[0]
+    made.append(model.forward(0, given[0], given[2]))
+    made += model.backward(0, *given)
+    made.append(model.backward_input(0, *given))
+    made.append(model.backward_weight(0, *given[:2]))
+    made += model.update(0, made[5], *made[2:4])
+    for tensor in made:
+        assert tensor._units == tensor.memory() * 2**40, tensor

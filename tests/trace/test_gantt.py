@@ -1,0 +1,64 @@
+"""What a Gantt chart draws over or in place of its bars: the critical path, and the heat map of many bars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minitrain as mt
+from minitrain.analysis.from_logs import as_timeline
+from minitrain.events import Event
+from minitrain.trace.bars import make_bars
+from minitrain.trace.gantt import CRITICAL_PATH, path_points
+from minitrain.trace.heat_map import heat
+
+_SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
+
+
+def _run(name: str = "1f1b", **more: Any) -> mt.Run:
+    return mt.simulate(name, **{**_SIZES, **more}, memory_by_kind=True)
+
+
+def _named(figure: Any, name: str) -> Any:
+    return next(trace for trace in figure.data if trace.name == name)
+
+
+def test_the_critical_path_can_be_switched_on() -> None:
+    trace = _named(_run().figure(), CRITICAL_PATH)
+    assert trace.visible == "legendonly"
+    assert trace.x[0] == 0
+
+
+def test_the_line_of_the_critical_path_goes_from_0_to_the_steps_end_without_a_jump_back() -> None:
+    run = _run("zero3_prefetch")
+    bars = make_bars(run.timeline)
+    time, row = path_points(bars, np.zeros(4))
+    assert (time[0], time[-1]) == (0, run.step_time)
+    assert np.all(np.diff(time) >= 0)
+    assert set(row.tolist()) <= set(range(4))
+    assert not np.any((row[1:-1] == row[:-2]) & (row[1:-1] == row[2:]))
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=6), st.integers(1, 7))
+def test_shares_of_the_heat_map_add_up_to_the_bars(spans: list[tuple[float, float]], num_bins: int) -> None:
+    log, time = [], 0.0
+    for gap, length in spans:
+        log.append(Event("forward", 0, 0, time + gap, length, 0))
+        time += gap + length
+    bars = make_bars(as_timeline([log]))
+    shares = heat(bars, num_bins)
+    computing = shares.computing.sum() * bars.step_time / num_bins
+    assert computing == pytest.approx(sum(length for _, length in spans), abs=1e-6 * max(time, 1))
+
+
+def test_the_heat_map_averages_neighbouring_ranks_where_they_are_many() -> None:
+    logs = [[Event("forward", 0, rank, 0, 1, 0)] if rank % 2 else [] for rank in range(1100)]
+    shares = heat(make_bars(as_timeline(logs)), 4)
+    assert shares.ranks_per_row == 3
+    assert shares.computing.shape == (367, 4)
+    assert np.allclose(shares.computing[0], 1 / 3)
+    assert not shares.communicating.any()
