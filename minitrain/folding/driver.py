@@ -3,7 +3,8 @@
 Attempts are made one after the other, each with what the one before found out: the axes of the strategy's own mesh (or
 of its divisions of the rank), and axes along which ranks diverge, whose positions must be kept apart. An attempt that
 fails costs little, since ranks diverge early. An axis that is kept must carry messages, as that of a pipeline does. If
-it does not, the strategy depends on the rank in another way, and folding refuses it.
+it does not, the strategy depends on the rank in another way, and folding refuses it. An axis that is kept because its
+ranks lie differently in the network needs no messages.
 """
 
 from __future__ import annotations
