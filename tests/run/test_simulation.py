@@ -186,11 +186,7 @@ def test_different_collectives_in_the_same_place_are_a_mismatch() -> None:
         ({"global_batch_size": "8"}, UsageError, "global_batch_size must be an integer of at least 1, got '8'"),
         ({"p2p_buffer": 0}, UsageError, "p2p_buffer must be an integer of at least 1, got 0"),
         ({"network": "ring"}, UsageError, 'network must be "auto", "flat" or "hierarchical", got \'ring\''),
-        (
-            {"placement": [0, 0, 0, 0], "network": "flat"},
-            UsageError,
-            'placement needs network="auto" or "hierarchical"',
-        ),
+        ({"placement": [0] * 4, "network": "flat"}, UsageError, 'placement needs network="auto" or "hierarchical"'),
         ({"slowdown": {4: 2}}, UsageError, r"slowdown names rank 4, but ranks are 0\.\.3"),
         ({"slowdown": {0: 0}}, UsageError, "the slowdown of rank 0 must be a positive number, got 0"),
         ({"slowdown": {0: float("inf")}}, UsageError, "must be a positive number, got inf"),
