@@ -191,7 +191,7 @@ class RecordingModel(StrictModel):
 
     def _store(self, name: str) -> Store[Any]:
         super()._store(name)  # makes the ledger
-        return RecordedStore(self.account, name, self.program)
+        return RecordedStore(self._account, name, self.program)
 
     def _made(self, step: int, *tensors: Any) -> None:
         """Name the results of a step."""

@@ -201,7 +201,7 @@ def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
             messages=lost,
         )
     for model in models:
-        for work in model.in_flight.values():
+        for work in model._in_flight.values():
             raise StrategyError(
                 f"rank {model.rank} launched {work.op} and never awaited it; `await work` before returning",
                 rank=model.rank,
