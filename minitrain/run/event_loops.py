@@ -25,8 +25,10 @@ def run_to_end(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFa
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run_here(start, loop_factory)
-    return _run_in_thread(start, loop_factory)
+        run = _run_here
+    else:
+        run = _run_in_thread
+    return run(start, loop_factory)
 
 
 def _run_here(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:
