@@ -69,7 +69,7 @@ class ReadOnlyLog(Sequence[Event]):
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse_change
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_"):
+        if not name.startswith("_") or name.startswith("__"):
             self._refuse_change()
         super().__setattr__(name, value)
 

@@ -35,7 +35,7 @@ TENSORS = frozenset(KINDS)
 class Communication(RankState):
     """The operations on a rank's communication streams."""
 
-    operation_kind = Operation  # the same class for all ranks of a run
+    _operation_kind = Operation  # the same class for all ranks of a run
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Communication(RankState):
             runtime_predictor=runtime_predictor,
             memory_by_kind=memory_by_kind,
         )
-        self.operation_kind = self.operation_kind  # as `follows_tensors`
+        self._operation_kind = self._operation_kind  # as `follows_tensors`
         self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
 
@@ -247,7 +247,7 @@ class Communication(RankState):
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
-        operation = self.operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        operation = self._operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         communicator = member.communicator
         if communicator.size == 1:
             operation.settle_alone(value)
@@ -268,7 +268,7 @@ class Communication(RankState):
         size_bytes = self._runtime_predictor.workload.message_bytes(v)
         price = self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
         owner = self._peer(SEND, dest)
-        operation = self.operation_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
+        operation = self._operation_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
         operation.depart(price)
         self._transport.put(channel, operation)
         return operation
@@ -277,7 +277,7 @@ class Communication(RankState):
         """Submit a receive."""
         channel = self._transport.channel(source, self._rank, tag)
         owner = self._peer(RECV, source)
-        operation = self.operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
+        operation = self._operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
         owner.pending.append(operation)
         self._transport.get(channel, operation)
         return operation

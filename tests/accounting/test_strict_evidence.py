@@ -90,6 +90,7 @@ def test_logs_of_every_kind_are_for_reading(parameters: dict[str, Any]) -> None:
         lambda: setattr(log, "rank", 5),
         lambda: delattr(log, "rank"),
         lambda: log.__iadd__([1]),
+        lambda: setattr(log, "__class__", type("Log", (EventLog,), {"__slots__": ()})),
     ]
     for change in changes:
         with pytest.raises(mt.UsageError, match="a log is for reading: it holds what operations wrote"):
@@ -215,6 +216,19 @@ def test_code_that_was_replaced_is_found(owner: Any, name: str, value: Any, monk
 
     with pytest.raises(mt.StrategyError, match=rf"minitrain\..*{name} was changed during the run"):
         simulate(after=replaces)
+
+
+def test_a_class_that_was_changed_is_found() -> None:
+    def changes_that_of_the_model(model: Model) -> None:
+        model.__class__ = Model
+
+    def changes_that_of_the_log(model: Model) -> None:
+        object.__setattr__(model.log, "__class__", type("Log", (EventLog,), {"__slots__": ()}))
+
+    with pytest.raises(mt.StrategyError, match="the class of model of rank 0 was changed during the run"):
+        simulate(after=changes_that_of_the_model)
+    with pytest.raises(mt.StrategyError, match=r"the class of model\.log of rank 0 was changed during the run"):
+        simulate(after=changes_that_of_the_log)
 
 
 def test_a_part_of_the_batch_is_never_all_of_it() -> None:

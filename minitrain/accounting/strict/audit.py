@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minitrain.accounting.strict.clock_recomputation import ClockRecomputation
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.price_recomputation import PriceRecomputation
 from minitrain.accounting.strict.unusable_tensors import HandedIn
 from minitrain.errors import LawError, StrategyError
-from minitrain.events import NOTE, STRIDE
+from minitrain.events import NOTE, STRIDE, EventLog
 from minitrain.tensors import FIELDS
 from minitrain.transport.collectives import describe
 
@@ -25,6 +26,7 @@ def audit(models: Sequence[StrictModel]) -> None:
         LawError: a final weight is not what was handed in.
     """
     for model in models:
+        _require_classes(model)
         _require_untouched(model)
         _require_awaited(model)
     _check_prices(models)
@@ -36,6 +38,16 @@ def audit(models: Sequence[StrictModel]) -> None:
     clocks.check_messages()
     for model in models:
         _check_final_weights(model)
+
+
+def _require_classes(model: Any) -> None:
+    """Require that model and log are still of the classes that they were made of."""
+    for name, value, kind in (("model", model, model._kind), ("model.log", model._log, EventLog)):
+        if type(value) is not kind:
+            raise StrategyError(
+                f"the class of {name} of rank {model._rank} was changed during the run; leave it as it is",
+                rank=model._rank,
+            )
 
 
 def _require_untouched(model: StrictModel) -> None:

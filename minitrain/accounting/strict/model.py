@@ -31,6 +31,7 @@ class StrictModel(StrictCommunication):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
+        self._kind = type(self)
         self._given = self._given_now()
 
     def _given_now(self) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ class SummaryModel(Model):
     """One rank of a run that keeps totals.
 
     Adds:
-        operation_kind: operations that tell the model as long as it must keep their row.
+        _operation_kind: operations that tell the model as long as it must keep their row.
 
     Args:
         args: those of `Model`.
@@ -82,7 +82,7 @@ class SummaryModel(Model):
         holding: operations whose rows are needed, in program order: they wait, or were launched and not awaited.
     """
 
-    operation_kind = SummaryOperation
+    _operation_kind = SummaryOperation
     _rows: BufferedRows
 
     def __init__(self, *args: Any, by_type: TypeSums, most_events: int, **parameters: Any) -> None:
