@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError
+from minitrain.events import PRICE, STRIDE
+from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
@@ -29,7 +31,7 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
     dist, loop = models[0].dist, asyncio.get_running_loop()
     ranks = _RankTasks(prepared, len(models))
     dist.detector.on_deadlock = ranks.end
-    dist.detector.progress = lambda: [model.time for model in models]
+    dist.detector.progress = _Progress(models)
     tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
     dist.detector.watch_run()
     patience_s: float | None = None
@@ -108,6 +110,25 @@ def _abandon(tasks: Iterable[asyncio.Task[Any]]) -> None:
         if not task.done():
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, as its gather does
             asyncio._unregister_task(task)  # as asyncio documents for whoever extends it
+
+
+class _Progress:
+    """How far ranks have come: their clocks, and the operations that are done where no clock has moved.
+
+    Args:
+        models: those of the ranks.
+    """
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        self._models = models
+        self._clocks: list[float] = []
+
+    def __call__(self) -> object:
+        """Return a value that differs from the last one if a rank has got on since."""
+        before, self._clocks = self._clocks, [model.time for model in self._models]
+        if before != self._clocks:
+            return object()
+        return sum(price is not PENDING for model in self._models for price in model._log._rows[PRICE::STRIDE])
 
 
 class _RankTasks:

@@ -30,7 +30,7 @@ from minitrain.transport.wait_for_graph import WaitForGraph, nothing_can_happen,
 from minitrain.transport.waiting_places import MOST_LINES, Waits, shortened
 
 OPERATIONS_BETWEEN_HOUSEKEEPING = 2**20
-FIRST_REPORT_S = 5.0
+FIRST_REPORT_S = 3.0
 """Real time without progress after which the detector says who waits, s; ten times as long before it says so again."""
 
 _LONGEST_PAUSE_S = 0.05
@@ -67,7 +67,7 @@ class DeadlockDetector:
         run_is_over: whether the run has ended already, well or not.
         watches_run: whether to look even while no call waits, as all ranks may wait for something else.
         on_deadlock: called with the unfinished tasks of a run that has come to a deadlock.
-        progress: returns what changes while ranks compute, which the detector cannot see; None where nobody knows.
+        progress: returns what changes while ranks get on, asked for every few seconds; None to count operations.
         num_reports: how often it has said that ranks still wait.
         housekeeping: called every million operations or so, between two of them.
     """
@@ -76,7 +76,7 @@ class DeadlockDetector:
         "_last_housekeeping",
         "_last_num_operations",
         "_last_progress",
-        "_next_report_s",
+        "_next_look_s",
         "_pause_s",
         "_waiting_since",
         "claimed_ranks",
@@ -106,9 +106,8 @@ class DeadlockDetector:
         self.watches_run = False
         self.progress: Callable[[], object] | None = None
         self.num_reports = 0
-        self._last_progress: object = None
-        self._waiting_since: float | None = None  # loop's clock, s
-        self._next_report_s = FIRST_REPORT_S
+        self._last_progress: object = self  # equal to nothing that it could be
+        self._waiting_since = self._next_look_s = 0.0  # on the loop's clock, s
         self._last_num_operations = self._last_housekeeping = 0
         self.is_active = False
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -130,7 +129,6 @@ class DeadlockDetector:
         if not self.is_active or self.loop is not loop:
             self.is_active = True
             self._pause_s = 0.0
-            self._waiting_since = None
             self._last_num_operations = self.num_operations
             self.loop = loop
             loop.call_soon(self._check)
@@ -142,7 +140,7 @@ class DeadlockDetector:
             self._last_num_operations = self.num_operations
             self._keep_house()
             self._pause_s = 0.0
-            self._waiting_since = None
+            self._report_long_wait(loop)
             loop.call_soon(self._check)
             return
         waiting = self.transport.unsettled_calls()
@@ -186,17 +184,18 @@ class DeadlockDetector:
         return not self.claimed_ranks or context is None or owner_in(context)[0] is self.transport
 
     def _report_long_wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say who waits if nothing has happened for some seconds of real time, and then rarely."""
+        """Say who waits if no rank gets on for some seconds of real time, and then rarely."""
         now = loop.time()
-        if self._waiting_since is None:
-            self._waiting_since, self._next_report_s = now, FIRST_REPORT_S
-        elif now - self._waiting_since >= self._next_report_s:
-            progress = None if self.progress is None else self.progress()
-            if self.progress is not None and progress != self._last_progress:
-                self._last_progress, self._waiting_since = progress, now  # ranks compute
-                return
-            self.report(loop, f"still waiting: nothing has happened for {now - self._waiting_since:.0f} s of real time")
-            self._next_report_s *= 10
+        if now < self._next_look_s:
+            return
+        progress = self.num_operations if self.progress is None else self.progress()
+        if progress != self._last_progress:
+            self._last_progress, self._waiting_since = progress, now
+            self._next_look_s = now + FIRST_REPORT_S
+        else:
+            waited_s = now - self._waiting_since
+            self.report(loop, f"still waiting: nothing has happened for {waited_s:.0f} s of real time")
+            self._next_look_s = now + 9 * waited_s
 
     def report(self, loop: asyncio.AbstractEventLoop, what: str) -> None:
         """Say on stderr who waits for what.

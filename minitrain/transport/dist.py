@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import operator
 from asyncio import Future
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakSet
@@ -23,6 +24,8 @@ from minitrain.transport.channels import Channel
 from minitrain.transport.communicator import Communicator
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.waiting import Waiter, wake_soon
+
+_MOST_REFUSALS = 16  # of one rank: a few tasks may clean up
 
 
 class Dist:
@@ -54,6 +57,7 @@ class Dist:
         self.error: BaseException | None = None
         self._undelivered: list[Call] = []
         self._refused: WeakSet[Any] = WeakSet()  # tasks that went on although the transport was closed
+        self._num_refused: Counter[int] = Counter()  # by rank
         self._held: list[Call] = []  # what they asked for after that
         self.detector = DeadlockDetector(self)
         self.world = Communicator(self, tuple(range(world_size)), self.barrier, is_world=True)
@@ -157,7 +161,8 @@ class Dist:
         """Refuse an operation after an error has closed the transport, so that no task can go on for ever.
 
         In a run, that error is the verdict. The task is cancelled, which `except Exception` does not catch. If it
-        swallows this too and asks again, the call is held: it never has an outcome, so that its task gives way.
+        swallows this too and asks again, or if its rank makes new tasks again and again, the call is held: it never has
+        an outcome, so that its task gives way.
 
         Raises:
             StrategyError: outside of runs.
@@ -168,7 +173,8 @@ class Dist:
                 f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
             ) from self.error
         task = _running_task()
-        if task is not None and task not in self._refused:
+        self._num_refused[call.rank] += 1
+        if task is not None and task not in self._refused and self._num_refused[call.rank] <= _MOST_REFUSALS:
             self._refused.add(task)
             raise asyncio.CancelledError("the run has ended with an error")
         self._held.append(call)

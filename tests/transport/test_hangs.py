@@ -69,9 +69,31 @@ async def swallows_cancellation(model: Model) -> None:
             await model.receive(1 - model.rank)
 
 
+async def tries_in_new_groups(model: Model) -> None:
+    """TaskGroups lose a cancellation that comes together with an error of a child."""
+    while True:
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(alone(model))
+                group.create_task(model.receive(1 - model.rank, tag="other"))
+
+
+async def tries_in_new_tasks(model: Model) -> None:
+    async def again() -> None:
+        try:
+            await alone(model)
+        except BaseException:
+            tasks.append(asyncio.create_task(again()))
+
+    tasks = [asyncio.create_task(again())]
+    await model.receive(1 - model.rank, tag="other")
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        tries_in_new_groups,
+        tries_in_new_tasks,
         tries_for_ever,
         tries_a_collective_for_ever,
         sends_for_ever,
@@ -230,6 +252,12 @@ async def beside_a_sub_task_that_polls(model: Model) -> None:
     await task
 
 
+async def with_short_time_limits(model: Model) -> None:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(alone(model), 0.001)
+
+
 async def beside_a_sub_task_that_swallows_cancellation(model: Model) -> None:
     async def clings() -> None:
         while True:
@@ -263,6 +291,7 @@ def interrupted_at_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         with_a_far_timer,
         with_wait_for,
+        with_short_time_limits,
         beside_a_sub_task_that_polls,
         beside_a_sub_task_that_swallows_cancellation,
     ],
