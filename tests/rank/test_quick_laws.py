@@ -137,7 +137,7 @@ def test_rows_that_are_written_out_are_those_that_log_event_records() -> None:
     slow.log_event("forward", 0, EVERYTHING)
     slow.log_event("backward", 0, EVERYTHING)
     slow.log_event("update", 0, EVERYTHING)
-    assert (quick.log.rows, quick.time) == (slow.log.rows, slow.time)
+    assert (quick.log._rows, quick.time) == (slow.log._rows, slow.time)
 
 
 def test_results_have_the_size_that_measuring_them_gives() -> None:
