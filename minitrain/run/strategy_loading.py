@@ -1,17 +1,24 @@
-"""Finding a strategy: a coroutine function, a shipped name, or "path.py:function"."""
+"""Finding a strategy: a coroutine function, a shipped name, "path.py", or "path.py:function".
+
+"path.py" names the only strategy of a file. Options of a strategy may follow its name, as in "pp_dp:pp=4": see
+`split_options`.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import StrategyError
@@ -36,11 +43,129 @@ def _shipped() -> Mapping[str, Strategy]:
     return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenStrategy:
+    """A strategy that was found, with the options that were given to it alone; it can be called as a strategy is.
+
+    Args:
+        name: the strategy's name.
+        function: the strategy.
+        options: its own options.
+        label: what tells it apart from the same strategy with other options.
+    """
+
+    name: str
+    function: Strategy
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __call__(self, model: Model, **options: Any) -> Awaitable[Model]:
+        """Run the strategy on one rank."""
+        return self.function(model, **self.options, **options)
+
+    def options_with(self, common: Mapping[str, Any], parameters: Iterable[str] = ()) -> dict[str, Any]:
+        """Return its own options together with those that several strategies have in common.
+
+        Args:
+            common: options for all strategies.
+            parameters: names that are no options, but parameters of the run.
+
+        Raises:
+            StrategyError: an option is given both ways, is a parameter of the run, or is none of the strategy.
+        """
+        for name in self.options:
+            if name in common:
+                raise StrategyError(
+                    f"{name} is given twice: in {self.label}, and as {name}={common[name]!r} for all; leave one out"
+                )
+            if name in parameters:
+                raise StrategyError(f"{name} in {self.label} is no option of a strategy, but a parameter of the run")
+        options = {**common, **self.options}
+        require_options(self.name, self.function, options, parameters)
+        return options
+
+
+def choose_strategy(strategy: str | Strategy) -> ChosenStrategy:
+    """Find a strategy, and read the options that follow its name.
+
+    Args:
+        strategy: what `load_strategy` takes, or a name with options: "pp_dp:pp=4".
+
+    Raises:
+        StrategyError: there is no such strategy, or the options cannot be read.
+    """
+    if isinstance(strategy, ChosenStrategy):
+        return strategy
+    bare, options = split_options(strategy) if isinstance(strategy, str) else (strategy, {})
+    name, function = load_strategy(bare)
+    pairs = ",".join(f"{option}={value}" for option, value in options.items())
+    return ChosenStrategy(name, function, options, f"{name}:{pairs}" if pairs else name)
+
+
+def split_options(strategy: str) -> tuple[str, dict[str, Any]]:
+    """Return a strategy without the options that follow its name, and these; values are Python literals, or else text.
+
+    Raises:
+        StrategyError: an option is no name=value, or is given twice.
+
+    >>> split_options("pp_dp:pp=4,microbatch_size=2")
+    ('pp_dp', {'pp': 4, 'microbatch_size': 2})
+    >>> split_options("mine.py:mine:order='a,b'")
+    ('mine.py:mine', {'order': 'a,b'})
+    >>> split_options("mine.py:mine")
+    ('mine.py:mine', {})
+    """
+    if "=" not in strategy:
+        return strategy, {}
+    name, colon, text = _name_and_options(strategy)
+    options: dict[str, Any] = {}
+    for pair in _at_commas(text):
+        option, equals, value = (part.strip() for part in pair.partition("="))
+        if not (colon and equals and option.isidentifier() and value) or option in options:
+            raise StrategyError(
+                f"options of one strategy are written name:option=value,option=value, each once; got {strategy!r}",
+                strategy=strategy,
+            )
+        options[option] = literal(value)
+    return name, options
+
+
+def _name_and_options(text: str) -> tuple[str, str, str]:
+    """Return what is before the last colon before the first "=", the colon, and what follows it."""
+    before = text.partition("=")[0]
+    name, colon, _ = before.rpartition(":")
+    return name, colon, text[len(name) + len(colon) :]
+
+
+def _at_commas(text: str) -> Iterable[str]:
+    """Split at commas that are not inside brackets or quotes."""
+    pieces = [""]
+    for part in text.split(","):
+        is_whole = pieces[-1] == "" or _is_closed(pieces[-1])
+        pieces = [*pieces, part] if is_whole else [*pieces[:-1], f"{pieces[-1]},{part}"]
+    return pieces[1:]
+
+
+def _is_closed(text: str) -> bool:
+    """Return whether every bracket and quote in a text is closed."""
+    brackets = all(text.count(left) <= text.count(right) for left, right in ("()", "[]", "{}"))
+    return brackets and all(text.count(quote) % 2 == 0 for quote in "'\"")
+
+
+def literal(text: str) -> Any:
+    """Return the Python literal that a text is, or the text."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # warnings about odd spellings such as "1if"
+            return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
 def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     """Return a strategy's name and coroutine function.
 
     Args:
-        strategy: a coroutine function, a shipped name or alias, or "path.py:function".
+        strategy: a coroutine function, a shipped name or alias, "path.py" or "path.py:function".
 
     Raises:
         StrategyError: there is no such strategy, its file cannot be loaded, or it is not an async function of a model.
@@ -81,6 +206,8 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     path, colon, function_name = text.rpartition(":")
     if colon and path.endswith(".py"):
         return function_name, _load_from_file(Path(path), function_name)
+    if text.endswith(".py"):
+        return _load_only_one(Path(text))
     shipped = _shipped()
     name = _SPELLED_OTHERWISE.get(text, text)
     if name not in shipped:
@@ -93,8 +220,77 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     return name, shipped[name]
 
 
+def _load_only_one(path: Path) -> tuple[str, Strategy]:
+    """Return the name and the function of the only strategy of a Python file."""
+    found = strategies_of_file(path)
+    if len(found) == 1:
+        return next(iter(found.items()))
+    if not found:
+        raise StrategyError(
+            f"{path} has no strategy, an async function of one argument: `async def mine(model): ...`", path=str(path)
+        )
+    raise StrategyError(
+        f"{path} has {len(found)} strategies, {', '.join(found)}; say which: {path}:{next(iter(found))}", path=str(path)
+    )
+
+
+def strategies_of_file(path: Path) -> dict[str, Strategy]:
+    """Return the strategies of a Python file by name: its own public async functions of one model.
+
+    Raises:
+        StrategyError: the file cannot be loaded.
+    """
+    module = _module_of(path)
+    return {
+        name: function
+        for name, function in vars(module).items()
+        if inspect.iscoroutinefunction(function)
+        and not name.startswith("_")
+        and getattr(function, "__module__", None) == module.__name__
+        and _takes_a_model(function)
+    }
+
+
+def _takes_a_model(function: Strategy) -> bool:
+    """Return whether a function can be called with a model, and options by name where it requires some."""
+    parameters = inspect.signature(function).parameters.values()
+    required = [known.name for known in parameters if known.kind is known.KEYWORD_ONLY and known.default is known.empty]
+    try:
+        _bind_once(function, *required)
+    except TypeError:
+        return False
+    return True
+
+
+def takes_option(strategy: Strategy, option: str) -> bool:
+    """Return whether a strategy has an option of a name."""
+    parameters = inspect.signature(strategy).parameters.values()
+    return any(known.kind is known.VAR_KEYWORD for known in parameters) or option in options_of(strategy)
+
+
+def options_of(strategy: Strategy) -> dict[str, inspect.Parameter]:
+    """Return the options of a strategy by name: what can be given by name after the model."""
+    after_model = list(inspect.signature(strategy).parameters.values())[1:]
+    return {
+        known.name: known for known in after_model if known.kind in (known.KEYWORD_ONLY, known.POSITIONAL_OR_KEYWORD)
+    }
+
+
 def _load_from_file(path: Path, function_name: str) -> Strategy:
-    """Return a function of a Python file, which is imported under a module name of its own."""
+    """Return a function of a Python file."""
+    module = _module_of(path)
+    function = getattr(module, function_name, None)
+    if function is None:
+        found = [name for name, value in vars(module).items() if inspect.iscoroutinefunction(value)]
+        raise StrategyError(
+            f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
+            path=str(path),
+        )
+    return function  # type: ignore[no-any-return]  # load_strategy checks its kind
+
+
+def _module_of(path: Path) -> ModuleType:
+    """Import a Python file under a module name of its own."""
     if not path.is_file():
         raise StrategyError(f"there is no strategy file {path}; give path.py:function", path=str(path))
     spec = importlib.util.spec_from_file_location(f"minitrain_strategy_{path.stem}", path)
@@ -109,14 +305,7 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
             f"the strategy file {path} cannot be loaded: {type(error).__name__}: {error}{_line_of(error, path)}",
             path=str(path),
         ) from error
-    function = getattr(module, function_name, None)
-    if function is None:
-        found = [name for name, value in vars(module).items() if inspect.iscoroutinefunction(value)]
-        raise StrategyError(
-            f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
-            path=str(path),
-        )
-    return function  # type: ignore[no-any-return]  # load_strategy checks its kind
+    return module
 
 
 def _line_of(error: BaseException, path: Path) -> str:
@@ -125,9 +314,8 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f" (line {lines[-1]})" if lines else ""  # a syntax error names its line itself
 
 
-@lru_cache
 def _bind(strategy: Strategy, *options: str) -> None:
-    """Bind options to the parameters of a strategy; cached, since a sweep asks a thousand times a second.
+    """Bind options to the parameters of a strategy.
 
     Raises:
         TypeError: an option is no parameter, or a parameter has no value.
@@ -135,18 +323,43 @@ def _bind(strategy: Strategy, *options: str) -> None:
     inspect.signature(strategy).bind(None, **dict.fromkeys(options))
 
 
-def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> None:
+_bind_cached = lru_cache(_bind)  # a sweep asks a thousand times a second
+
+
+def _bind_once(strategy: Strategy, *options: str) -> None:
+    """Bind options as `_bind` does, once where the answer can be kept: what is no function may not be hashable."""
+    (_bind_cached if isinstance(strategy, FunctionType) else _bind)(strategy, *options)
+
+
+def require_options(name: str, strategy: Strategy, options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
     """Require that a strategy can be called with a model and some options.
+
+    Args:
+        name: the strategy's name.
+        strategy: the strategy.
+        options: what it is to be called with.
+        known: other names that might have been meant, those of a run's parameters.
 
     Raises:
         StrategyError: it takes other parameters.
     """
-    bind = _bind if isinstance(strategy, FunctionType) else _bind.__wrapped__  # anything else may not be hashable
     try:
-        bind(strategy, *options)
+        _bind_once(strategy, *options)
     except TypeError as error:
         signature = inspect.signature(strategy)
         given = ", ".join(["model", *(f"{option}={value!r}" for option, value in options.items())])
+        meant = "".join(did_you_mean(option, [*options_of(strategy), *known]) for option in options)
         raise StrategyError(
-            f"the strategy {name}{signature} cannot be called with ({given}): {error}", strategy=name
+            f"the strategy {name}{signature} cannot be called with ({given}): {error}{meant}", strategy=name
         ) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return in words which of the known names was meant by one that is not among them, or nothing.
+
+    >>> did_you_mean("wrold_size", ["num_layers", "world_size"])
+    '; did you mean world_size?'
+    """
+    listed = list(known)
+    close = [] if name in listed else difflib.get_close_matches(name, listed, 1)
+    return f"; did you mean {close[0]}?" if close else ""
