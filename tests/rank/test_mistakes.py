@@ -625,7 +625,7 @@ async def log_edited(model: Model) -> Model:
     return model
 
 
-@mistake(mt.StrategyError, r"the clock of rank 0 does not add up: model.time at the end")
+@mistake(mt.StrategyError, r"rows of the log of rank 0 are gone; a log is for reading")
 async def log_cut_short(model: Model) -> Model:
     await correct(model)
     del model.log._rows[-10:]

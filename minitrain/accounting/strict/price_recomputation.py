@@ -8,12 +8,13 @@ the predictor that remembers no price.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from minitrain.accounting.strict.clock_recomputation import clock_error
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, LAYER, LOAD_WEIGHTS, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
+from minitrain.events import COMM, LAYER, ON_COMPUTE, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
 
@@ -36,6 +37,14 @@ def facts_of(value: Any) -> Moved:
     return None if value is None else [facts_of(item) for item in value]
 
 
+def _questions(rows: Sequence[Any], known: Mapping[int, Any], *, is_uniform: bool) -> Iterator[Hashable]:
+    """Yield what tells the prices of rows apart: type, stream, layer, price, and what is known of the operation."""
+    for row, facts in known.items():
+        stream = rows[row + STREAM]
+        layer = rows[row + LAYER] if stream is ON_COMPUTE and not is_uniform else 0
+        yield rows[row], id(stream), layer, id(rows[row + PRICE]), facts if stream is ON_COMPUTE else id(facts)
+
+
 class PriceRecomputation:
     """The prices of a run's operations, computed again.
 
@@ -46,7 +55,7 @@ class PriceRecomputation:
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor.slowed(1.0)  # a copy that remembers no price
         self.workload = predictor.workload
-        self._seen: dict[Any, Price] = {}  # the price of rows that were checked and are alike
+        self._seen: set[Hashable] = set()
         self._sizes: dict[Any, int] = {}
 
     def check(self, model: Any) -> None:
@@ -55,19 +64,25 @@ class PriceRecomputation:
         Raises:
             StrategyError: a price is another one, or no price at all.
         """
-        rows, is_uniform = model._log._rows, self.workload.is_uniform
-        columns = (rows[column::STRIDE] for column in (TYP, LAYER, PRICE, SAMPLES, STREAM))
-        seen, shards, moved = self._seen, model._shard_counts, model._moved
-        for place, (typ, layer, price, samples, stream) in enumerate(zip(*columns, strict=True)):
-            if typ in PASSES:
-                key: Any = (typ, len(samples)) if is_uniform else (typ, len(samples), layer)
-            elif typ in (UPDATE, LOAD_WEIGHTS):
-                key = typ, *shards.get(place * STRIDE, ()), *(() if is_uniform else (layer,))
-            else:
-                key = typ, id(stream), id(moved.get(place * STRIDE))
-            if seen.get(key) is not price:
-                self._check_row(model, place * STRIDE)
-                seen[key] = price
+        rows = model._log._rows
+        if max((*model._shard_counts, *model._moved), default=-1) >= len(rows):
+            raise StrategyError(
+                f"rows of the log of rank {model._rank} are gone; a log is for reading", rank=model._rank
+            )
+        prices = [*map(id, rows[PRICE::STRIDE])]
+        layers = repeat(0) if self.workload.is_uniform else rows[LAYER::STRIDE]
+        passes = zip(rows[TYP::STRIDE], map(len, rows[SAMPLES::STRIDE]), prices, layers, strict=False)
+        self._check_each(model, passes, range(0, len(rows), STRIDE))
+        for known in (model._shard_counts, model._moved):
+            self._check_each(model, _questions(rows, known, is_uniform=self.workload.is_uniform), known)
+
+    def _check_each(self, model: Any, questions: Iterable[Hashable], places: Iterable[int]) -> None:
+        """Check one row of all that ask the same and have the same price; ranks share what was checked."""
+        found = dict(zip(questions, places, strict=False))
+        for question, row in found.items():
+            if question not in self._seen:
+                self._check_row(model, row)
+        self._seen |= found.keys()
 
     def _check_row(self, model: Any, row: int) -> None:
         """Check one row."""
