@@ -13,8 +13,7 @@ import typer
 from minitrain.errors import StrategyError, UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
-from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy, load_strategy
-from minitrain.run.strategy_options import literal, takes_option
+from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy, literal, load_strategy, takes_option
 
 DEFAULT = RunParameters()
 

@@ -19,8 +19,7 @@ from minitrain.cli import options as given
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.plain_text import printable
 from minitrain.run.saved_runs import plain
-from minitrain.run.strategy_loading import Strategy, load_strategy, strategies_of_file
-from minitrain.run.strategy_options import options_of
+from minitrain.run.strategy_loading import Strategy, load_strategy, options_of, strategies_of_file
 from minitrain.trace.tables import facts_table, plain_table
 
 Name = Annotated[

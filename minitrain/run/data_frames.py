@@ -1,7 +1,4 @@
-"""Tables for pandas, which is imported when somebody asks for one, and is no dependency.
-
-It is a file of its own, since runs, comparisons and sweeps share it.
-"""
+"""Tables for pandas, which is imported when somebody asks for one, and is no dependency."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from minitrain.analysis.labels import GIB
 from minitrain.files import write_text
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.saved_runs import plain
-from minitrain.run.strategy_options import split_options
+from minitrain.run.strategy_loading import split_options
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.page_script import SCRIPT, STYLE
 
