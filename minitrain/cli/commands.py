@@ -29,9 +29,9 @@ from minitrain.cli.prove import prove
 from minitrain.cli.strategies import strategies
 from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
+from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import ChosenStrategy
 from minitrain.trace.run_folder import RUN_FILE, conditions, title_of, write_comparison, write_run
 from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
 

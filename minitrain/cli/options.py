@@ -12,8 +12,9 @@ import typer
 
 from minitrain.errors import StrategyError, UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
-from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy, literal, load_strategy, takes_option
+from minitrain.run.strategy_loading import load_strategy, takes_option
 
 DEFAULT = RunParameters()
 

@@ -11,7 +11,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, message_of, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, user_prints_to_stderr
 from minitrain.plain_text import text_of
-from minitrain.run.strategy_loading import ChosenStrategy
+from minitrain.run.chosen_strategy import ChosenStrategy
 
 WORLD_SIZE, LAYERS, BATCH = 8, 8, 16  # those of `mt.prove`; a test compares them
 
@@ -63,4 +63,5 @@ def _outcome(chosen: ChosenStrategy, parameters: dict[str, Any]) -> dict[str, An
     except BaseException as error:  # a strategy may raise anything, even SystemExit
         words = f"{type(error).__name__}: {text_of(error)}"
         return {"proven": False, "largest_difference": None, "error": words, "text": message_of(error)}
-    return {"proven": True, "largest_difference": proof.largest, "error": None, "text": str(proof)}
+    text = f"{chosen.label}{str(proof).removeprefix(chosen.name)}"
+    return {"proven": True, "largest_difference": proof.largest, "error": None, "text": text}

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 import minitrain as mt
@@ -74,7 +77,7 @@ def _show(name: str, function: Strategy, *, as_json: bool) -> None:
         listed = [{**asdict(option), "default": plain(option.default)} for option in options]
         print_json({"strategy": name, "description": _what_it_is(function), "rules": rules, "options": listed})
         return
-    print_lines([name, _what_it_is(function), "", *rules])
+    print_lines([name, *_wrapped([_what_it_is(function), "", *rules])])
     if not options:
         print_lines(["It has no options."])
         return
@@ -87,6 +90,12 @@ def _show(name: str, function: Strategy, *, as_json: bool) -> None:
         table.add_row(*(Text(printable(text)) for text in (option.name, default, option.meaning)))
     print_table(table)
     print_lines([f"such as: minitrain run {name}:{options[-1].name}={_example(options[-1])}"])
+
+
+def _wrapped(paragraphs: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of paragraphs, as wide as the table below them."""
+    for paragraph in paragraphs:
+        yield from textwrap.wrap(paragraph, Console().width) or [""]
 
 
 def _example(option: Option) -> str:

@@ -17,7 +17,7 @@ from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
-from minitrain.run.strategy_loading import literal
+from minitrain.run.chosen_strategy import literal
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.sweep import Sweep
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import HardwareConfigError, require_count
 from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import DEFAULTS, SIZES, shows_run_parameters
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy
+from minitrain.run.strategy_loading import Strategy
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,4 +1,7 @@
-"""Tables for pandas, which is imported when somebody asks for one, and is no dependency."""
+"""Tables for pandas, which is imported when somebody asks for one, and is no dependency.
+
+It is a file of its own, since runs, comparisons and sweeps make such tables, with one error where there is no pandas.
+"""
 
 from __future__ import annotations
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from minitrain.hardware.predictor import network_of
 from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
+from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import Strategy, choose_strategy
+from minitrain.run.strategy_loading import Strategy
 from minitrain.transport.dist import Dist
 
 R = TypeVar("R", bound=Run)

@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.price import Predictor
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.parameters import DEFAULTS, make_predictor
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
-from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy
+from minitrain.run.strategy_loading import Strategy
 
 if TYPE_CHECKING:
     from minitrain.folding.early_divergence import DivergenceHistory

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.parameters import DEFAULTS
-from minitrain.run.strategy_loading import ChosenStrategy, did_you_mean, options_of, takes_option
+from minitrain.run.strategy_loading import did_you_mean, options_of, takes_option
 
 Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
 

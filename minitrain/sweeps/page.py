@@ -15,9 +15,9 @@ from typing import Any
 
 from minitrain.analysis.labels import GIB
 from minitrain.files import write_text
+from minitrain.run.chosen_strategy import split_options
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.saved_runs import plain
-from minitrain.run.strategy_loading import split_options
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.page_script import SCRIPT, STYLE
 

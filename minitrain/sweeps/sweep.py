@@ -17,10 +17,11 @@ from typing import Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
+from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import Strategy, choose_strategy
+from minitrain.run.strategy_loading import Strategy
 from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches, succeeded
 from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points, require_known_names
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
