@@ -15,7 +15,7 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
-| `operation_kind` | a class: that of the communications that are submitted |
+| `_operation_kind` | a class: that of the communications that are submitted |
 | `_store` | when the model is made, for each of its five stores |
 | `counted`, `memory_by_store` | when somebody asks what the rank holds |
 | `mesh`, `group`, `_member` | when a group of ranks is named |

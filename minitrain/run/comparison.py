@@ -1,4 +1,7 @@
-"""Several strategies simulated with the same parameters: `compare` -> `Comparison`."""
+"""Several strategies simulated with the same parameters: `compare` -> `Comparison`.
+
+The columns that are shown of it are in `minitrain.trace.tables` (terminal) and `minitrain.trace.run_folder` (page).
+"""
 
 from __future__ import annotations
 

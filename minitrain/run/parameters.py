@@ -2,7 +2,8 @@
 
 A new parameter is a new field of `RunParameters`. `simulate` and `simulate_async` show the fields as their keywords;
 `compare`, `sweep`, `prove`, folding and the command line take the names and the defaults from here. What excludes each
-other is in one table, `EXCLUSIONS`.
+other is in one table, `EXCLUSIONS`. A command offers a new parameter once `minitrain.cli.options` has an option for it
+and the command's own signature names that.
 """
 
 from __future__ import annotations

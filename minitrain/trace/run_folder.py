@@ -1,7 +1,7 @@
 """The files of a run: its page, its Chrome trace and its event log, in a folder of its own.
 
-The words beside a picture (its title and facts, the rows of a comparison's table) are made here from the run. The other
-modules of this package draw what they are given.
+The words beside a picture (its title and facts, the rows of the table on a comparison's page) are made here from the
+run. The table that `compare` prints is in `tables`. The other modules of this room draw what they are given.
 """
 
 from __future__ import annotations
