@@ -271,6 +271,8 @@ def test_a_file_shows_its_strategies_or_its_only_one() -> None:
     assert "required" in minitrain("strategies", "one.py:mine").stdout
     assert [row["strategy"] for row in printed_json("strategies", "two.py")] == ["mine", "other"]
     assert "It has no options." in minitrain("strategies", "two.py:other").stdout
+    Path("bare.py").write_text("async def bare(model): return model\n")
+    assert "It has no docstring that says what it needs." in minitrain("strategies", "bare.py").stdout
 
 
 def test_prove_proves_strategies_with_their_options() -> None:

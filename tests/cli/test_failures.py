@@ -42,6 +42,7 @@ USAGE = [
     ("compare nope", "there is no strategy 'nope'; use one of ddp"),
     ("run zero33", "there is no strategy 'zero33'; did you mean zero3?"),
     ("run mine.py", "mine.py has 9 strategies, mute, boom, leave, cancel, interrupt, recurse, lost, stuck, lazy; say"),
+    ("run mine", "there is no strategy 'mine'; did you mean mine.py? use one of"),
     ("run empty.py", "empty.py has no strategy, an async function of one argument: `async def mine(model): ...`"),
     ("run missing.py", "there is no strategy file missing.py; give path.py:function"),
     ("run pp_dp:pp", "there is no strategy 'pp_dp:pp'"),
