@@ -21,7 +21,7 @@ from minitrain.cli.sweep import sweep
 from minitrain.cli.trace import trace as saved_runs
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison
 from minitrain.run.result import Run
-from minitrain.trace.run_folder import conditions, title_of, write_comparison, write_run
+from minitrain.trace.run_folder import RUN_FILE, conditions, title_of, write_comparison, write_run
 from minitrain.trace.tables import comparison_notes, comparison_table, facts_table, ranks_table, run_table
 
 app = typer.Typer(
@@ -87,6 +87,7 @@ def compare(
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
+    shared_script: given.SharedScript = False,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
 ) -> None:
     """Simulate a training step of several strategies, and print which is fastest.
@@ -114,7 +115,7 @@ def compare(
                 **chosen,
             )
         progress.say("writing traces")
-        written = _written(lambda: write_comparison(comparison, out)) if traced else []
+        written = _written(lambda: write_comparison(comparison, out, shared_script=shared_script)) if traced else []
     if as_json:
         print_json(comparison.summary())
     else:
@@ -222,4 +223,5 @@ def _print_run(result: Run, written: Sequence[Path] | None) -> None:
     print_table(run_table(result))
     print_table(ranks_table(result))
     if written:
-        print_lines([f"wrote {written[0]}"])
+        why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
+        print_lines([f"wrote {written[0]}", why])

@@ -19,25 +19,62 @@ from minitrain.analysis.waits import GAP_KINDS
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bar_texts import bar_numbers
 from minitrain.trace.bars import Bars
+from minitrain.trace.colors import COMPUTING, EXPOSED, IDLE, USES, dark_kinds
 from minitrain.trace.gantt import MAX_BARS, lane_geometry
-from minitrain.trace.heat_map import HEAT_SCALE, MAX_ROWS, NUM_BINS
+from minitrain.trace.heat_map import MAX_ROWS, NUM_BINS, STEPS, heat_legend, scale
 from minitrain.trace.layout import View
 
-STYLE = """
-:root { color-scheme: light dark; }
-html { overflow-y: scroll; }
-body { margin: 0 auto; max-width: 1800px; padding: 8px 12px; background: #fff; color: #24292f;
-  font: 14px/1.45 system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif; }
-table { border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid rgba(128,128,128,.25); }
-th:first-child, td:first-child { text-align: left; }
-tr.best td:first-child { font-weight: 700; }
-@media (prefers-color-scheme: dark) {
-  body { background: #0d1117; color: #c9d1d9; }
-  a { color: #79b8ff; }
+_VARIABLES = ("computing", "exposed", "idle")
+_LIGHT = "".join(f"--{name}: {use.color}; " for name, use in zip(_VARIABLES, USES, strict=True))
+_DARK = "".join(f"--{name}: {use.dark}; " for name, use in zip(_VARIABLES, USES, strict=True))
+STYLE = f"""
+:root {{ color-scheme: light dark; {_LIGHT}--line: rgba(128,128,128,.25); --soft: #57606a; }}
+html {{ overflow-y: scroll; }}
+body {{ margin: 0 auto; max-width: 1800px; padding: 8px 12px; background: #fff; color: #24292f;
+  font: 14px/1.45 system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif; }}
+h1 {{ font-size: 19px; line-height: 1.3; margin: 6px 0 2px; overflow-wrap: anywhere; }}
+h2 {{ font-size: 14px; margin: 10px 0 4px; }}
+p {{ margin: 6px 0; }}
+small {{ color: var(--soft); margin-left: .6em; }}
+code {{ font-size: 13px; overflow-wrap: anywhere; }}
+.facts span {{ display: inline-block; }}
+.facts span:not(:last-child)::after {{ content: "·"; margin: 0 .1em 0 .4em; }}
+table {{ border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 3px 0 3px 14px; text-align: right; border-bottom: 1px solid var(--line); }}
+th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
+td:nth-child(2) {{ white-space: nowrap; }}
+td.rest {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
+.answer {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: 0 32px;
+  margin: 4px 0 10px; padding-bottom: 6px; border-bottom: 1px solid var(--line); font-size: 13px; }}
+.answer > div {{ min-width: 0; max-width: 680px; }}
+.answer table {{ width: 100%; }}
+.answer th {{ font-weight: 400; color: var(--soft); white-space: nowrap; }}
+.answer th, .answer td {{ padding-top: 2px; padding-bottom: 2px; line-height: 1.35; }}
+.answer td {{ vertical-align: top; }}
+.waits th:last-child, .waits td:last-child {{ text-align: left; }}
+.answer p {{ color: var(--soft); margin: 4px 0; }}
+.lines td {{ border: 0; padding: 0 0 0 8px; line-height: 1.35; width: 2.6em; vertical-align: middle !important; }}
+.lines td:first-child {{ width: 1%; padding-left: 0; white-space: nowrap; }}
+.lines td.bar {{ width: auto; min-width: 80px; }}
+.bar b {{ display: flex; height: 11px; }}
+.bar i, .legend i {{ display: block; height: 100%; }}
+.legend span {{ display: inline-block; margin-right: 12px; }}
+.legend i {{ display: inline-block; width: 11px; height: 11px; margin-right: 5px; }}
+i.computing {{ background: var(--computing); }}
+i.exposed {{ background: var(--exposed); }}
+i.idle {{ background: var(--idle); }}
+#missing, noscript p {{ border: 1px solid #D55E00; padding: 8px 12px; }}
+#buttons button {{ font: 12px/1.4 inherit; font-family: inherit; color: inherit; background: none; cursor: pointer;
+  border: 1px solid rgba(128,128,128,.5); border-radius: 4px; padding: 4px 12px; margin: 4px 6px 2px 0; }}
+#buttons button[aria-pressed=true] {{ background: rgba(56,139,253,.22); }}
+@media (max-width: 600px) {{ th, td {{ padding-left: 8px; }} table {{ font-size: 13px; }} }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ {_DARK}--soft: #9aa4af; }}
+  body {{ background: #0d1117; color: #c9d1d9; }}
+  a {{ color: #79b8ff; }}
   /* Plotly's own colour of a chosen button and of one that is pointed at, which suits light pages alone */
-  .updatemenu-item-rect[style*="244, 250, 255"] { fill: #30507a !important; }
-}
+  .updatemenu-item-rect[style*="244, 250, 255"] {{ fill: #30507a !important; }}
+}}
 """
 
 PAGE_SCRIPT = r"""
@@ -47,6 +84,7 @@ const figure = read('data'), details = read('details');
 const dark = window.matchMedia && matchMedia('(prefers-color-scheme: dark)').matches;
 
 function adapt(layout) {
+  delete layout.title;  // the page has it as its headline
   layout.font.color = dark ? '#c9d1d9' : '#3d444d';
   layout.modebar = { ...layout.modebar, bgcolor: 'rgba(0,0,0,0)', color: dark ? '#8b949e' : '#8c959f',
     activecolor: dark ? '#fff' : '#24292f' };
@@ -142,31 +180,49 @@ function barTraces(d, spans) {
     return { ...row, type: 'bar', orientation: 'h', name: kind.name, textposition: 'inside',
       insidetextanchor: 'middle', textangle: 0, insidetextfont: { color: kind.ink, size: 11 },
       hoverinfo: 'text', marker };
-  }).filter(trace => trace.x.length);
+  }).filter(trace => trace.x.length).map(darken);
+}
+
+// on black, some kinds have lighter colours
+function darken(trace) {
+  const look = dark && DARK_KINDS[trace.name];
+  if (!look || !trace.marker || trace.marker.color.startsWith('rgba(0,0,0,0')) return trace;
+  const font = trace.insidetextfont && { insidetextfont: { ...trace.insidetextfont, color: look.ink } };
+  return { ...trace, marker: { ...trace.marker, color: look.color }, ...font };
 }
 
 function heatTrace(d, spans, window) {
   const perRow = Math.ceil(spans.length / d.maxRows), numRows = Math.ceil(spans.length / perRow);
   const size = (window.right - window.left) / d.numBins, zero = () => new Float32Array(d.numBins);
-  const z = Array.from({ length: numRows }, zero), other = Array.from({ length: numRows }, zero);
+  // waiting, computing, communicating: of each cell, what is done most decides its colour, how much its strength
+  const shares = [0, 1, 2].map(() => Array.from({ length: numRows }, zero));
   spans.forEach(([, from, to], place) => {
     const row = Math.floor(place / perRow), share = 100 / Math.min(perRow, spans.length - row * perRow);
     for (let i = from; i < to; i++) {
-      if (d.kind[i] === d.kinds.length - 1) continue;
-      const target = d.computes[d.kind[i]] ? z[row] : other[row];
+      const waits = d.kind[i] === d.kinds.length - 1;
+      if (!waits && !d.computes[d.kind[i]]) continue;
+      const target = shares[waits ? 0 : 1][row];
       const left = Math.max((d.start[i] - window.left) / size, 0);
       const right = Math.min((d.start[i] + d.length[i] - window.left) / size, d.numBins);
       for (let bin = Math.floor(left); bin < right; bin++)
         target[bin] += share * (Math.min(bin + 1, right) - Math.max(bin, left));
     }
   });
-  const whole = rows => rows.map(row => row.map(value => Math.min(Math.round(value), 100)));
-  return { ...figure.data[d.numFixed], z: whole(z), customdata: whole(other), x0: window.left + size / 2, dx: size,
+  const [waiting, computing, exposed] = shares, z = exposed.map(row => row.slice());
+  for (let row = 0; row < numRows; row++) for (let bin = 0; bin < d.numBins; bin++) {
+    const parts = [waiting[row][bin], computing[row][bin]].map(part => Math.min(Math.round(part), 100));
+    parts.push(Math.max(100 - parts[0] - parts[1], 0));
+    const most = Math.max(...parts);
+    z[row][bin] = d.steps * parts.indexOf(most) + Math.max(most - (100 - d.steps + 1), 0);
+    shares.forEach((share, use) => { share[row][bin] = parts[use]; });
+  }
+  return { ...figure.data[d.numFixed], z, customdata: computing, text: exposed, x0: window.left + size / 2, dx: size,
     y0: window.top + (perRow - 1) / 2, dy: perRow };
 }
 
 function follow(d) {
   prepare(d);
+  const legend = figure.data.slice(d.numFixed + 1);
   let shown = '';
   const update = () => {
     const [left, right] = gd.layout.xaxis.range.map(Number), rows = gd.layout.yaxis.range.map(Number);
@@ -177,7 +233,7 @@ function follow(d) {
     if (key === shown) return;
     shown = key;
     const { spans, count } = visible(d, window);
-    const drawn = count <= d.maxBars ? barTraces(d, spans) : [heatTrace(d, spans, window)];
+    const drawn = count <= d.maxBars ? barTraces(d, spans) : [heatTrace(d, spans, window), ...legend];
     // curves and overlays come first and stay as they are: what was switched on remains so
     Plotly.react(gd, [...gd.data.slice(0, d.numFixed), ...drawn], gd.layout, CONFIG);
   };
@@ -185,15 +241,106 @@ function follow(d) {
   gd.on('plotly_relayout', () => { clearTimeout(timer); timer = setTimeout(update, 30); });
 }
 
-adapt(figure.layout);
-// on black, more must be lighter, as on white it is darker
-const DARK_SCALE = [[0, '#21262d'], [0.25, '#1f4e79'], [0.6, '#3a8fd0'], [1, '#d7ecff']];
-if (dark) figure.data.filter(trace => trace.type === 'heatmap').forEach(trace => { trace.colorscale = DARK_SCALE; });
-Plotly.newPlot(gd, figure.data, figure.layout, CONFIG).then(() => {
+// Where the window is narrow, legends stand above and below the panels instead of beside them.
+const NARROW = 760, layout = figure.layout, legends = ['legend', 'legend2'].filter(name => layout[name]);
+const places = Object.fromEntries(legends.map(name => [name, { ...layout[name] }]));
+const margin = { ...layout.margin }, captions = (layout.annotations || []).map(note => ({ ...note }));
+let inner = layout.height - margin.t - margin.b;
+
+// the widest lines of whole facts, with a font that lets two of them stand above a panel
+function caption(note, width) {
+  if (note.xref !== 'paper') return {};
+  const pen = document.createElement('canvas').getContext('2d');
+  const wide = (text, size) => {
+    pen.font = size + 'px ' + layout.font.family;
+    return pen.measureText(text.replace(/<[^>]*>/g, '')).width * 1.04;
+  };
+  if (wide(note.text, 13) <= width) return { text: note.text, font: { ...note.font, size: 13 } };
+  const lines = [''];
+  note.text.split(' · ').forEach((fact, place) => {
+    const longer = lines.at(-1) + (place ? ' · ' : '') + fact;
+    if (place && wide(longer, 11) > width) lines.push(fact); else lines[lines.length - 1] = longer;
+  });
+  return { text: lines.join('<br>'), font: { ...note.font, size: 11 }, align: 'left' };
+}
+
+function arranged() {
+  const width = gd.clientWidth, narrow = width < NARROW, top = layout.meta.top;
+  const side = narrow ? { l: 52, r: 12 } : { l: margin.l, r: margin.r };
+  const full = gd._fullLayout, high = name => (narrow && full && full[name] && full[name]._height) || 0;
+  // Plotly shrinks the panels unless a margin has some px more than the legend in it
+  const t = top + (narrow ? high('legend') + 16 : 0), b = margin.b + (narrow ? high('legend2') + 12 : 0);
+  const changes = { height: inner + t + b, margin: { ...margin, ...side, t, b },
+    'uniformtext.minsize': narrow ? 10 : layout.uniformtext.minsize };  // bars of a few px are no place for a number
+  legends.forEach((name, below) => {
+    const across = { orientation: 'h', x: -(side.l - 8) / (width - side.l - side.r), xanchor: 'left',
+      y: below ? -(margin.b - 4) / inner : 1 + (top + 2) / inner, yanchor: below ? 'top' : 'bottom' };
+    Object.entries(narrow ? across : { orientation: 'v', ...places[name] })
+      .forEach(([key, value]) => { changes[name + '.' + key] = value; });
+  });
+  captions.forEach((note, place) => Object.entries(caption(note, width - side.l - side.r))
+    .forEach(([key, value]) => { changes['annotations[' + place + '].' + key] = value; }));
+  return changes;
+}
+
+// twice where it is narrow: only then it is known how high the legends are
+async function arrange(visible, shown) {
+  await Plotly.update(gd, visible || {}, { ...shown, ...arranged() });
+  if (gd.clientWidth < NARROW) await Plotly.relayout(gd, arranged());
+}
+
+// the buttons of a comparison as part of the page, where they wrap
+function makeButtons() {
+  const menu = (layout.updatemenus || []).find(menu => menu.type === 'buttons');
+  if (!menu) return;
+  layout.updatemenus = layout.updatemenus.filter(other => other !== menu);
+  const made = menu.buttons.map(button => {
+    const element = document.createElement('button');
+    element.textContent = button.label;
+    element.onclick = () => {
+      const [visible, shown] = button.args;
+      made.forEach(other => other.setAttribute('aria-pressed', other === element));
+      inner = shown.height - margin.t - margin.b;
+      if (places.legend2) places.legend2.y = shown['legend2.y'];
+      arrange(visible, shown);
+    };
+    return element;
+  });
+  made[0].setAttribute('aria-pressed', true);
+  document.getElementById('buttons').append(...made);
+}
+
+async function draw() {
+  adapt(layout);
+  makeButtons();
+  if (dark) {
+    figure.data = figure.data.map(darken);
+    figure.data.filter(trace => trace.type === 'heatmap').forEach(trace => { trace.colorscale = DARK_SCALE; });
+  }
+  await Plotly.newPlot(gd, figure.data, layout, CONFIG);
+  await arrange();
+  let timer = 0;
+  addEventListener('resize', () => { clearTimeout(timer); timer = setTimeout(arrange, 100); });
   if (details) follow(details);
   document.body.dataset.ready = 'yes';
-});
+}
+
+if (window.Plotly) draw();
+else {
+  document.getElementById('missing').hidden = false;
+  document.body.dataset.ready = 'missing';
+}
 """
+
+
+def constants() -> dict[str, Any]:
+    """Return the constants of the script: the colours of dark mode."""
+    kinds = {kind.name: {"color": kind.dark, "ink": kind.dark_ink} for kind in dark_kinds()}
+    uses = {
+        trace["name"]: {"color": use.dark, "ink": use.dark}
+        for trace, use in zip(heat_legend(), (COMPUTING, EXPOSED, IDLE), strict=True)
+    }
+    return {"DARK_KINDS": kinds | uses, "DARK_SCALE": scale(dark=True)}
 
 
 def payload(bars: Bars, view: View) -> dict[str, Any]:
@@ -212,7 +359,7 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
         "maxBars": MAX_BARS,
         "maxRows": MAX_ROWS,
         "numBins": NUM_BINS,
-        "heatScale": HEAT_SCALE,
+        "steps": STEPS,
         "unit": unit,
         "unitName": unit_name,
         "noLayer": int(np.iinfo(np.int16).min),
