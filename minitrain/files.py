@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 
 
 def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
-    """Write UTF-8 text, compressed if the name ends in ".gz"; the same text gives the same bytes.
+    r"""Write UTF-8 text, compressed if the name ends in ".gz"; the same text gives the same bytes.
+
+    Half a surrogate pair, such as Python makes of a path that is no UTF-8, is written as `\udcff`.
 
     Args:
         path: where to; its folder is made if it does not exist.
@@ -27,9 +30,9 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
             # a fixed time and no name in the header, and the level at which speed and size balance for JSON
             with temporary.open("wb") as raw, GzipFile("", "wb", 3, raw, mtime=0) as packed:
                 for chunk in chunks:
-                    packed.write(chunk.encode())
+                    packed.write(chunk.encode(errors="backslashreplace"))
         else:
-            with temporary.open("w", encoding="utf-8", newline="\n") as text:
+            with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as text:
                 text.writelines(chunks)
     return target
 
@@ -45,7 +48,15 @@ def write_bytes(path: str | Path, chunks: Iterable[bytes]) -> Path:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Offer a temporary name beside the target; move it into place, or remove it after an error."""
+    """Offer a temporary name beside the target; move it into place, or remove it after an error.
+
+    Raises:
+        OSError: the target is a folder, or a device, pipe or socket, in the place of which a file would come.
+    """
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "expected a regular file, found a device, pipe or socket", str(target))
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary

@@ -59,6 +59,13 @@ def _all(folder: Path | None) -> list[Exercise]:
     return shipped_exercises(folder)
 
 
+def _is_progress(done: Any) -> bool:
+    """Return whether an entry of the small file says what a learner has done in an exercise."""
+    kinds = {"passed": bool, "best": int | float, "hints": int}
+    typed = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in kinds.items())
+    return typed and 0 <= done["best"] <= 100 and done["hints"] >= 0
+
+
 class State:
     """What a learner has done, in a small file of the folder.
 
@@ -69,9 +76,11 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.path = folder / STATE
         try:
-            self.exercises: dict[str, dict[str, Any]] = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self.exercises = {}
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = {}
+        known = found.items() if isinstance(found, dict) else ()  # anybody may have edited it
+        self.exercises: dict[str, dict[str, Any]] = {name: done for name, done in known if _is_progress(done)}
 
     def of(self, exercise: Exercise) -> dict[str, Any]:
         """Return what is known of an exercise."""

@@ -13,20 +13,23 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
+
+from minitrain.plain_text import printable
 
 PATIENCE_S = 1.0  # before progress is shown
 
 
 def print_table(table: Table) -> None:
     """Print a table as wide as the terminal allows."""
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print text, wrapped between words on a terminal and one line each elsewhere."""
     console = Console()
     for line in lines:
-        console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
+        console.print(printable(line), markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
 
 
 def print_json(data: Any) -> None:
@@ -72,7 +75,7 @@ class Progress:
     def say(self, words: str) -> None:
         """Say what is going on from now on."""
         with self._lock:
-            self._words = words
+            self._words = printable(words)
             if self._status is not None:
                 self._show()
 
@@ -86,6 +89,6 @@ class Progress:
     def _show(self) -> None:
         """Show what was said last."""
         assert self._status is not None
-        self._status.update(self._words)
+        self._status.update(Text(self._words))  # not as markup: a strategy's name may look like it
         if not self._console.is_terminal:
             self._console.print(self._words, markup=False, highlight=False)

@@ -15,6 +15,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
+from minitrain.plain_text import printable
 from minitrain.sweeps.batches import Row, succeeded
 
 SHOWN = 10
@@ -112,7 +113,7 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
         table.add_column(column, justify="left" if column == "strategy" else "right")
     for row in best[:SHOWN]:
         figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{row['peak_memory_bytes'] / GIB:.2f}")
-        table.add_row(row["strategy"], *(str(row[axis]) for axis in axes), *figures)
+        table.add_row(*map(printable, (row["strategy"], *(str(row[axis]) for axis in axes))), *figures)
     if best:
         print_table(table)
     out_of_memory = sum(row["status"] == "oom" for row in rows)

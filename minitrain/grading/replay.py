@@ -17,7 +17,7 @@ from minitrain.events import COLLECTIVES, STORES
 from minitrain.grading.recorder import Step, leaves
 from minitrain.rank.model import Model
 
-KINDS = {kind: getattr(tensors, kind) for kind in ("Weight", "OptState", "Activation", "ActivationGrad", "WeightGrad")}
+KINDS = {kind.__name__: kind for kind in tensors.KINDS}
 
 
 MOST_TENSORS = 100_000

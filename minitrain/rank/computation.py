@@ -62,12 +62,12 @@ class Computation(RankState):
             num_shards: number of shards that the layer is cut into.
 
         Raises:
-            LawError: there is no such layer or shard.
+            LawError: there is no such layer or shard, or the layer has fewer rows than shards.
         """
         if not (
             layer.__class__ is shard.__class__ is num_shards.__class__ is int
             and 0 <= layer < self.num_layers
-            and 0 <= shard < num_shards
+            and 0 <= shard < num_shards <= self._max_shards
         ):
             laws.load(self, layer, shard, num_shards)
         if not self._entered:
@@ -246,7 +246,7 @@ class Computation(RankState):
             Weight and state, one step on; on a device they take the place of the old ones.
 
         Raises:
-            LawError: a layer or step differs, a sample is missing, or shards do not match.
+            LawError: a layer or step differs, a sample is missing, or shards do not match or are less than a row.
         """
         try:
             shards, num_shards, samples = weight.shards, weight.num_shards, weight_grad.samples
@@ -254,7 +254,7 @@ class Computation(RankState):
                 weight.layer == layer == weight_grad.layer == opt_state.layer
                 and (id(samples) in self._whole_batches or self._is_whole_batch(samples))
                 and weight.step == opt_state.step
-                and num_shards == weight_grad.num_shards == opt_state.num_shards
+                and num_shards == weight_grad.num_shards == opt_state.num_shards <= self._max_shards
                 and (shards is weight_grad.shards or shards == weight_grad.shards)
                 and (shards is opt_state.shards or shards == opt_state.shards)
                 and weight.__class__ is Weight

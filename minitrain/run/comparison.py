@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, require_count
 from minitrain.hardware.predictor import network_of
+from minitrain.plain_text import text_of
 from minitrain.run.parameters import DEFAULTS, SIZES
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
@@ -62,7 +63,7 @@ class FailedRun:
             "network": network_of(hardware) or plain(given["network"]),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **dict.fromkeys(_FIGURES),
-            "error": f"{type(self.error).__name__}: {self.error}",
+            "error": f"{type(self.error).__name__}: {text_of(self.error)}",
         }
 
 

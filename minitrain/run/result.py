@@ -239,7 +239,9 @@ class Run:
 def load_run(path: str | PathLike[str]) -> Run:
     """Read a run that `Run.save` wrote.
 
+    Everything in the file is judged, and no more time and memory is taken than its size explains.
+
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version.
+        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
     """
     return Run(**read_run(path))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.strategy_loading import Strategy, load_strategy
 from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches
@@ -135,10 +136,10 @@ class Sweep:
         require_writable(table)
         rows = self.rows()
         names = dict.fromkeys(name for row in rows for name in row)
-        with table.open("w", newline="", encoding="utf-8") as file:
+        with table.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             writer = csv.DictWriter(file, list(names), restval="")
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
         return table
 
     def __iter__(self) -> Iterator[Row]:

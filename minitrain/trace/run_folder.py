@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.analysis.labels import GIB, duration
+from minitrain.plain_text import text_of
 from minitrain.run.result import Run
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
+_LONGEST_NAME = 60  # characters; a file system takes 255 bytes
 
 
 def view_of(run: Run) -> View:
@@ -70,7 +73,7 @@ def _row(run: Run) -> Mapping[str, str]:
 
 def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
     figures = dict.fromkeys(("peak memory", "MFU", "bubble", "exposed communication"), "")
-    return {"strategy": name, "step time": f"failed: {error}", **figures}
+    return {"strategy": name, "step time": f"failed: {text_of(error)}", **figures}
 
 
 def draw_comparison(comparison: Comparison) -> Any:
@@ -116,10 +119,12 @@ def folder_name(name: str) -> str:
     >>> folder_name("1f1b (2)")
     '1f1b-2'
     """
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:_LONGEST_NAME] or "run"
 
 
-def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+def write_run(
+    run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True, name: str | None = None
+) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
     The files are complete before the first of them is moved to its place.
@@ -129,6 +134,7 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
         parent: the folder to make that folder in; it is made if it does not exist.
         include_plotlyjs: True for a page that needs no other file, "parent" to share Plotly's JavaScript with the pages
             of other runs.
+        name: of the folder, if not after the strategy.
 
     Returns:
         The run's folder.
@@ -138,7 +144,7 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
     """
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
-    target = parent / folder_name(run.strategy)
+    target = parent / (name or folder_name(run.strategy))
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
         run.write_html(Path(made, PAGE), include_plotlyjs)
         run.write_chrome_trace(Path(made, CHROME_TRACE))
@@ -147,6 +153,12 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
         for name in (PAGE, CHROME_TRACE, RUN_FILE):
             Path(made, name).replace(target / name)
     return target
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken yet."""
+    numbered = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(found for found in numbered if found not in taken)
 
 
 def write_comparison(
@@ -163,9 +175,11 @@ def write_comparison(
     Returns:
         The comparison's page, and the runs' folders.
     """
-    folders = {
-        run.strategy: write_run(run, parent, "parent" if shared_script else True) for run in comparison.succeeded
-    }
+    names: dict[str, str] = {}  # folders by strategy: names that differ may be called alike
+    for run in comparison.succeeded:
+        names[run.strategy] = _unused(folder_name(run.strategy), names.values())
+    script = "parent" if shared_script else True
+    folders = {run.strategy: write_run(run, parent, script, names[run.strategy]) for run in comparison.succeeded}
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}

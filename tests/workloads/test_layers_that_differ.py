@@ -25,6 +25,7 @@ class Perceptron:
     datatype = "float16"
     bytes_per_element = 2
     is_uniform = False
+    max_shards = min(WIDTHS)
 
     def weight_elements(self, layer: int) -> int:
         """Return the size of a layer's matrix."""

@@ -1,7 +1,7 @@
 """Strict accounting: every tensor alive counts, and operations accept only tensors that came out of operations.
 
-`simulate(..., strict=True)` runs a strategy on `StrictModel`. Open `model` first. `computing` adds to what a rank does
-alone, `communicating` to what it does with others, `launched` to what it launches, and `stores` to what it keeps.
+`simulate(..., strict=True)` runs a strategy on `StrictModel`. Open `model` first. `computation` adds to what a rank
+does alone, `communication` to what it does with others, `launched` to what it launches, and `stores` to what it keeps.
 
 `provenance` says what is remembered of a tensor, `buffers` what tensors occupy and what overwrites it, and `ledger`
 what a rank holds. `laws` has the rules for valid tensors, and `unusable_tensors` why other tensors cannot be used. When
