@@ -29,7 +29,8 @@ from minitrain.trace.bars import make_bars
 from minitrain.trace.comparison_figure import compare_figure
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
 from minitrain.trace.layout import View
-from minitrain.trace.page_script import PAGE_SCRIPT, STYLE, constants, payload
+from minitrain.trace.page_script import PAGE_SCRIPT, constants, payload
+from minitrain.trace.page_style import STYLE
 from minitrain.trace.svg import svg
 
 PLOTLY_FILE = "plotly.min.js"

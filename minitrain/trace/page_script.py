@@ -1,4 +1,4 @@
-"""The style and the JavaScript of a page, and the bars of a large trace as columns for it (`payload`).
+"""The JavaScript of a page, and the bars of a large trace as columns for it (`payload`).
 
 The script draws the figure. Of a large trace it draws the part that is zoomed into: every bar where at most `maxBars`
 are visible, shares of time where more are. For this it does in JavaScript what `gantt.bar_traces`, `heat_map.heat` and
@@ -19,70 +19,13 @@ from minitrain.analysis.waits import GAP_KINDS
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bar_texts import bar_numbers
 from minitrain.trace.bars import Bars
-from minitrain.trace.colors import COMPUTING, EXPOSED, IDLE, USES, dark_kinds
+from minitrain.trace.colors import COMPUTING, EXPOSED, IDLE, dark_kinds
 from minitrain.trace.gantt import MAX_BARS, lane_geometry
 from minitrain.trace.heat_map import MAX_ROWS, NUM_BINS, STEPS, heat_legend, scale
 from minitrain.trace.layout import View
+from minitrain.trace.page_arrangement import ARRANGEMENT
 
-_VARIABLES = ("computing", "exposed", "idle")
-_LIGHT = "".join(f"--{name}: {use.color}; " for name, use in zip(_VARIABLES, USES, strict=True))
-_DARK = "".join(f"--{name}: {use.dark}; " for name, use in zip(_VARIABLES, USES, strict=True))
-STYLE = f"""
-:root {{ color-scheme: light dark; {_LIGHT}--line: rgba(128,128,128,.25); --soft: #57606a; }}
-html {{ overflow-y: scroll; }}
-body {{ margin: 0 auto; max-width: 1800px; padding: 8px 12px; background: #fff; color: #24292f;
-  font: 14px/1.45 system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif; }}
-h1 {{ font-size: 19px; line-height: 1.3; margin: 6px 0 2px; overflow-wrap: anywhere; }}
-h2 {{ font-size: 14px; margin: 10px 0 4px; }}
-p {{ margin: 6px 0; }}
-small {{ color: var(--soft); margin-left: .6em; }}
-code {{ font-size: 13px; overflow-wrap: anywhere; }}
-.facts span {{ display: inline-block; }}
-.facts span:not(:last-child)::after {{ content: "·"; margin: 0 .1em 0 .4em; }}
-table {{ border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: 3px 0 3px 14px; text-align: right; border-bottom: 1px solid var(--line); }}
-th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
-td:nth-child(2) {{ white-space: nowrap; }}
-td.rest {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
-.answer {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: 0 32px;
-  margin: 4px 0 10px; padding-bottom: 6px; border-bottom: 1px solid var(--line); font-size: 13px; }}
-.answer > div {{ min-width: 0; max-width: 680px; }}
-.answer table {{ width: 100%; }}
-.answer th {{ font-weight: 400; color: var(--soft); white-space: nowrap; }}
-.answer th, .answer td {{ padding-top: 2px; padding-bottom: 2px; line-height: 1.35; }}
-.answer td {{ vertical-align: top; }}
-.waits th:last-child, .waits td:last-child {{ text-align: left; }}
-.answer p {{ color: var(--soft); margin: 4px 0; }}
-.lines td {{ border: 0; padding: 0 0 0 8px; line-height: 1.35; width: 2.6em; vertical-align: middle !important; }}
-.lines td:first-child {{ width: 1%; padding-left: 0; white-space: nowrap; }}
-.lines td.bar {{ width: auto; min-width: 80px; }}
-.bar b {{ display: flex; height: 11px; }}
-.bar i, .legend i {{ display: block; height: 100%; }}
-.legend span {{ display: inline-block; margin-right: 12px; }}
-.legend i {{ display: inline-block; width: 11px; height: 11px; margin-right: 5px; }}
-i.computing {{ background: var(--computing); }}
-i.exposed {{ background: var(--exposed); }}
-i.idle {{ background: var(--idle); }}
-#missing, noscript p {{ border: 1px solid #D55E00; padding: 8px 12px; }}
-#buttons button {{ font: 12px/1.4 inherit; font-family: inherit; color: inherit; background: none; cursor: pointer;
-  border: 1px solid rgba(128,128,128,.5); border-radius: 4px; padding: 4px 12px; margin: 4px 6px 2px 0; }}
-#buttons button[aria-pressed=true] {{ background: rgba(56,139,253,.22); }}
-@media (max-width: 600px) {{ th, td {{ padding-left: 8px; }} table {{ font-size: 13px; }} }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ {_DARK}--soft: #9aa4af; }}
-  body {{ background: #0d1117; color: #c9d1d9; }}
-  a {{ color: #79b8ff; }}
-  /* Plotly's own colour of a chosen button and of one that is pointed at, which suits light pages alone */
-  .updatemenu-item-rect[style*="244, 250, 255"] {{ fill: #30507a !important; }}
-}}
-"""
-
-PAGE_SCRIPT = r"""
-const gd = document.getElementById('figure');
-const read = id => JSON.parse(document.getElementById(id).textContent);
-const figure = read('data'), details = read('details');
-const dark = window.matchMedia && matchMedia('(prefers-color-scheme: dark)').matches;
-
+_DRAWING = r"""
 function adapt(layout) {
   delete layout.title;  // the page has it as its headline
   layout.font.color = dark ? '#c9d1d9' : '#3d444d';
@@ -241,75 +184,6 @@ function follow(d) {
   gd.on('plotly_relayout', () => { clearTimeout(timer); timer = setTimeout(update, 30); });
 }
 
-// Where the window is narrow, legends stand above and below the panels instead of beside them.
-const NARROW = 760, layout = figure.layout, legends = ['legend', 'legend2'].filter(name => layout[name]);
-const places = Object.fromEntries(legends.map(name => [name, { ...layout[name] }]));
-const margin = { ...layout.margin }, captions = (layout.annotations || []).map(note => ({ ...note }));
-let inner = layout.height - margin.t - margin.b;
-
-// the widest lines of whole facts, with a font that lets two of them stand above a panel
-function caption(note, width) {
-  if (note.xref !== 'paper') return {};
-  const pen = document.createElement('canvas').getContext('2d');
-  const wide = (text, size) => {
-    pen.font = size + 'px ' + layout.font.family;
-    return pen.measureText(text.replace(/<[^>]*>/g, '')).width * 1.04;
-  };
-  if (wide(note.text, 13) <= width) return { text: note.text, font: { ...note.font, size: 13 } };
-  const lines = [''];
-  note.text.split(' · ').forEach((fact, place) => {
-    const longer = lines.at(-1) + (place ? ' · ' : '') + fact;
-    if (place && wide(longer, 11) > width) lines.push(fact); else lines[lines.length - 1] = longer;
-  });
-  return { text: lines.join('<br>'), font: { ...note.font, size: 11 }, align: 'left' };
-}
-
-function arranged() {
-  const width = gd.clientWidth, narrow = width < NARROW, top = layout.meta.top;
-  const side = narrow ? { l: 52, r: 12 } : { l: margin.l, r: margin.r };
-  const full = gd._fullLayout, high = name => (narrow && full && full[name] && full[name]._height) || 0;
-  // Plotly shrinks the panels unless a margin has some px more than the legend in it
-  const t = top + (narrow ? high('legend') + 16 : 0), b = margin.b + (narrow ? high('legend2') + 12 : 0);
-  const changes = { height: inner + t + b, margin: { ...margin, ...side, t, b },
-    'uniformtext.minsize': narrow ? 10 : layout.uniformtext.minsize };  // bars of a few px are no place for a number
-  legends.forEach((name, below) => {
-    const across = { orientation: 'h', x: -(side.l - 8) / (width - side.l - side.r), xanchor: 'left',
-      y: below ? -(margin.b - 4) / inner : 1 + (top + 2) / inner, yanchor: below ? 'top' : 'bottom' };
-    Object.entries(narrow ? across : { orientation: 'v', ...places[name] })
-      .forEach(([key, value]) => { changes[name + '.' + key] = value; });
-  });
-  captions.forEach((note, place) => Object.entries(caption(note, width - side.l - side.r))
-    .forEach(([key, value]) => { changes['annotations[' + place + '].' + key] = value; }));
-  return changes;
-}
-
-// twice where it is narrow: only then it is known how high the legends are
-async function arrange(visible, shown) {
-  await Plotly.update(gd, visible || {}, { ...shown, ...arranged() });
-  if (gd.clientWidth < NARROW) await Plotly.relayout(gd, arranged());
-}
-
-// the buttons of a comparison as part of the page, where they wrap
-function makeButtons() {
-  const menu = (layout.updatemenus || []).find(menu => menu.type === 'buttons');
-  if (!menu) return;
-  layout.updatemenus = layout.updatemenus.filter(other => other !== menu);
-  const made = menu.buttons.map(button => {
-    const element = document.createElement('button');
-    element.textContent = button.label;
-    element.onclick = () => {
-      const [visible, shown] = button.args;
-      made.forEach(other => other.setAttribute('aria-pressed', other === element));
-      inner = shown.height - margin.t - margin.b;
-      if (places.legend2) places.legend2.y = shown['legend2.y'];
-      arrange(visible, shown);
-    };
-    return element;
-  });
-  made[0].setAttribute('aria-pressed', true);
-  document.getElementById('buttons').append(...made);
-}
-
 async function draw() {
   adapt(layout);
   makeButtons();
@@ -331,6 +205,7 @@ else {
   document.body.dataset.ready = 'missing';
 }
 """
+PAGE_SCRIPT = ARRANGEMENT + _DRAWING
 
 
 def constants() -> dict[str, Any]:
