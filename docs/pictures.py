@@ -32,7 +32,7 @@ _LOAD = """async packed => {
 def main() -> None:
     """Simulate, draw, and photograph."""
     run = mt.simulate("1f1b", world_size=4, num_layers=8, global_batch_size=32, microbatch_size=4, memory_by_kind=True)
-    large = mt.simulate("1f1b", world_size=32, num_layers=64, global_batch_size=512, microbatch_size=4)
+    large = mt.simulate("1f1b", world_size=64, num_layers=64, global_batch_size=512, microbatch_size=4)
     write_svg(DOCS / "1f1b.svg", run.timeline, view_of(run))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
