@@ -291,7 +291,7 @@ def test_prove_proves_strategies_with_their_options() -> None:
     lines = minitrain(*arguments).stdout.splitlines()
     assert [line.partition(" trains 2 layers as one device does")[0] for line in lines] == [
         "zero3 on 2 ranks",
-        "gpipe on 2 ranks",
+        "gpipe:microbatch_size=1 on 2 ranks",
     ]
     outcomes = printed_json(*arguments)
     assert [(outcome["proven"], outcome["error"]) for outcome in outcomes] == [(True, None)] * 2
