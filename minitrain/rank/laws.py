@@ -3,7 +3,7 @@
 Each function returns, or raises a `LawError` that names rule, values, rank, layer and remedy. An operation calls it
 before it logs anything and before any clock moves. The laws hold under `python -O` too, since they are no `assert`s.
 
-`minitrain.rank.computing` checks the usual cases by expressions of its own; both must agree.
+`minitrain.rank.computation` checks the usual calls by one quick expression first; both must agree.
 """
 
 from __future__ import annotations

@@ -32,6 +32,22 @@ from minitrain.rank.communication import Communication
 from minitrain.rank.computation import Computation
 from minitrain.rank.final_weights import check_final_weights
 
+_OF_THE_ENGINE = frozenset(
+    {
+        "account",
+        "after_collective",
+        "after_message",
+        "counted",
+        "follows_tensors",
+        "held_bytes",
+        "in_flight",
+        "launching",
+        "operation_kind",
+        "wire_bytes",
+    }
+)
+"""What kinds of model override or use of one another, and no strategy needs."""
+
 
 class Model(Computation, Communication):
     """One rank of a training run.
@@ -53,6 +69,10 @@ class Model(Computation, Communication):
     Raises:
         UsageError: a parameter is outside its rule.
     """
+
+    def __dir__(self) -> list[str]:
+        """List what a strategy may use, and what may be read of a finished rank."""
+        return [name for name in super().__dir__() if not name.startswith("_") and name not in _OF_THE_ENGINE]
 
     @staticmethod
     def check(models: Sequence[Model]) -> None:

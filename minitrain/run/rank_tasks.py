@@ -11,6 +11,7 @@ from minitrain.events import PRICE, STRIDE
 from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
 from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.progress import RunProgress
 from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.dist import Dist
@@ -34,6 +35,8 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
     dist.detector.progress = _Progress(models)
     tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
     dist.detector.watch_run()
+    if prepared.watch is not None:
+        prepared.watch(RunProgress(models))
     patience_s: float | None = None
     with collecting_unretrieved_errors(dist, tasks) as unretrieved:
         try:

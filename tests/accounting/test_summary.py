@@ -240,7 +240,7 @@ def test_what_needs_events_is_refused(reader: str, tmp_path: Path, monkeypatch: 
 
 def test_a_notebook_shows_words() -> None:
     run = mt.simulate("ddp", log="summary", **SIZES)
-    assert set(run._repr_mimebundle_()) == {"text/plain"}
+    assert set(run._repr_mimebundle_()) == {"text/plain", "text/html"}
     assert repr(run.models[0].log) == "<log of rank 0: 41 events, not kept>"
 
 

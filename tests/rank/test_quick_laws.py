@@ -1,4 +1,4 @@
-"""What rank/computing.py writes out for speed agrees with what it stands for: the laws, and the rows of the log."""
+"""What rank/computation.py writes out for speed agrees with what it stands for: the laws, and the rows of the log."""
 
 from __future__ import annotations
 
