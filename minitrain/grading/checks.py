@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minitrain import errors
 from minitrain.errors import LawError, MinitrainError, ProofError
-from minitrain.grading.budgets import budget_for, communication_by_kind
+from minitrain.grading.budgets import budget_for
 from minitrain.grading.exercise import Case, Exercise
-from minitrain.grading.replay import replayed
+from minitrain.grading.memory import Excess, Moment, excess_of
+from minitrain.grading.replay import Player, replayed
 from minitrain.grading.result import CheckResult, printable
+from minitrain.grading.usage import ActivationMeter, communication_by_kind
 from minitrain.grading.wire import MOST_STEPS
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.proof import compare_with_reference
@@ -67,22 +71,51 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
     except (LookupError, TypeError, ValueError, AttributeError):
         return _up_to("runs", failed(exercise, case, "runs", "what came back from its process makes no sense"))
     problem = Problem()
+    replay = _Replay(exercise, case, programs, lines, seconds)
     try:
-        run = simulate(
-            replayed(programs, exercise.function, seconds),
-            strict=True,
-            numerics=problem,
-            hardware=exercise.hardware,
-            **case.sizes,
-        )
+        replay.run = replay.again(replay.meter, numerics=problem)
         judged = _passed("runs", "laws")
-        judged.run = run
-        compare_with_reference(run, problem)
+        judged.run = replay.run
+        compare_with_reference(replay.run, problem)
     except MinitrainError as error:
         return _broken(exercise, case, error, lines)
     judged.update(_passed("numerics"))
-    judged.update(_budgets(exercise, case, run))
+    judged.update(_budgets(exercise, case, replay))
     return judged
+
+
+@dataclass
+class _Replay:
+    """What a submission did with some sizes, to be done again here.
+
+    Args:
+        exercise: what was asked.
+        case: the sizes.
+        programs: the steps of the ranks.
+        lines: where in the submission they stand.
+        seconds: real time that one run of them may take, s.
+
+    Attributes:
+        meter: what was measured beside the run.
+        run: the run.
+    """
+
+    exercise: Exercise
+    case: Case
+    programs: Sequence[Sequence[Any]]
+    lines: Sequence[Sequence[Any]]
+    seconds: float
+    meter: ActivationMeter = field(default_factory=ActivationMeter)
+    run: Run = field(init=False)
+
+    def again(self, watch: Callable[[Player, int], None], **more: Any) -> Run:
+        """Run the programs, watched by something, and return the run.
+
+        Raises:
+            MinitrainError: they do not run, or do not train.
+        """
+        strategy = replayed(self.programs, self.exercise.function, self.seconds, watch)
+        return simulate(strategy, strict=True, hardware=self.exercise.hardware, **self.case.sizes, **more)
 
 
 def _programs_of(found: Mapping[str, Any], case: Case) -> tuple[list[list[Any]], list[list[Any]]]:
@@ -191,9 +224,9 @@ def _difference(error: MinitrainError) -> str:
     return f"differences up to {error.difference:.3g}" + (f" ({found.group(0)})" if found else "")
 
 
-def _budgets(exercise: Exercise, case: Case, run: Run) -> Results:
+def _budgets(exercise: Exercise, case: Case, replay: _Replay) -> Results:
     """Compare a run that trains with its budgets."""
-    budget = budget_for(exercise, case)
+    budget, run = budget_for(exercise, case), replay.run
     moved = communication_by_kind(run)
     results: Results = dict(_passed("communication", "time", "memory"))
     if sum(moved.values()) > budget.communication_bytes * (1 + 1e-9):
@@ -214,18 +247,21 @@ def _budgets(exercise: Exercise, case: Case, run: Run) -> Results:
             expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
             got=f"{run.step_time * 1e3:.3f} ms",
         )
-    if run.peak_memory_bytes > budget.memory_bytes:
-        rank = run.peak_memory_per_rank.index(run.peak_memory)
-        results["memory"] = failed(
-            exercise,
-            case,
-            "memory",
-            "a rank holds more than the budget",
-            rank=rank,
-            expected=f"at most {budget.memory_bytes / 2**30:.3f} GiB",
-            got=f"{run.peak_memory_bytes / 2**30:.3f} GiB",
-        )
+    excess = excess_of(run, replay.meter.most_bytes(run), budget)
+    if excess is not None:
+        results["memory"] = _too_much(exercise, case, replay, excess)
     return results
+
+
+def _too_much(exercise: Exercise, case: Case, replay: _Replay, excess: Excess) -> CheckResult:
+    """Return that a rank holds too much, with what it held then where the learner may see the size."""
+    facts: dict[str, Any] = {"rank": excess.rank, "expected": excess.expected, "got": excess.got}
+    if not case.hidden:
+        moment = Moment(excess, replay.lines)
+        with contextlib.suppress(MinitrainError):  # the time that is left may not be enough
+            replay.again(moment)
+        facts["held"] = tuple(map(_shown, moment.text))
+    return failed(exercise, case, "memory", excess.message, **facts)
 
 
 def _by_kind(moved: Mapping[str, float]) -> str:

@@ -86,15 +86,14 @@ def readable_folders(*own: str) -> list[str]:
 def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     """Run the submission with some sizes, and return its programs, or what went wrong."""
     import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
-    from minitrain.grading.recorder import Interned, RecordingModel  # noqa: PLC0415
+    from minitrain.grading.recorder import recording_kind  # noqa: PLC0415
 
     started: list[Any] = []
-    kind = type("Recorder", (RecordingModel,), {"tags": Interned(), "started": started})  # of this run alone
     try:
         run = mt.simulate(
             function,
             strict=True,
-            model_kind=kind,
+            model_kind=recording_kind(started),
             hardware=case["hardware"],
             **case["sizes"],
             **case["options"],
