@@ -114,6 +114,13 @@ def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None, debug:
     print_lines(["", *statement.read_text(encoding="utf-8").splitlines()])
 
 
+_MEMORY = (
+    "Memory is that of the fullest rank: what the reference holds, and a little for temporaries. Beside that, no rank",
+    "may keep more samples waiting for their backward than the reference does, nor more activations, except for one of",
+    "one layer.",
+)
+
+
 def _statement(exercise: Exercise) -> str:
     """Return an exercise's statement with its budgets."""
     from minitrain.grading.budgets import budget_for  # noqa: PLC0415
@@ -126,7 +133,8 @@ def _statement(exercise: Exercise) -> str:
             f"{budget.communication_bytes / 2**20:.0f} |"
         )
     lines += ["", "Communication is of all ranks, an all_reduce counted twice. There are hidden sizes too."]
-    return exercise.statement + "\n" + "\n".join(lines) + "\n"
+    lines += [] if exercise.memory_limit_bytes else ["", *_MEMORY]
+    return exercise.page + "\n" + "\n".join(lines) + "\n"
 
 
 def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exercise]:

@@ -13,6 +13,7 @@ from minitrain import errors
 from minitrain.errors import LawError, MinitrainError, ProofError
 from minitrain.grading.budgets import budget_for
 from minitrain.grading.exercise import Case, Exercise
+from minitrain.grading.hints import hint_for
 from minitrain.grading.memory import Excess, Moment, excess_of
 from minitrain.grading.replay import Player, replayed
 from minitrain.grading.result import CheckResult, printable
@@ -22,15 +23,6 @@ from minitrain.numerics.problem import Problem
 from minitrain.numerics.proof import compare_with_reference
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-
-HINTS: Mapping[str, str] = {
-    "runs": "run it alone, `minitrain run FILE.py:FUNCTION --world-size ...` with these sizes, and read where it ends",
-    "laws": "the message names the law; print(model.rank, tensor) just before that line shows what you really have",
-    "numerics": "a sample is missing, counted twice, or summed over the wrong ranks: which rank brings which samples?",
-    "communication": "count by hand what each rank must send in one step, and compare it with the kinds above",
-    "time": "draw it, `minitrain run ... ` writes a Gantt chart: which rank waits, and for whom?",
-    "memory": "which tensor lives longer than its last use, or is whole where a shard would do?",
-}
 
 LONGEST = 2000
 """Characters of a message."""
@@ -149,20 +141,21 @@ def failed(
         name: of the check.
         message: what is wrong.
         kind: the class of the error, where the submission may have had a say in the message.
-        facts: further fields of the result.
+        facts: further fields of the result; `never_awaited` and `file` are for its hint (see `hint_for`).
 
     Returns:
         The result. That of a hidden size has neither numbers nor words that the submission could have chosen.
     """
-    hint = exercise.hints_by_check.get(name, HINTS[name])
+    about = {"never_awaited": facts.pop("never_awaited", ""), "file": facts.pop("file", "")}
     if case is None or not case.hidden:
+        hint = hint_for(exercise, name, message, case=case, **about)
         shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
         size = "" if case is None else str(case)
         return CheckResult(name, "failed", printable(message)[:LONGEST], size=size, hint=hint, **shown)
     if kind:
         known = kind if kind in _KINDS else "an error of the submission's own"
         message = f"{known}; its text is kept back, since it may tell the size: run it with sizes that are not public"
-    return CheckResult(name, "failed", message, size="a hidden size", hint=hint)
+    return CheckResult(name, "failed", message, size="a hidden size", hint=hint_for(exercise, name, message))
 
 
 def _shown(value: Any) -> Any:
@@ -188,6 +181,8 @@ def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any]) -> Ju
     facts: dict[str, Any] = {fact: _count(error.get(fact)) for fact in ("rank", "layer", "step")}
     line = error.get("line")
     facts["line"] = line if isinstance(line, str) else None
+    forgotten = error.get("never_awaited")
+    facts["never_awaited"] = _shown(forgotten) if isinstance(forgotten, str) else ""
     return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
 
 

@@ -116,6 +116,12 @@ class Exercise:
         """What the learner reads."""
         return (self.folder / "statement.md").read_text(encoding="utf-8")
 
+    @property
+    def page(self) -> str:
+        """The statement, and the card of operations with the rule of the stores, which all exercises share."""
+        card = (SHIPPED / "operations.md").read_text(encoding="utf-8")
+        return f"{self.statement.strip()}\n\n{card}"
+
     @cached_property
     def starter(self) -> str:
         """What the learner begins with."""

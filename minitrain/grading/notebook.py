@@ -45,11 +45,11 @@ def notebook_of(exercise: Exercise) -> dict[str, Any]:
         options["microbatch_size"] = case.global_batch_size
     sizes = ", ".join(f"{name}={value!r}" for name, value in {**case.sizes, **options}.items())
     cells = [
-        ("markdown", exercise.statement.strip()),
+        ("markdown", exercise.page.strip()),
         ("code", _SETUP),
         ("code", _SEE.format(reference=SHOWN[exercise.number], sizes=sizes)),
         ("markdown", "## Your turn\n\nWrite it here; run the cell, and the next one, as often as you like."),
-        ("code", exercise.starter.strip()),
+        ("code", exercise.starter.strip().replace(f"see {exercise.name}.md", "see above")),
         ("code", _GRADE.format(function=exercise.function, name=exercise.name)),
         *(("markdown", _folded(number, hint)) for number, hint in enumerate(exercise.hints, 1)),
     ]

@@ -307,7 +307,7 @@ def recording_kind(started: list[Any] | None = None) -> type[RecordingModel]:
     Args:
         started: a list to which each model is added when it is made.
     """
-    return type("Recorder", (RecordingModel,), {"tags": Interned(), "started": started})
+    return type("Model", (RecordingModel,), {"tags": Interned(), "started": started})  # the name that errors use
 
 
 def _forget(tensor: Any) -> None:

@@ -43,6 +43,9 @@ LONGEST_SOURCE = 2**20
 MOST_PRINTED = 2**16
 """Bytes that are kept of what it prints."""
 
+_GRACE_S = 1.0
+"""After its time is over, a submission's process may say at which line it is."""
+
 _KILLED = (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL)
 
 
@@ -229,7 +232,7 @@ class _Process:
         """
         failure, code = None, 0
         try:
-            code = self.process.wait(max(0.0, self.began + self.limits.seconds - time.monotonic()))
+            code = self.process.wait(max(0.0, self.began + self.limits.seconds + _GRACE_S - time.monotonic()))
         except subprocess.TimeoutExpired:
             failure = f"it was stopped after {self.limits.seconds:g} s; does it wait or loop for ever?"
         self.end()

@@ -8,15 +8,20 @@ explanation and no protection: Python code can reach and replace Python objects,
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import importlib
 import json
 import os
 import re
+import signal
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 REFUSED = (
@@ -27,6 +32,9 @@ REFUSED = (
     "resource.", "mmap.", "webbrowser.", "ftplib.", "http.", "urllib.", "smtplib.", "sqlite3.", "winreg.",
 )  # fmt: skip
 """Audit events, by how they begin."""
+
+SUBMISSION = "submission"
+"""The folder with the submission and the files that it imports, in the process's own folder."""
 
 _BATCH = 2**16
 
@@ -89,22 +97,42 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     from minitrain.grading.recorder import recording_kind  # noqa: PLC0415
 
     started: list[Any] = []
-    try:
-        run = mt.simulate(
-            function,
-            strict=True,
-            model_kind=recording_kind(started),
-            hardware=case["hardware"],
-            **case["sizes"],
-            **case["options"],
-        )
-    except BaseException as error:  # whatever it is, it is the submission's
-        return {"error": describe(error, started)}
+    with noting_what_is_never_awaited() as forgotten:
+        try:
+            run = mt.simulate(
+                function,
+                strict=True,
+                model_kind=recording_kind(started),
+                hardware=case["hardware"],
+                **case["sizes"],
+                **case["options"],
+            )
+        except BaseException as error:  # whatever it is, it is the submission's
+            return {"error": describe(error, started) | {"never_awaited": next(iter(forgotten), None)}}
     models: list[Any] = [*run.models]
     return {
         "programs": [model.program.steps for model in models],
         "lines": [model.program.lines for model in models],
     }
+
+
+@contextlib.contextmanager
+def noting_what_is_never_awaited() -> Iterator[list[str]]:
+    """Provide a list of the calls that were never awaited, instead of Python's warnings about them."""
+    forgotten: list[str] = []
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        found = re.fullmatch(r"coroutine '[\w.]*?(\w+)' was never awaited", str(message))
+        if found:
+            forgotten.append(f"{Path(filename).name}:{lineno} calls {found.group(1)}")
+        else:
+            otherwise(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message="coroutine .* was never awaited", category=RuntimeWarning)
+        otherwise: Any = warnings.showwarning
+        warnings.showwarning = show
+        yield forgotten
 
 
 def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]:
@@ -131,9 +159,17 @@ def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]
 def _text_of(error: BaseException) -> str:
     """Return what an error says, which the submission's own code may have to answer."""
     try:
-        return str(error)
+        return str(error) + _meant(error)
     except BaseException as second:  # whatever it raises
         return f"its text cannot be had: __str__ raised {type(second).__name__}"
+
+
+def _meant(error: BaseException) -> str:
+    """Return the name of the model that is closest to one that it does not have, in words."""
+    if not isinstance(error, AttributeError) or not isinstance(error.name, str):
+        return ""
+    close = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if name[0] != "_"], 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _notes_of(error: BaseException) -> Sequence[Any]:
@@ -146,7 +182,7 @@ def _line_in_submission(error: BaseException) -> str | None:
     """Return the innermost line of the submission that an error came through."""
     line, trace = None, error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith("minitrain_strategy_"):
+        if _is_submission(trace.tb_frame):
             line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return line
@@ -165,6 +201,71 @@ def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only
         (resource.RLIMIT_NOFILE, 64),
     ):
         resource.setrlimit(what, (most, most))
+
+
+class Deadline:
+    """What happens when a submission's time is over: the grader is told the line that runs, and the process ends.
+
+    The grader ends the process itself a moment later, whatever a submission does about this.
+
+    Args:
+        seconds: the time from now on.
+        result: descriptor of the grader.
+
+    Attributes:
+        holds: whether the submission runs now, so that a message fits between those of its cases.
+    """
+
+    def __init__(self, seconds: float, result: int) -> None:
+        self.seconds = seconds
+        self.result = result
+        self.holds = False
+
+    def set(self) -> None:  # pragma: no cover  (only in a submission's process)
+        """Begin; a call of the kernel that is not allowed later."""
+        signal.signal(signal.SIGALRM, self.is_over)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+
+    def is_over(self, _signal: int, frame: FrameType | None) -> None:  # pragma: no cover
+        """Tell the grader, and end."""
+        if self.holds:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            _send(os.write, self.result, json.dumps({"error": self.error(line_of(frame))}).encode() + b"\n")
+            os._exit(0)
+
+    def error(self, line: str | None) -> dict[str, Any]:
+        """Return the error of a submission that needs too long."""
+        message = f"it was stopped after {self.seconds:g} s; does it wait or loop for ever?"
+        return {"kinds": ["TimeoutError", "MinitrainError"], "message": message, "line": line}
+
+
+def line_of(frame: FrameType | None) -> str | None:
+    """Return the line of the submission that runs in a frame or further out, or that a task of it waits at."""
+    innermost: str | None = None
+    while frame is not None:
+        if _is_submission(frame):
+            innermost = innermost or f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return innermost or _waiting_line()
+
+
+def _waiting_line() -> str | None:
+    """Return the line at which a task of the running loop waits."""
+    import asyncio  # noqa: PLC0415
+
+    source_lines: Any = importlib.import_module("minitrain.source_lines")
+    try:
+        places = [source_lines.place_of(task.get_coro()) for task in asyncio.all_tasks()]
+    except RuntimeError:  # no loop runs
+        return None
+    return next((place for place in sorted(places) if ".py:" in place), None)
+
+
+def _is_submission(frame: FrameType) -> bool:
+    """Return whether a frame runs the submission, or a file beside it."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("minitrain_strategy_") or Path(frame.f_code.co_filename).parent.name == SUBMISSION
 
 
 def disarm() -> None:  # pragma: no cover  (only in a submission's process)
@@ -197,23 +298,27 @@ def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submissio
 
 
 def run_all(
-    load: Callable[[str], Any], job: Mapping[str, Any]
+    load: Callable[[str], Any], job: Mapping[str, Any], deadline: Deadline
 ) -> Iterator[dict[str, Any]]:  # pragma: no cover  (only in a submission's process)
     """Load the submission and run it with all sizes, up to the first that fails."""
+    deadline.holds = True
     try:
         function = load(f"{job['file']}:{job['function']}")
     except BaseException as error:  # also what its top level raises
+        deadline.holds = False
         yield {"error": describe(error)}
         return
     for case in job["cases"]:
+        deadline.holds = True
         result = run_case(function, case)
+        deadline.holds = False
         yield result
         if "error" in result:
             return
 
 
 def isolate(
-    job: Mapping[str, Any], prepared: Callable[[], Any]
+    job: Mapping[str, Any], prepared: Callable[[], Any], deadline: Deadline
 ) -> tuple[Any, dict[str, str]]:  # pragma: no cover  (only in a submission's process)
     """Confine this process between preparing a run and loading the submission.
 
@@ -227,6 +332,7 @@ def isolate(
         means = {"bubblewrap": "a mount namespace"} if job["wrapped"] else confinement.hold(kernel, job["covered"])
     ready = prepared()
     disarm()
+    deadline.set()
     limit(job["seconds"], job["memory_bytes"])
     return ready, means if kernel is None else confinement.confine(kernel, job, means)
 
@@ -235,7 +341,9 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
     """Read a job from stdin, run it, and write its results to the job's descriptor."""
     job = json.loads(sys.stdin.read())
     sys.path[:0] = [job["home"], os.path.join(job["home"], "packages")]  # noqa: PTH118  (before the path is prepared)
-    load, means = isolate(job, prepare)
+    sys.path.append(os.path.join(job["home"], SUBMISSION))  # noqa: PTH118  (last: it shadows nothing)
+    deadline = Deadline(job["seconds"], job["result"])
+    load, means = isolate(job, prepare, deadline)
     wire: Any = importlib.import_module("minitrain.grading.wire")
     send = partial(_send, os.write, job["result"])
     send(json.dumps({"isolation": means}).encode() + b"\n")
@@ -243,7 +351,8 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
     if job["required"] and confinement.not_held(means):
         return
     sys.addaudithook(Guard(readable_folders(job["home"], *job["packages"]), job["refused"]))
-    for result in run_all(load, job):
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # hints tell of it
+    for result in run_all(load, job, deadline):
         for part in batched(wire.encoded(result)):
             send(part)
 
