@@ -13,7 +13,7 @@ from rich.table import Table
 
 from minitrain.cli.failures import FAILED
 from minitrain.cli.options import Debug
-from minitrain.cli.output import print_lines, print_table
+from minitrain.cli.output import Progress, print_lines, print_table
 from minitrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +43,19 @@ Isolated = Annotated[
 ]
 
 
+Seed = Annotated[
+    str | None,
+    typer.Option(
+        "--seed",
+        metavar="TEXT",
+        envvar="MINITRAIN_SEED",
+        help="A secret of yours, from which the hidden sizes are drawn.",
+        show_default="those that everybody can read",
+    ),
+]
+_EVERY_S = 2.0
+
+
 def _load(name: str, folder: Path | None) -> Exercise:
     """Return an exercise."""
     from minitrain.grading import load_exercise  # noqa: PLC0415  (not for `minitrain --help`)
@@ -57,6 +70,13 @@ def _all(folder: Path | None) -> list[Exercise]:
     if folder is not None and not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; give one that holds exercises")
     return shipped_exercises(folder)
+
+
+def _with_seed(exercises: Sequence[Exercise], seed: str | None) -> list[Exercise]:
+    """Return exercises, with hidden sizes of the seed if there is one."""
+    from minitrain.grading.secret_sizes import with_secret_sizes  # noqa: PLC0415
+
+    return [with_secret_sizes(exercise, seed) for exercise in exercises] if seed else [*exercises]
 
 
 class State:
@@ -139,7 +159,7 @@ def _statement(exercise: Exercise) -> str:
 
 def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exercise]:
     """Return a file and its exercise, from either."""
-    from minitrain.grading.grader import exercise_of  # noqa: PLC0415
+    from minitrain.grading.submissions import exercise_of  # noqa: PLC0415
 
     if what.endswith(".py"):
         path = Path(what)
@@ -255,29 +275,73 @@ def reset(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug 
 
 @learn.command("grade")
 def grade_files(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Submissions.")],
+    places: Annotated[
+        list[str], typer.Argument(metavar="PLACE...", help="Submissions, folders of them, or patterns such as '*.py'.")
+    ],
     exercise: Annotated[
-        str | None, typer.Option("--exercise", metavar="N", help="Of all files; else by their names.")
+        str | None, typer.Option("--exercise", metavar="N", help="Of all files; else by their names and functions.")
     ] = None,
     exercises: Exercises = None,
-    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text, json, junit or gradescope.")] = "text",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORM",
+            help="text, table, csv, json, junit or gradescope.",
+            show_default="text for one submission, table for more",
+        ),
+    ] = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="Each folder is one student's; else each entry of it is a submission.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Submissions at a time.", show_default="one a core")
+    ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time that a submission may take.")] = 20.0,
     isolation: Isolated = "auto",
+    seed: Seed = None,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Grade submissions on public and hidden sizes; the exit code is 0 for full marks."""
-    from minitrain.grading import grade  # noqa: PLC0415
+    """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere."""
+    from minitrain.grading.classes import Row, grade_all  # noqa: PLC0415
     from minitrain.grading.report import FORMATS  # noqa: PLC0415
     from minitrain.grading.sandbox import Limits  # noqa: PLC0415
+    from minitrain.grading.submissions import find_submissions  # noqa: PLC0415
 
-    if form not in FORMATS:
+    if form is not None and form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
-    pairs = [(path, _load(exercise, exercises)) if exercise else _file_of(str(path), HERE, exercises) for path in files]
+    known = _with_seed([_load(exercise, exercises)] if exercise else _all(exercises), seed)
+    found = find_submissions(places, known, exercise=known[0] if exercise else None, together=together)
     limits = Limits(seconds=seconds, isolation=isolation)
-    grades = [grade(path, asked, limits=limits) for path, asked in pairs]
-    print(FORMATS[form](grades))
-    if not all(found.passed for found in grades):
+    with Progress() as progress:
+        say = _Countdown(progress, len(found))
+        rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say)
+    report = FORMATS[form or ("text" if len(rows) == 1 else "table")](rows)
+    print_table(report) if isinstance(report, Table) else print(report)
+    if not all(row.passed for row in rows):
         raise typer.Exit(FAILED)
+
+
+class _Countdown:
+    """Says how many submissions are graded, and how long the rest will take, every few seconds.
+
+    Args:
+        progress: where to say it.
+        total: how many there are.
+    """
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._said_s = 0.0
+        progress.say(f"grading {total} submissions")
+
+    def __call__(self, done: int, seconds: float) -> None:
+        """Say it after a submission, unless it was said a moment ago."""
+        if done == self._total or seconds - self._said_s >= _EVERY_S:
+            self._said_s = seconds
+            left = seconds / done * (self._total - done)
+            self._progress.say(f"graded {done} of {self._total}; about {left:.0f} s left")
 
 
 @learn.command()
@@ -303,18 +367,32 @@ def verify(
 
 @learn.command()
 def package(
-    path: Annotated[Path, typer.Argument(metavar="ZIP", help="What to write.")] = Path("autograder.zip"),
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="What to write.", show_default="autograder.zip")
+    ] = None,
     numbers: Annotated[list[str] | None, typer.Option("--exercise", metavar="N", help="Only these; repeat it.")] = None,
     exercises: Exercises = None,
+    students: Annotated[
+        bool, typer.Option("--students", help="Write a wheel for students instead, into the folder PATH.")
+    ] = False,
     requirement: Annotated[
-        str | None, typer.Option(metavar="REQ", help="What pip installs there.", show_default="this version")
+        str | None,
+        typer.Option(
+            metavar="REQ", help="What pip installs there.", show_default="this minitrain, which is in the zip"
+        ),
     ] = None,
     python: Annotated[str, typer.Option(metavar="PYTHON", help="The interpreter there.")] = "python3",
     isolation: Isolated = "auto",
+    seed: Seed = None,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Write an autograder zip for Gradescope."""
+    """Write an autograder zip for Gradescope, or a wheel for students without references and hidden sizes."""
     from minitrain.grading.package import write_package  # noqa: PLC0415
+    from minitrain.grading.wheel import students_wheel  # noqa: PLC0415
 
     chosen: Sequence[Exercise] = [_load(n, exercises) for n in numbers] if numbers else _all(exercises)
+    if students:
+        print_lines([f"wrote {students_wheel(chosen, path or HERE)}"])
+        return
+    chosen, path = _with_seed(chosen, seed), path or Path("autograder.zip")
     print_lines([f"wrote {write_package(chosen, path, requirement=requirement, python=python, isolation=isolation)}"])

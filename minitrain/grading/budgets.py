@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Budget:
         kept: inputs of layers that a rank may keep for its backward passes, by rank and sample by sample; empty if the
             exercise does not limit them.
         activation_bytes: the most activations that a rank may hold, by rank; empty if the exercise does not limit them.
+        reference_memory_bytes: the peak of the reference, which is less than the budget.
     """
 
     communication_bytes: float
@@ -48,6 +49,7 @@ class Budget:
     memory_bytes: float
     kept: Sequence[int] = ()
     activation_bytes: Sequence[float] = ()
+    reference_memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
     by_kind = communication_by_kind(run)
     total, time_s = sum(by_kind.values()), run.step_time * TIME_MARGIN
     if exercise.memory_limit_bytes:
-        return Budget(total, by_kind, time_s, exercise.memory_limit_bytes)
+        limit = exercise.memory_limit_bytes
+        return Budget(total, by_kind, time_s, limit, reference_memory_bytes=run.peak_memory_bytes)
     slack = _layer_bytes(run, exercise.memory_slack)
     activation = _activation_bytes(run)
     return Budget(
@@ -79,6 +82,7 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
         run.peak_memory_bytes + slack,
         [kept.most for kept in kept_by_rank(run)],
         [held + activation for held in measured.activation_bytes],
+        run.peak_memory_bytes,
     )
 
 
@@ -137,6 +141,11 @@ def _from_reference(folder: Path, key: str) -> Budget:
     """Return the budget of a case by running the reference, once."""
     exercise = load_exercise(folder)
     return budget_of(measure_reference(exercise, Case.of_key(key)), exercise)
+
+
+def budgets_json(exercise: Exercise, cases: Sequence[Case]) -> str:
+    """Return the budgets of some sizes as `budgets.json` has them, for where the reference is not there."""
+    return json.dumps({case.key: asdict(budget_for(exercise, case)) for case in cases}, indent=2)
 
 
 def measure_reference(exercise: Exercise, case: Case) -> Measured:

@@ -141,14 +141,14 @@ def failed(
         name: of the check.
         message: what is wrong.
         kind: the class of the error, where the submission may have had a say in the message.
-        facts: further fields of the result; `never_awaited` and `file` are for its hint (see `hint_for`).
+        facts: further fields of the result; `never_awaited` is for its hint (see `hint_for`).
 
     Returns:
         The result. That of a hidden size has neither numbers nor words that the submission could have chosen.
     """
-    about = {"never_awaited": facts.pop("never_awaited", ""), "file": facts.pop("file", "")}
+    never_awaited = facts.pop("never_awaited", "")
     if case is None or not case.hidden:
-        hint = hint_for(exercise, name, message, case=case, **about)
+        hint = hint_for(exercise, name, message, case=case, never_awaited=never_awaited)
         shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
         size = "" if case is None else str(case)
         return CheckResult(name, "failed", printable(message)[:LONGEST], size=size, hint=hint, **shown)

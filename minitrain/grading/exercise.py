@@ -61,6 +61,10 @@ class Case:
         """The case as text, the same for equal cases."""
         return json.dumps([*self.sizes.values(), dict(self.options)], sort_keys=True)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the case as `exercise.json` has it."""
+        return {**self.sizes, "options": dict(self.options)}
+
     @classmethod
     def of_key(cls, key: str) -> Case:
         """Return the case that a key stands for."""

@@ -24,6 +24,9 @@ HINTS: Mapping[str, str] = {
 }
 """By check, where nothing more is known."""
 
+FILE = "FILE.py"
+"""What stands for the submission in a hint, until somebody knows its name."""
+
 _PENDING = r"(?:coroutine|(?:Recorded)?Operation|(?:Strict)?Launched|Future|Task)"
 
 
@@ -161,9 +164,7 @@ NAMES = frozenset(mistake.name for mistake in _MISTAKES)
 """What an exercise may have hints of its own for, beside the checks."""
 
 
-def hint_for(
-    exercise: Exercise, check: str, message: str, *, case: Case | None = None, never_awaited: str = "", file: str = ""
-) -> str:
+def hint_for(exercise: Exercise, check: str, message: str, *, case: Case | None = None, never_awaited: str = "") -> str:
     """Return the hint for a check that failed.
 
     Args:
@@ -172,20 +173,19 @@ def hint_for(
         message: of the error, or of the budget.
         case: the sizes, for a command to try; None where they are not to be shown.
         never_awaited: the call that the submission forgot to await, such as "ddp.py:12 calls all_reduce".
-        file: the submission.
     """
     if never_awaited:
         return f"{never_awaited} without `await`, so that it never happens; write `await` before it"
     own = exercise.hints_by_check
     found = next((mistake for mistake in _MISTAKES if re.search(mistake.pattern, message)), None)
     if found is None:
-        return own.get(check) or HINTS[check].format(command=command_for(exercise, case, file))
+        return own.get(check) or HINTS[check].format(command=command_for(exercise, case))
     of_exercise = own.get(check) if found.of_exercise else None
     return own.get(found.name) or of_exercise or found.hint
 
 
-def command_for(exercise: Exercise, case: Case | None, file: str) -> str:
-    """Return the command that simulates a submission with some sizes, the first public ones if None."""
+def command_for(exercise: Exercise, case: Case | None) -> str:
+    """Return the command that simulates a submission, `FILE`, with some sizes, the first public ones if None."""
     sizes = case or exercise.public[0]
     options: dict[str, Any] = {
         "--world-size": sizes.world_size,
@@ -195,4 +195,4 @@ def command_for(exercise: Exercise, case: Case | None, file: str) -> str:
     }
     words = [f"{name} {value}" for name, value in options.items()]
     words += [f"-o {name}={value}" for name, value in sizes.options.items()]
-    return f"`minitrain run {file or f'{exercise.name}.py'}:{exercise.function} {' '.join(words)}`"
+    return f"`minitrain run {FILE}:{exercise.function} {' '.join(words)}`"

@@ -30,6 +30,7 @@ from minitrain.grading.isolation import HERE, Isolation, command_for, from_worke
 from minitrain.grading.readable import packages
 from minitrain.grading.result import printable
 from minitrain.grading.wire import decoded
+from minitrain.grading.worker import SUBMISSION
 
 _PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs")
@@ -86,7 +87,13 @@ class Outcome:
 
 @contextlib.contextmanager
 def submitted(
-    file: Path, function: str, cases: Sequence[Case], hardware: str, limits: Limits, secrets: Sequence[Path] = ()
+    file: Path,
+    function: str,
+    cases: Sequence[Case],
+    hardware: str,
+    limits: Limits,
+    secrets: Sequence[Path] = (),
+    beside: Sequence[Path] = (),
 ) -> Iterator[_Process]:
     """Run a submission while the caller does something else; `outcome` waits for its end.
 
@@ -97,13 +104,14 @@ def submitted(
         hardware: config that it is priced on.
         limits: of the process.
         secrets: folders that it must not read, beside minitrain itself.
+        beside: files of the submission's folder that it may import.
 
     Raises:
         UsageError: there is no such isolation.
     """
     with tempfile.TemporaryDirectory(prefix="minitrain-grading-") as folder:
         home = Path(folder)
-        staged = _stage(home, file)
+        staged = _stage(home, file, beside)
         refused = [*_refused(), *(path.resolve() for path in secrets)]
         command = command_for(limits.isolation, home, refused)
         job = {
@@ -150,7 +158,7 @@ def source_of(file: Path) -> bytes:
     return text
 
 
-def _stage(home: Path, file: Path) -> Path:
+def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
     package = home / "minitrain"
     shutil.copytree(_PACKAGE, package, ignore=_left_out)  # with compiled modules, which spares half of the start
@@ -161,9 +169,10 @@ def _stage(home: Path, file: Path) -> Path:
     (home / "packages").mkdir()
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
-    (home / "submission").mkdir()
-    staged = home / "submission" / file.name
-    staged.write_bytes(source_of(file))
+    for path in (*beside, file):
+        staged = home / SUBMISSION / path.relative_to(file.parent)
+        staged.parent.mkdir(parents=True, exist_ok=True)
+        staged.write_bytes(source_of(path))
     return staged
 
 
