@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -179,11 +180,16 @@ def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exe
 
 
 def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
-    """Grade a file on the public sizes, print the grade, and note it."""
+    """Grade a file on the public sizes, print the grade, draw what failed, and note it."""
     from minitrain.grading import grade  # noqa: PLC0415
+    from minitrain.grading.picture import write_picture  # noqa: PLC0415
 
-    found = grade(path, exercise, hidden=False)
+    found = grade(path, exercise, hidden=False, keep_run=True)
     print_lines(str(found).splitlines())
+    picture = path.with_suffix(".check.html")
+    picture.unlink(missing_ok=True)  # that of the check before
+    if not found.passed and write_picture(found, exercise, picture):
+        print_lines([f"its picture, beside the expected one: {picture}"])
     if found.output.strip():
         print_lines(["it printed:", *found.output.splitlines()[:20]])
     state = State(folder)
@@ -242,19 +248,18 @@ def hint(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug =
 
 @learn.command()
 def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
-    """Show the reference solution, once you have passed."""
-    import inspect  # noqa: PLC0415
-
-    from minitrain.run.strategy_loading import load_strategy  # noqa: PLC0415
+    """Show the reference solution, once you have passed, and write it into a file that runs."""
+    from minitrain.grading.solution import solution_of  # noqa: PLC0415
 
     exercise = _load(n, exercises)
     if not State(dir).of(exercise)["passed"]:
         raise UsageError(f"pass exercise {exercise.number} first: `minitrain learn check {exercise.number}`")
-    _, function = load_strategy(exercise.reference)
-    texts = [(exercise.folder / "reference.py").read_text(encoding="utf-8")]
-    if inspect.getsourcefile(function) != str(exercise.folder / "reference.py"):
-        texts = [inspect.getsource(inspect.getmodule(function) or function)]
-    print("\n".join(texts))
+    text, path = solution_of(exercise), dir / f"{exercise.name}_solution.py"
+    is_there = path.exists()
+    if not is_there:
+        path.write_text(text, encoding="utf-8")
+    print(text, end="")
+    print(f"{path} is there already" if is_there else f"wrote {path}", file=sys.stderr)
 
 
 @learn.command()

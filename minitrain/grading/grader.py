@@ -23,6 +23,7 @@ from minitrain.grading.sandbox import Limits, Outcome, submitted
 from minitrain.grading.submissions import imported
 
 if TYPE_CHECKING:
+    from minitrain.run.result import Run
     from minitrain.run.strategy_loading import Strategy
 
 _GATE = ("runs", "laws", "numerics")
@@ -39,6 +40,8 @@ class Grade:
         output: what the submission printed with the public sizes.
         leaderboard: figures of the first size, where it trains: MFU, step time, peak memory.
         isolation: what kept the submission's process apart from the grader.
+        failed_case: the first sizes that failed, where `keep_run` asks for them.
+        failed_run: its run likewise, where it came to its end.
     """
 
     exercise: str
@@ -47,6 +50,8 @@ class Grade:
     output: str = field(default="", repr=False)
     leaderboard: Mapping[str, float] = field(default_factory=dict)
     isolation: Isolation = HERE
+    failed_case: Case | None = field(default=None, repr=False)
+    failed_run: Run | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -93,6 +98,7 @@ def grade(
     hidden: bool = True,
     limits: Limits | None = None,
     beside: Sequence[Path] | None = None,
+    keep_run: bool = False,
 ) -> Grade:
     """Grade a submission.
 
@@ -103,6 +109,7 @@ def grade(
         hidden: whether to use the hidden sizes too.
         limits: of the process, and how it is kept apart.
         beside: further files that it may import; those of its own folder that it does import if None.
+        keep_run: whether the grade is to hold the first run that failed, for pictures.
 
     Returns:
         The grade.
@@ -124,7 +131,10 @@ def grade(
         name = str(_file_of(strategy, asked)[0])
         results = [replace(result, hint=result.hint.replace(FILE, name)) for result in results]
     seconds = time.monotonic() - began
-    return Grade(asked.name, results, seconds, outcome.output, _leaderboard(judged), outcome.isolation)
+    failed_case, failed_run = _first_failed(cases, judged) if keep_run else (None, None)
+    return Grade(
+        asked.name, results, seconds, outcome.output, _leaderboard(judged), outcome.isolation, failed_case, failed_run
+    )
 
 
 class _Grading:
@@ -223,6 +233,14 @@ def _sum_up(exercise: Exercise, cases: Sequence[Case], judged: Sequence[Judged],
             message = outcome.failure or "it did not run with every size"
             results.append(failed(exercise, None, name, message))
     return results
+
+
+def _first_failed(cases: Sequence[Case], judged: Sequence[Judged]) -> tuple[Case | None, Run | None]:
+    """Return the first sizes that failed and their run, each None if there is none."""
+    for case, found in zip(cases, judged, strict=False):
+        if any(not result.passed for result in found.values()):
+            return case, found.run
+    return (cases[len(judged)], None) if len(judged) < len(cases) else (None, None)
 
 
 def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:

@@ -133,11 +133,10 @@ class _Finder:
 
     def _nothing(self) -> str:
         """Return that nothing is there for an exercise."""
-        first, *others = self._exercises
-        functions = ", ".join(f"`async def {exercise.function}(model)`" for exercise in (first, *others[:2]))
-        more = ", ..." if len(others) > 2 else ""
+        first = self._exercises[0]
         return (
-            f"it is for no exercise: it has neither a name like {first.name}.py nor a function like {functions}{more}"
+            f"it is for no exercise: neither its name (such as {first.name}.py) nor a function in it (such as "
+            f"`async def {first.function}(model)`) tells one; --exercise does"
         )
 
 

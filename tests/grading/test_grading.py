@@ -557,7 +557,7 @@ def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     subprocess.run(["bash", str(home / "run_autograder")], check=True, cwd=tmp_path, env=environment)
     found = json.loads(results.read_text())
     assert found["score"] == 0
-    assert "submission: it is for no exercise: it has neither a name like 02_ddp.py nor" in found["output"]
+    assert "submission: it is for no exercise: neither its name (such as 02_ddp.py) nor" in found["output"]
 
 
 @pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)
