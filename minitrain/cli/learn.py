@@ -189,7 +189,7 @@ def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
     picture = path.with_suffix(".check.html")
     picture.unlink(missing_ok=True)  # that of the check before
     if not found.passed and write_picture(found, exercise, picture):
-        print_lines([f"its picture, beside the expected one: {picture}"])
+        print_lines([f"what happened beside what is expected, as far as there is a picture of each: {picture}"])
     if found.output.strip():
         print_lines(["it printed:", *found.output.splitlines()[:20]])
     state = State(folder)
@@ -339,11 +339,12 @@ class _Countdown:
         self._progress = progress
         self._total = total
         self._said_s = 0.0
-        progress.say(f"grading {total} submissions")
+        if total > 1:
+            progress.say(f"grading {total} submissions")
 
     def __call__(self, done: int, seconds: float) -> None:
         """Say it after a submission, unless it was said a moment ago."""
-        if done == self._total or seconds - self._said_s >= _EVERY_S:
+        if self._total > 1 and (done == self._total or seconds - self._said_s >= _EVERY_S):
             self._said_s = seconds
             left = seconds / done * (self._total - done)
             self._progress.say(f"graded {done} of {self._total}; about {left:.0f} s left")

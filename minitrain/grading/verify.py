@@ -12,6 +12,8 @@ from minitrain.numerics.proof import compare_with_reference
 
 def faults_of(exercise: Exercise) -> list[str]:
     """Return what is wrong with an exercise, one line a fault."""
+    if not exercise.has_reference:
+        return ["its reference.py is not there"]
     faults = [f"it has {len(exercise.hints)} hints; give three"] if len(exercise.hints) != 3 else []
     faults += _faults_of_reference(exercise)
     if faults:
