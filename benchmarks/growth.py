@@ -46,8 +46,8 @@ GROWTH: dict[str, tuple[str, tuple[int, ...], Any]] = {
         (32, 128, 512, 2048),
         lambda n: {"world_size": 8, "num_layers": 8, "global_batch_size": n, "microbatch_size": 1},
     ),
-    "zero3 folded, 126 layers, in ranks": (
-        "zero3",
+    "hsdp folded, 126 layers, in ranks": (
+        "hsdp",
         (2**10, 2**14, 2**18, 2**20),
         lambda n: {
             "world_size": n,
@@ -66,8 +66,8 @@ GROWTH: dict[str, tuple[str, tuple[int, ...], Any]] = {
 
 MESH = {"world_size": 16384, "num_layers": 128, "global_batch_size": 65536, "pp": 16, "microbatch_size": 1}
 FOLDED: dict[str, tuple[str, dict[str, Any]]] = {
-    "zero3, 1,048,576 ranks, 126 layers": (
-        "zero3",
+    "hsdp, 1,048,576 ranks, 126 layers": (
+        "hsdp",
         {"world_size": 2**20, "num_layers": 126, "global_batch_size": 2**20, "hardware": "h200_141g_nvl8"},
     ),
     "pp_zero1, 16,384 ranks, p=16, 64 microbatches, 128 layers": ("pp_zero1", MESH),

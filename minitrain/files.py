@@ -1,7 +1,12 @@
-"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one."""
+"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one.
+
+What exists and is no regular file (a pipe, a device such as /dev/stdout) is opened and written to: a move would replace
+it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -11,7 +16,9 @@ from pathlib import Path
 
 
 def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
-    """Write UTF-8 text, compressed if the name ends in ".gz"; the same text gives the same bytes.
+    r"""Write UTF-8 text, compressed if the name ends in ".gz"; the same text gives the same bytes.
+
+    Half a surrogate pair, such as Python makes of a path that is no UTF-8, is written as `\udcff`.
 
     Args:
         path: where to; its folder is made if it does not exist.
@@ -27,9 +34,9 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
             # a fixed time and no name in the header, and the level at which speed and size balance for JSON
             with temporary.open("wb") as raw, GzipFile("", "wb", 3, raw, mtime=0) as packed:
                 for chunk in chunks:
-                    packed.write(chunk.encode())
+                    packed.write(chunk.encode(errors="backslashreplace"))
         else:
-            with temporary.open("w", encoding="utf-8", newline="\n") as text:
+            with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as text:
                 text.writelines(chunks)
     return target
 
@@ -45,7 +52,18 @@ def write_bytes(path: str | Path, chunks: Iterable[bytes]) -> Path:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Offer a temporary name beside the target; move it into place, or remove it after an error."""
+    """Offer a temporary name beside the target; move it into place, or remove it after an error.
+
+    Where the target is a device or a pipe, offer the target itself.
+
+    Raises:
+        OSError: the target is a folder.
+    """
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if target.exists() and not target.is_file():
+        yield target
+        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary

@@ -14,6 +14,7 @@ import numpy as np
 
 from minitrain.analysis.dependencies import Graph
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
+from minitrain.errors import UsageError
 
 _ROUNDING = 1e-12
 
@@ -80,6 +81,7 @@ def binding(graph: Graph) -> Binding:
     moment[graph.target[chosen]], after_end[graph.target[chosen]] = graph.source[chosen], graph.after_end[chosen]
     slack[graph.target[chosen]] -= arrivals[chosen]
     _prefer_own_rank(graph, moment, times)
+    _require_beginnings(moment)
     return Binding(moment, after_end, np.where(slack > _ROUNDING * graph.timeline.step_time, slack, 0.0))
 
 
@@ -89,6 +91,19 @@ def _prefer_own_rank(graph: Graph, moment: Ints, times: Floats) -> None:
     met = np.flatnonzero(moment[:count] >= 2 * count)
     late = met[graph.timeline.launched[met] >= times[moment[met]]]
     moment[late] = count + late
+
+
+def _require_beginnings(moment: Ints) -> None:
+    """Require that whoever follows what waited for what comes to a beginning.
+
+    Raises:
+        UsageError: operations wait for one another in a circle, which no real log has.
+    """
+    following = np.append(moment, NONE)  # the last place stands for `NONE`
+    for _ in range(len(moment).bit_length()):  # twice as far each time
+        following = following[following]
+    if np.any(following != NONE):
+        raise UsageError("the log is damaged: some of its operations wait for one another in a circle")
 
 
 def critical_path(graph: Graph, bound: Binding | None = None) -> CriticalPath:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from typer.core import TyperGroup
 
 import minitrain
 from minitrain.errors import MinitrainError
+from minitrain.plain_text import printable, text_of
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+_LONGEST_MESSAGE = 20_000  # characters
 
 
 class RunFailedError(Exception):
@@ -39,6 +41,20 @@ def running() -> Iterator[None]:
         raise
     except BaseException as error:
         raise RunFailedError from error
+
+
+@contextlib.contextmanager
+def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Say on Ctrl-C what is left of the work, before it ends the command.
+
+    Args:
+        kept: says it, when it is asked.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_error(f"interrupted; {kept()}")
+        raise
 
 
 class Commands(TyperGroup):
@@ -121,17 +137,19 @@ def _help(error: Exception) -> str:
 
 def print_error(message: str) -> None:
     """Print a message on stderr."""
-    print(f"minitrain: {message}", file=sys.stderr)
+    more = len(message) - _LONGEST_MESSAGE
+    cut = f"{message[:_LONGEST_MESSAGE]}... ({more} more characters)" if more > 0 else message
+    print(f"minitrain: {printable(cut)}", file=sys.stderr)
 
 
 def message_of(error: BaseException) -> str:
     """Return an error and its notes in words; if it is not minitrain's, also its type and the line that raised it."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, MinitrainError):
-        return f"{error}{notes}"
+        return f"{text_of(error)}{notes}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     return f"{text}{_place(error)}{notes}"
 
 

@@ -1,11 +1,10 @@
-"""The commands of `minitrain learn`: exercises, one at a time, graded at once."""
+"""The commands of `minitrain learn` for learners: exercises, one at a time, graded at once. `teach` has the others."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from minitrain.cli.failures import FAILED
 from minitrain.cli.options import Debug
-from minitrain.cli.output import Progress, print_lines, print_table
+from minitrain.cli.output import print_lines, print_table
 from minitrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,37 +33,15 @@ Here = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Your folder.")
 Which = Annotated[str, typer.Argument(metavar="N", help="An exercise's number or name.")]
 HERE = Path()
 
-Isolated = Annotated[
-    str,
-    typer.Option(
-        "--isolation",
-        metavar="HOW",
-        help="auto: by all means of this machine; required: by the kernel, or not at all; none: a process of its own.",
-    ),
-]
 
-
-Seed = Annotated[
-    str | None,
-    typer.Option(
-        "--seed",
-        metavar="TEXT",
-        envvar="MINITRAIN_SEED",
-        help="A secret of yours, from which the hidden sizes are drawn.",
-        show_default="those that everybody can read",
-    ),
-]
-_EVERY_S = 2.0
-
-
-def _load(name: str, folder: Path | None) -> Exercise:
+def load(name: str, folder: Path | None) -> Exercise:
     """Return an exercise."""
     from minitrain.grading import load_exercise  # noqa: PLC0415  (not for `minitrain --help`)
 
     return load_exercise(name, folder)
 
 
-def _all(folder: Path | None) -> list[Exercise]:
+def all_exercises(folder: Path | None) -> list[Exercise]:
     """Return all exercises."""
     from minitrain.grading import shipped_exercises  # noqa: PLC0415
 
@@ -73,11 +50,11 @@ def _all(folder: Path | None) -> list[Exercise]:
     return shipped_exercises(folder)
 
 
-def _with_seed(exercises: Sequence[Exercise], seed: str | None) -> list[Exercise]:
-    """Return exercises, with hidden sizes of the seed if there is one."""
-    from minitrain.grading.secret_sizes import with_secret_sizes  # noqa: PLC0415
-
-    return [with_secret_sizes(exercise, seed) for exercise in exercises] if seed else [*exercises]
+def _is_progress(done: Any) -> bool:
+    """Return whether an entry of the small file says what a learner has done in an exercise."""
+    kinds = {"passed": bool, "best": int | float, "hints": int}
+    typed = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in kinds.items())
+    return typed and 0 <= done["best"] <= 100 and done["hints"] >= 0
 
 
 class State:
@@ -90,9 +67,11 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.path = folder / STATE
         try:
-            self.exercises: dict[str, dict[str, Any]] = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self.exercises = {}
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = {}
+        known = found.items() if isinstance(found, dict) else ()  # anybody may have edited it
+        self.exercises: dict[str, dict[str, Any]] = {name: done for name, done in known if _is_progress(done)}
 
     def of(self, exercise: Exercise) -> dict[str, Any]:
         """Return what is known of an exercise."""
@@ -111,7 +90,7 @@ def list_exercises(dir: Here = HERE, exercises: Exercises = None, debug: Debug =
     table = Table(box=None, header_style="bold")
     for column in ("", "exercise", "about", "best"):
         table.add_column(column)
-    for exercise in _all(exercises):
+    for exercise in all_exercises(exercises):
         known = state.of(exercise)
         table.add_row(
             "✓" if known["passed"] else "", exercise.name, exercise.title, f"{known['best']}" if known["best"] else ""
@@ -122,7 +101,7 @@ def list_exercises(dir: Here = HERE, exercises: Exercises = None, debug: Debug =
 @learn.command()
 def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
     """Write an exercise's starter and statement into your folder, never over existing work."""
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     dir.mkdir(parents=True, exist_ok=True)
     path = dir / f"{exercise.name}.py"
     if path.exists():
@@ -166,13 +145,13 @@ def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exe
         path = Path(what)
         if not path.is_file():
             raise UsageError(f"there is no file {path}; `minitrain learn start` writes one")
-        found = exercise_of(path, _all(exercises))
+        found = exercise_of(path, all_exercises(exercises))
         if found is None:
             raise UsageError(
                 f"which exercise is {path} for? name it like 02_ddp.py, or its function like the starter's"
             )
         return path, found
-    exercise = _load(what, exercises)
+    exercise = load(what, exercises)
     path = folder / f"{exercise.name}.py"
     if not path.is_file():
         raise UsageError(f"there is no file {path}; `minitrain learn start {exercise.number}` writes it")
@@ -237,7 +216,7 @@ def watch(
 @learn.command()
 def hint(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
     """Show the next hint, each more direct than the one before."""
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     state = State(dir)
     known = state.of(exercise)
     known["hints"] = min(known["hints"] + 1, len(exercise.hints))
@@ -251,7 +230,7 @@ def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Deb
     """Show the reference solution, once you have passed, and write it into a file that runs."""
     from minitrain.grading.solution import solution_of  # noqa: PLC0415
 
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     if not State(dir).of(exercise)["passed"]:
         raise UsageError(f"pass exercise {exercise.number} first: `minitrain learn check {exercise.number}`")
     text, path = solution_of(exercise), dir / f"{exercise.name}_solution.py"
@@ -265,7 +244,7 @@ def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Deb
 @learn.command()
 def reset(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
     """Begin an exercise again; your work is kept beside it."""
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     path = dir / f"{exercise.name}.py"
     if path.exists():
         number = 1
@@ -276,129 +255,3 @@ def reset(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(exercise.starter, encoding="utf-8")
     print_lines([f"wrote {path}"])
-
-
-@learn.command("grade")
-def grade_files(
-    places: Annotated[
-        list[str], typer.Argument(metavar="PLACE...", help="Submissions, folders of them, or patterns such as '*.py'.")
-    ],
-    exercise: Annotated[
-        str | None, typer.Option("--exercise", metavar="N", help="Of all files; else by their names and functions.")
-    ] = None,
-    exercises: Exercises = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORM",
-            help="text, table, csv, json, junit or gradescope.",
-            show_default="text for one submission, table for more",
-        ),
-    ] = None,
-    together: Annotated[
-        bool, typer.Option("--together", help="Each folder is one student's; else each entry of it is a submission.")
-    ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Submissions at a time.", show_default="one a core")
-    ] = None,
-    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time that a submission may take.")] = 20.0,
-    isolation: Isolated = "auto",
-    seed: Seed = None,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere."""
-    from minitrain.grading.classes import Row, grade_all  # noqa: PLC0415
-    from minitrain.grading.report import FORMATS  # noqa: PLC0415
-    from minitrain.grading.sandbox import Limits  # noqa: PLC0415
-    from minitrain.grading.submissions import find_submissions  # noqa: PLC0415
-
-    if form is not None and form not in FORMATS:
-        raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
-    known = _with_seed([_load(exercise, exercises)] if exercise else _all(exercises), seed)
-    found = find_submissions(places, known, exercise=known[0] if exercise else None, together=together)
-    limits = Limits(seconds=seconds, isolation=isolation)
-    with Progress() as progress:
-        say = _Countdown(progress, len(found))
-        rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say)
-    report = FORMATS[form or ("text" if len(rows) == 1 else "table")](rows)
-    print_table(report) if isinstance(report, Table) else print(report)
-    if not all(row.passed for row in rows):
-        raise typer.Exit(FAILED)
-
-
-class _Countdown:
-    """Says how many submissions are graded, and how long the rest will take, every few seconds.
-
-    Args:
-        progress: where to say it.
-        total: how many there are.
-    """
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._said_s = 0.0
-        if total > 1:
-            progress.say(f"grading {total} submissions")
-
-    def __call__(self, done: int, seconds: float) -> None:
-        """Say it after a submission, unless it was said a moment ago."""
-        if self._total > 1 and (done == self._total or seconds - self._said_s >= _EVERY_S):
-            self._said_s = seconds
-            left = seconds / done * (self._total - done)
-            self._progress.say(f"graded {done} of {self._total}; about {left:.0f} s left")
-
-
-@learn.command()
-def verify(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="A folder of exercises, or one exercise.")
-    ] = None,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Verify exercises: reference passes, starter fails, wrong solutions fail for their reason."""
-    from minitrain.grading import load_exercise  # noqa: PLC0415
-    from minitrain.grading.verify import faults_of  # noqa: PLC0415
-
-    one = folder is not None and (folder / "exercise.json").is_file()
-    faulty = False
-    for exercise in [load_exercise(folder)] if one and folder else _all(folder):
-        faults = faults_of(exercise)
-        faulty = faulty or bool(faults)
-        print_lines([f"{exercise.name}: ok"] if not faults else [f"{exercise.name}: {fault}" for fault in faults])
-    if faulty:
-        raise typer.Exit(FAILED)
-
-
-@learn.command()
-def package(
-    path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="What to write.", show_default="autograder.zip")
-    ] = None,
-    numbers: Annotated[list[str] | None, typer.Option("--exercise", metavar="N", help="Only these; repeat it.")] = None,
-    exercises: Exercises = None,
-    students: Annotated[
-        bool, typer.Option("--students", help="Write a wheel for students instead, into the folder PATH.")
-    ] = False,
-    requirement: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REQ", help="What pip installs there.", show_default="this minitrain, which is in the zip"
-        ),
-    ] = None,
-    python: Annotated[str, typer.Option(metavar="PYTHON", help="The interpreter there.")] = "python3",
-    isolation: Isolated = "auto",
-    seed: Seed = None,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Write an autograder zip for Gradescope, or a wheel for students without references and hidden sizes."""
-    from minitrain.grading.package import write_package  # noqa: PLC0415
-    from minitrain.grading.wheel import students_wheel  # noqa: PLC0415
-
-    chosen: Sequence[Exercise] = [_load(n, exercises) for n in numbers] if numbers else _all(exercises)
-    if students:
-        print_lines([f"wrote {students_wheel(chosen, path or HERE)}"])
-        return
-    chosen, path = _with_seed(chosen, seed), path or Path("autograder.zip")
-    print_lines([f"wrote {write_package(chosen, path, requirement=requirement, python=python, isolation=isolation)}"])

@@ -200,7 +200,7 @@ def _part(tensor: Any) -> str:
 def _ledger(player: Player) -> Any:
     """Return the ledger of a rank, which every strict run has."""
     model: Any = player.model
-    return model.ledger
+    return model._ledger
 
 
 def _buffers(player: Player) -> dict[tuple[int, int], tuple[Any, Any]]:

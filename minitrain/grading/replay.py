@@ -138,7 +138,7 @@ class Player:
     def _count(self, tensor: Any, sign: int) -> None:
         """Count an activation in or out."""
         if isinstance(tensor, tensors.Activation):
-            self.activation_units += sign * self.model.account.units_of(tensor)
+            self.activation_units += sign * self.model._account.units_of(tensor)
 
     def compute(self, number: int, kind: str, *what: Any) -> None:
         """Do an operation of the rank alone."""

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.grading.error_reports import SUBMISSION
 from minitrain.grading.exercise import Case
 from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for
 from minitrain.grading.readable import packages
 from minitrain.grading.result import printable
 from minitrain.grading.wire import decoded
-from minitrain.grading.worker import SUBMISSION
 
 _PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs")
-_OF_GRADING = ("recorder", "worker", "confinement", "wire")
+_OF_GRADING = ("recorder", "worker", "confinement", "wire", "error_reports")
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""
 
@@ -230,7 +230,9 @@ class _Process:
         """Tell the process what to do, which it waits for."""
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps({**job, "result": self._result}).encode())
+            self.process.stdin.write(
+                json.dumps({**job, "result": self._result, "until": self.began + self.limits.seconds}).encode()
+            )
             self.process.stdin.close()
 
     def outcome(self) -> Outcome:

@@ -9,18 +9,16 @@ explanation and no protection: Python code can reach and replace Python objects,
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import json
 import os
-import re
 import signal
 import sys
 import sysconfig
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -32,9 +30,6 @@ REFUSED = (
     "resource.", "mmap.", "webbrowser.", "ftplib.", "http.", "urllib.", "smtplib.", "sqlite3.", "winreg.",
 )  # fmt: skip
 """Audit events, by how they begin."""
-
-SUBMISSION = "submission"
-"""The folder with the submission and the files that it imports, in the process's own folder."""
 
 _BATCH = 2**16
 
@@ -94,6 +89,7 @@ def readable_folders(*own: str) -> list[str]:
 def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     """Run the submission with some sizes, and return its programs, or what went wrong."""
     import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
+    from minitrain.grading.error_reports import describe, noting_what_is_never_awaited  # noqa: PLC0415
     from minitrain.grading.recorder import recording_kind  # noqa: PLC0415
 
     started: list[Any] = []
@@ -114,78 +110,6 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
         "programs": [model.program.steps for model in models],
         "lines": [model.program.lines for model in models],
     }
-
-
-@contextlib.contextmanager
-def noting_what_is_never_awaited() -> Iterator[list[str]]:
-    """Provide a list of the calls that were never awaited, instead of Python's warnings about them."""
-    forgotten: list[str] = []
-
-    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        found = re.fullmatch(r"coroutine '[\w.]*?(\w+)' was never awaited", str(message))
-        if found:
-            forgotten.append(f"{Path(filename).name}:{lineno} calls {found.group(1)}")
-        else:
-            otherwise(message, category, filename, lineno, file, line)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message="coroutine .* was never awaited", category=RuntimeWarning)
-        otherwise: Any = warnings.showwarning
-        warnings.showwarning = show
-        yield forgotten
-
-
-def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return an error as plain data.
-
-    Args:
-        error: what ended the run, or kept it from beginning.
-        models: of the ranks that had begun.
-    """
-    facts = {name: getattr(error, name, None) for name in ("rank", "layer", "op")}
-    on_rank = re.search(r"^on rank (\d+) of", "\n".join(map(str, _notes_of(error))), re.MULTILINE)
-    if facts["rank"] is None and on_rank and "DeadlockError" not in type(error).__name__:
-        facts["rank"] = int(on_rank.group(1))
-    rank = facts["rank"]
-    return {
-        "kinds": [kind.__name__ for kind in type(error).__mro__],
-        "message": _text_of(error)[:2000] or type(error).__name__,
-        "line": _line_in_submission(error),
-        "step": len(models[rank].log) if isinstance(rank, int) and rank < len(models) else None,
-        **{name: value if isinstance(value, int | str) else None for name, value in facts.items()},
-    }
-
-
-def _text_of(error: BaseException) -> str:
-    """Return what an error says, which the submission's own code may have to answer."""
-    try:
-        return str(error) + _meant(error)
-    except BaseException as second:  # whatever it raises
-        return f"its text cannot be had: __str__ raised {type(second).__name__}"
-
-
-def _meant(error: BaseException) -> str:
-    """Return the name of the model that is closest to one that it does not have, in words."""
-    if not isinstance(error, AttributeError) or not isinstance(error.name, str):
-        return ""
-    close = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if name[0] != "_"], 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _notes_of(error: BaseException) -> Sequence[Any]:
-    """Return the notes of an error."""
-    notes = getattr(error, "__notes__", ())
-    return notes if isinstance(notes, list) else ()
-
-
-def _line_in_submission(error: BaseException) -> str | None:
-    """Return the innermost line of the submission that an error came through."""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if _is_submission(trace.tb_frame):
-            line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
 
 
 def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only in a submission's process)
@@ -209,29 +133,35 @@ class Deadline:
     The grader ends the process itself a moment later, whatever a submission does about this.
 
     Args:
-        seconds: the time from now on.
+        seconds: the time that it has.
+        until: when it is over, by the clock that both processes read, s.
         result: descriptor of the grader.
 
     Attributes:
         holds: whether the submission runs now, so that a message fits between those of its cases.
     """
 
-    def __init__(self, seconds: float, result: int) -> None:
+    def __init__(self, seconds: float, until: float, result: int) -> None:
         self.seconds = seconds
+        self.until = until
         self.result = result
         self.holds = False
 
     def set(self) -> None:  # pragma: no cover  (only in a submission's process)
         """Begin; a call of the kernel that is not allowed later."""
         signal.signal(signal.SIGALRM, self.is_over)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, self.until - time.monotonic()))
 
     def is_over(self, _signal: int, frame: FrameType | None) -> None:  # pragma: no cover
         """Tell the grader, and end."""
         if self.holds:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
-            _send(os.write, self.result, json.dumps({"error": self.error(line_of(frame))}).encode() + b"\n")
+            _send(
+                os.write,
+                self.result,
+                json.dumps({"error": self.error(_error_reports().line_of(frame))}).encode() + b"\n",
+            )
             os._exit(0)
 
     def error(self, line: str | None) -> dict[str, Any]:
@@ -240,32 +170,9 @@ class Deadline:
         return {"kinds": ["TimeoutError", "MinitrainError"], "message": message, "line": line}
 
 
-def line_of(frame: FrameType | None) -> str | None:
-    """Return the line of the submission that runs in a frame or further out, or that a task of it waits at."""
-    innermost: str | None = None
-    while frame is not None:
-        if _is_submission(frame):
-            innermost = innermost or f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return innermost or _waiting_line()
-
-
-def _waiting_line() -> str | None:
-    """Return the line at which a task of the running loop waits."""
-    import asyncio  # noqa: PLC0415
-
-    source_lines: Any = importlib.import_module("minitrain.source_lines")
-    try:
-        places = [source_lines.place_of(task.get_coro()) for task in asyncio.all_tasks()]
-    except RuntimeError:  # no loop runs
-        return None
-    return next((place for place in sorted(places) if ".py:" in place), None)
-
-
-def _is_submission(frame: FrameType) -> bool:
-    """Return whether a frame runs the submission, or a file beside it."""
-    name = str(frame.f_globals.get("__name__", ""))
-    return name.startswith("minitrain_strategy_") or Path(frame.f_code.co_filename).parent.name == SUBMISSION
+def _error_reports() -> Any:  # pragma: no cover  (only in a submission's process)
+    """Return the module of that name, which is not on the path before `main`."""
+    return importlib.import_module("minitrain.grading.error_reports")
 
 
 def disarm() -> None:  # pragma: no cover  (only in a submission's process)
@@ -288,6 +195,7 @@ def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submissio
         "accounting.strict.audit",
         "accounting.strict.unusable_tensors",
         "grading.recorder",
+        "grading.error_reports",
         "grading.wire",
     )
     for name in parts:
@@ -306,7 +214,7 @@ def run_all(
         function = load(f"{job['file']}:{job['function']}")
     except BaseException as error:  # also what its top level raises
         deadline.holds = False
-        yield {"error": describe(error)}
+        yield {"error": _error_reports().describe(error)}
         return
     for case in job["cases"]:
         deadline.holds = True
@@ -341,8 +249,8 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
     """Read a job from stdin, run it, and write its results to the job's descriptor."""
     job = json.loads(sys.stdin.read())
     sys.path[:0] = [job["home"], os.path.join(job["home"], "packages")]  # noqa: PTH118  (before the path is prepared)
-    sys.path.append(os.path.join(job["home"], SUBMISSION))  # noqa: PTH118  (last: it shadows nothing)
-    deadline = Deadline(job["seconds"], job["result"])
+    sys.path.append(os.path.dirname(job["file"]))  # noqa: PTH120  (last: it shadows nothing)
+    deadline = Deadline(job["seconds"], job["until"], job["result"])
     load, means = isolate(job, prepare, deadline)
     wire: Any = importlib.import_module("minitrain.grading.wire")
     send = partial(_send, os.write, job["result"])

@@ -16,6 +16,7 @@ from minitrain.hardware.price import Price
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import Workload
 
+_SHORTEST_S, _LONGEST_S = 1e-100, 1e100  # outside of them sums and ratios overflow or vanish, as in configs
 _SLOWED = frozenset((*PASSES, UPDATE))  # loading weights is no computing
 
 
@@ -44,6 +45,10 @@ class FixedPredictor:
                 raise UsageError(f"there is no event type {typ!r}; use {', '.join(EVENT_TYPES)}", typ=typ)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise UsageError(f"the duration of {typ} must be a number of at least 0, got {seconds!r}", typ=typ)
+            if seconds and not _SHORTEST_S <= seconds <= _LONGEST_S:
+                raise UsageError(
+                    f"the duration of {typ} must be 0 or lie in {_SHORTEST_S}..{_LONGEST_S} s, got {seconds!r}", typ=typ
+                )
         self._given = durations
         self.durations = {
             typ: float(seconds) for typ, seconds in {"recv": durations.get("send", 0), **durations}.items()

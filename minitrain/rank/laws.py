@@ -3,22 +3,27 @@
 Each function returns, or raises a `LawError` that names rule, values, rank, layer and remedy. An operation calls it
 before it logs anything and before any clock moves. The laws hold under `python -O` too, since they are no `assert`s.
 
-`minitrain.rank.computing` checks the usual cases by expressions of its own; both must agree.
+`minitrain.rank.computation` checks the usual calls by one quick expression first; both must agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
+from minitrain.hardware.config_faults import shown
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlapping_shards
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
+
+_LONGEST = 80  # characters of what was given instead of samples
 
 
 def _broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
@@ -115,7 +120,8 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
     require_kind(model, "update", "opt_state", opt_state, OptState)
     for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
         _require_layer(model, "update", name, value, layer, layer)
-    _require_all_samples(model, layer, weight_grad)
+    require_all_samples(model, layer, weight_grad)
+    _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
         raise _broken(
             model,
@@ -134,7 +140,7 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
             )
 
 
-def _require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
+def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
     """Require a gradient of the whole batch."""
     if weight_grad.samples != _all_samples(model.global_batch_size):
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
@@ -166,25 +172,86 @@ def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
 
 
 def input_samples(model: RankState, samples: Iterable[int]) -> frozenset[int]:
-    """Return the samples as a set; require that all are of the global batch."""
+    """Return the samples as a set; require integers of the global batch before anything is made of them."""
+    numbers = sample_numbers(model, samples)
+    require_inside(model, numbers)
+    return frozenset(numbers)
+
+
+def sample_numbers(model: RankState, samples: Iterable[Any], *others: type) -> Sequence[int]:
+    """Return the samples as a range or a list of integers, such as numpy's too; require no more than the batch has.
+
+    Args:
+        model: the rank.
+        samples: what was given.
+        others: types that stand for integers beside those that Python knows as such.
+    """
+    if isinstance(samples, range):
+        return samples
     try:
-        found = frozenset(samples)
-        inside = not found or (min(found) >= 0 and max(found) < model.global_batch_size)
+        several = iter(samples)
     except TypeError as error:
-        raise TensorTypeError(
-            f"get_input_activation on rank {model.rank}: samples must be integers, got {samples!r:.80}",
-            rank=model.rank,
-        ) from error
-    if not inside:
+        raise _no_integers(model, samples, samples) from error
+    numbers = list(islice(several, model.global_batch_size + 1))  # what is given may have no end
+    if set(map(type, numbers)) != {int}:
+        numbers = [number if isinstance(number, others) else _integer(model, samples, number) for number in numbers]
+    if len(numbers) > model.global_batch_size:
+        require_inside(model, [number for number in numbers if isinstance(number, int)])
         raise _broken(
             model,
             "get_input_activation",
-            f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
-            f"got {sorted(found)[:8]}",
+            f"samples must be at most the {model.global_batch_size} of the global batch, got more; give each once",
             0,
-            samples=found,
         )
-    return found
+    return numbers
+
+
+def _integer(model: RankState, samples: Any, number: Any) -> int:
+    """Return one sample as Python's own integer."""
+    if isinstance(number, bool):
+        raise _no_integers(model, samples, number)
+    try:
+        return index(number)
+    except TypeError as error:
+        raise _no_integers(model, samples, number) from error
+
+
+def _no_integers(model: RankState, samples: Any, number: Any) -> TensorTypeError:
+    """Return the error for samples of which one is no integer."""
+    found = _text(samples) if isinstance(samples, list | tuple | str) else ""
+    if not 0 < len(found) <= _LONGEST:
+        found = _text(number)[:_LONGEST] or f"a {type(number).__name__}"
+    return TensorTypeError(
+        f"get_input_activation on rank {model.rank}: samples must be integers, got {found}",
+        rank=model.rank,
+        value=number,
+    )
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value if there is one: Python refuses that of an integer of 5,000 digits, for example."""
+    try:
+        return repr(value)
+    except Exception:  # a value of the user's may raise anything
+        return ""
+
+
+def require_inside(model: RankState, numbers: Sequence[int]) -> None:
+    """Require that all samples are of the global batch; a range is not listed for it."""
+    if not numbers:
+        return
+    ends = (numbers[0], numbers[-1]) if isinstance(numbers, range) else numbers
+    if min(ends) >= 0 and max(ends) < model.global_batch_size:
+        return
+    found = numbers[:: 1 if numbers.step > 0 else -1] if isinstance(numbers, range) else sorted(set(numbers))
+    raise _broken(
+        model,
+        "get_input_activation",
+        f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
+        f"got [{', '.join(map(shown, found[:8]))}]",
+        0,
+        samples=found,
+    )
 
 
 def final_weight(model: RankState, layer: int, weight: Any) -> None:
@@ -203,4 +270,20 @@ def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
             "load_weights",
             f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}",
             layer,
+        )
+    _require_rows(model, "load_weights", layer, num_shards)
+
+
+def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:
+    """Require that each shard of a layer holds one of its rows at least."""
+    most = model.runtime_predictor.workload.max_shards
+    if num_shards > most:
+        raise _broken(
+            model,
+            op,
+            f"a layer of {most} rows cannot be cut into {num_shards} shards, each of which needs a row; use at most "
+            f"{most} shards, for example within groups of ranks, as hsdp does",
+            layer,
+            num_shards=num_shards,
+            max_shards=most,
         )

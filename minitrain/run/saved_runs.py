@@ -14,44 +14,44 @@ version 1, which older readers know.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Protocol, TextIO
 
 from minitrain.errors import UsageError
 from minitrain.events import Event, MemoryChange
 from minitrain.files import write_text
+from minitrain.hardware.config_faults import label_of
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
-
-FORMAT = "minitrain-run"
-VERSION, VERSION_WITH_JOURNALS = 1, 2
-
-_FIELDS = tuple(field.name for field in fields(Event))
-_DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
-_SETS: Mapping[str, Callable[[Iterable[int]], Collection[int]]] = {"samples": frozenset, "group": tuple}
-_SET_PLACES = tuple(_FIELDS.index(name) for name in _SETS)
-_Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
-_Sets = dict[tuple[Any, ...], Collection[int]]  # sets by field and ranges
-_HEADER = (
-    "strategy",
-    "world_size",
-    "num_layers",
-    "global_batch_size",
-    "hardware",
-    "peak_memory_per_rank",
-    "bytes_per_element",
-    "useful_flop",
-    "peak_flop_per_s",
-    "capacity_bytes",
+from minitrain.run.run_file_events import Reader
+from minitrain.run.run_file_faults import Faults
+from minitrain.run.run_file_header import (
+    FIELDS,
+    FORMAT,
+    HEADER,
+    VERSION,
+    VERSION_WITH_JOURNALS,
+    judge_header,
+    object_of,
 )
 
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """What is true of the run where its first line says nothing: it fits into one tier, or older writers did not tell."""
+_DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
+_SET_PLACES = (FIELDS.index("samples"), FIELDS.index("group"))
+_Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
+
+_LONGEST_LINE = 2**27  # characters: a journal of six million changes
+_MOST_UNPACKED, _UNPACKED_A_BYTE = 2**24, 32  # logs shrink to about a seventh when they are compressed
 
 
 class SavableRun(Protocol):
@@ -92,6 +92,8 @@ class SavableRun(Protocol):
 
 def plain(value: Any) -> Any:
     """Return a value that JSON can hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
@@ -109,7 +111,7 @@ def _lines(run: SavableRun) -> Iterator[str]:
         "held_bytes": dict(run.oom.held_bytes),
     }
     version = VERSION_WITH_JOURNALS if run.memory_journals else VERSION
-    header = {"format": FORMAT, "version": version, "fields": _FIELDS, **{name: getattr(run, name) for name in _HEADER}}
+    header = {"format": FORMAT, "version": version, "fields": FIELDS, **{name: getattr(run, name) for name in HEADER}}
     header["num_events"] = run.num_events
     header["options"] = {name: plain(value) for name, value in run.options.items()}
     header["oom"] = oom
@@ -142,7 +144,7 @@ def _pack(event: Event, ranges: _Ranges) -> list[Any]:
         event: the event.
         ranges: the sets of the events before it, to which its own are added.
     """
-    values = [getattr(event, name) for name in _FIELDS]
+    values = [getattr(event, name) for name in FIELDS]
     while values and len(values) > 7 and values[-1] == _DEFAULTS[len(values) - 1]:
         values.pop()
     for place in _SET_PLACES:
@@ -171,119 +173,115 @@ def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def read_run(path: str | PathLike[str]) -> dict[str, Any]:
-    """Return the fields of a saved run by name.
+    """Return what a file holds that `save_run` wrote: the parameters of a `Run`.
+
+    Everything in the file is judged, and no more time and memory is taken than its size explains.
 
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version.
+        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
     """
-    file = Path(path)
     try:
+        file = Path(path)
+        label = label_of(str(file))
+    except TypeError as error:
+        raise UsageError(f"a run file's path must be text or a path, got {type(path).__name__}") from error
+    faults = Faults(label)
+    try:
+        size = _size(file)
         with _open(file) as lines:
-            header = _header(json.loads(next(lines, "")))
-            logs, journals = _logs(lines, header)
-        oom = None if header["oom"] is None else OutOfMemory(**header["oom"])
-        outside = header.get("held_outside")  # of strict runs only; older writers did not know it
-        held_outside = None if outside is None else MemoryOutsideStores(**outside)
-    except OSError as error:
-        raise UsageError(f"the run file {file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, LookupError, EOFError, RecursionError) as error:
+            header, logs, journals = _read(_numbered(lines, size, faults), size, faults)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(
-            f"{file} is not a {FORMAT} file, or it is damaged: {error}; write it with run.save()"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"the run file {label} cannot be read: {reason}; write it with run.save()") from error
+    oom, outside = header["oom"], header.get("held_outside")  # the latter of strict runs, and unknown to older writers
     return {
-        **{name: header[name] for name in (*_HEADER, "options")},
+        **{name: header[name] for name in HEADER},
+        "options": dict(header["options"]),
         "logs": logs,
-        "oom": oom,
+        "oom": None if oom is None else OutOfMemory(**_known(oom, OutOfMemory)),
         "memory_journals": journals,
-        "held_outside": held_outside,
+        "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
     }
 
 
+def _known(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Return the values of a dataclass's fields."""
+    return {field.name: values[field.name] for field in fields(kind)}
+
+
+def _size(file: Path) -> int:
+    """Return the bytes of a regular file; others may have no end, or wait for a writer."""
+    status = file.stat()
+    if S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not S_ISREG(status.st_mode):
+        raise UsageError(
+            f"the run file {label_of(str(file))} cannot be read: expected a regular file, found a device, pipe or "
+            "socket; save it first"
+        )
+    return status.st_size
+
+
 def _open(file: Path) -> TextIO:
     """Open a file, compressed or not, for reading."""
-    return gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8-sig")
+    return file.open(encoding="utf-8-sig")
 
 
-def _header(header: Any) -> Mapping[str, Any]:
-    """Return the first line if this program can read what follows."""
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError("its first line does not say so")
-    if header.get("version") not in (VERSION, VERSION_WITH_JOURNALS):
-        known = f"{VERSION} and {VERSION_WITH_JOURNALS}"
-        raise UsageError(f"the run file is of version {header.get('version')!r}; this minitrain reads {known}")
-    missing = [name for name in (*_HEADER, "options", "oom", "fields") if name not in header]
-    if missing:
-        raise ValueError(f"its first line lacks {', '.join(missing)}")
-    return header
+def _numbered(lines: TextIO, size: int, faults: Faults) -> Iterator[tuple[int, Any]]:
+    """Yield what each line holds, with its number; keep a fault for one that is no JSON.
 
-
-def _logs(
-    lines: Iterable[str], header: Mapping[str, Any]
-) -> tuple[Sequence[Sequence[Event]], Sequence[Sequence[MemoryChange]]]:
-    """Read the events of every rank, and their journals if there are any."""
-    names = header["fields"]
-    places = [place for place, name in enumerate(names) if name in _SETS]
-    logs: list[list[Event]] = [[] for _ in range(header["world_size"])]
-    journals: dict[int, list[MemoryChange]] = {}
-    sets: _Sets = {}
-    for line in lines:
-        values = json.loads(line)
-        if isinstance(values, dict):
-            journals[_rank(values["rank"], logs)] = _journal(values)
-            continue
-        event = _event(names, values, places, sets)
-        logs[_rank(event.rank, logs)].append(event)
-    number = sum(map(len, logs))
-    if header.get("num_events", number) != number:
-        raise ValueError(f"it has {number} of {header['num_events']} events")
-    if header["version"] == VERSION_WITH_JOURNALS and len(journals) < len(logs):
-        raise ValueError(f"it has the journals of {len(journals)} of {len(logs)} ranks")
-    return logs, [journals[rank] for rank in sorted(journals)] or ()
-
-
-def _rank(rank: Any, logs: Sequence[Any]) -> int:
-    """Return a rank, which must be one of the run's."""
-    if type(rank) is not int or not 0 <= rank < len(logs):
-        raise ValueError(f"rank {rank!r} is none of 0..{len(logs) - 1}")
-    return rank
-
-
-def _event(names: Sequence[str], values: list[Any], places: Sequence[int], sets: _Sets) -> Event:
-    """Return the event of one line.
-
-    Args:
-        names: of the fields.
-        values: of the fields, in that order.
-        places: which of them are sets.
-        sets: those of the events before it, to which its own are added, so that events share them.
+    Raises:
+        UsageError: a line, or all of them, are longer than any file of this size can explain.
     """
-    for place in places:
-        if place < len(values) and values[place] is not None:
-            ranges = names[place], *map(tuple, values[place])
-            if ranges not in sets:
-                numbers = [number for first, stop in values[place] for number in range(first, stop)]
-                sets[ranges] = _SETS[names[place]](numbers)
-            values[place] = sets[ranges]
-    known = dict(zip(names, values, strict=False))
-    if known["samples"] is None:
-        raise ValueError("an event has no samples")
-    if isinstance(known.get("tag"), list):
-        known["tag"] = _tuples(known["tag"])
-    event = Event(**known)
-    if not all(math.isfinite(number) for number in (event.time, event.duration, event.memory)):
-        raise ValueError(f"an event of rank {event.rank} has a time or a memory that is not finite")
-    return event
+    number, left = 0, (most := _MOST_UNPACKED + _UNPACKED_A_BYTE * size)
+    try:
+        while line := lines.readline(min(left, _LONGEST_LINE) + 1):
+            number += 1
+            left -= len(line)
+            if left < 0 or len(line) > _LONGEST_LINE:
+                what = "in a line" if left >= 0 else f"in a file of {size} bytes, unpacked"
+                faults.add(number, f"expected at most {_LONGEST_LINE if left >= 0 else most} characters {what}")
+                raise faults.error()
+            yield from _parsed(number, line, faults)
+    except UnicodeDecodeError as error:
+        faults.add(number + 1, f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x}")
 
 
-def _journal(values: Mapping[str, Any]) -> list[MemoryChange]:
-    """Return the journal of one rank."""
-    kinds = values["kinds"]
-    return [MemoryChange(place, kinds[code], float(size)) for place, code, size in values["changes"]]
+def _parsed(number: int, line: str, faults: Faults) -> Iterator[tuple[int, Any]]:
+    """Yield what a line holds, if it is JSON."""
+    try:
+        yield number, json.loads(line, object_pairs_hook=object_of) if line[0] == "{" else json.loads(line)
+    except json.JSONDecodeError as error:
+        cut = "" if line.endswith("\n") else "; the file ends in the middle of the line"
+        faults.add(number, f"expected JSON, found a mistake in column {error.colno}: {error.msg}{cut}")
+    except ValueError:
+        faults.add(number, "expected numbers that a computer can hold, found one of thousands of digits")
+    except RecursionError:
+        faults.add(number, "expected a few levels of nesting, found too many")
 
 
-def _tuples(value: Any) -> Any:
-    """Return nested lists as tuples, which a tag must be to be hashable."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _read(
+    lines: Iterator[tuple[int, Any]], size: int, faults: Faults
+) -> tuple[Mapping[str, Any], Sequence[Sequence[Event]], Sequence[Sequence[MemoryChange]]]:
+    """Read the first line, the events of every rank, and their journals if there are any.
+
+    Raises:
+        UsageError: there are faults.
+    """
+    number, header = next(lines, (1, {}))
+    if faults.number:  # it is no JSON
+        raise faults.error()
+    if not judge_header(header if number == 1 else {}, size, faults):
+        raise faults.error()
+    reader = Reader(header, size, faults)
+    for number, values in lines:
+        reader.take(number, values)
+    journals = reader.end(number)
+    if faults.number:
+        raise faults.error()
+    return header, reader.logs, journals

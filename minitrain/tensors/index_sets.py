@@ -6,7 +6,7 @@ that stands for many ranks (see `minitrain.folding`) brings ranges and sets of i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -106,8 +106,17 @@ def overlapping_shards(shard: int, num_shards: int, other_num_shards: int) -> ra
     return range(shard * other_num_shards // num_shards, -(-(shard + 1) * other_num_shards // num_shards))
 
 
-def shards_overlap(shards: Numbers, num_shards: int, others: Numbers, other_num_shards: int) -> bool:
-    """Return whether some shards of one cut have a part in common with some shards of another cut."""
-    if num_shards == other_num_shards:
-        return not shards.isdisjoint(others)
-    return any(not others.isdisjoint(overlapping_shards(shard, num_shards, other_num_shards)) for shard in shards)
+def overlaps_any(shard: int, num_shards: int, others: Mapping[int, Set[int]]) -> bool:
+    """Return whether a shard has a part in common with any of others, in time that does not grow with these.
+
+    Args:
+        shard: which shard.
+        num_shards: number of shards that the whole is cut into.
+        others: the other shards, by the number of shards of their cut.
+    """
+    for count, found in others.items():
+        touched = overlapping_shards(shard, num_shards, count)
+        fewer, more = (touched, found) if len(touched) <= len(found) else (found, touched)
+        if any(number in more for number in fewer):
+            return True
+    return False

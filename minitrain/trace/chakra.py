@@ -118,9 +118,9 @@ def _attributes(timeline: Timeline, event: int, typ: str, tag: int) -> Iterator[
         yield protobuf.text(_ATTR_NAME, "pg_name") + protobuf.text(_ATTR_STRING, group)
         return
     ends = int(timeline.rank[event]), int(timeline.peer[event])
-    source, dest = ends if stream.kind == SEND else ends[::-1]
-    yield _int64("comm_src", source)
-    yield _int64("comm_dst", dest)
+    for name, rank in zip(("comm_src", "comm_dst"), ends if stream.kind == SEND else ends[::-1], strict=True):
+        if rank != NONE:  # an event that a strategy logged by itself has no peer
+            yield _int64(name, rank)
     yield _int64("comm_tag", max(tag, 0))
 
 

@@ -23,6 +23,7 @@ from minitrain.analysis.matching import collectives, messages
 from minitrain.analysis.memory_over_time import Journals, curves_by_kind
 from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace
 from minitrain.analysis.waits import GAP_KINDS, find_gaps
+from minitrain.errors import UsageError
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
 from minitrain.tensors.index_sets import ranges
@@ -200,6 +201,9 @@ def kind_counters(timeline: Timeline, journals: Journals, bytes_per_element: flo
             yield f'{head}{start},"args":{{{args}}}}}'
 
 
+_LONGEST_S = 9e9  # nanoseconds of it fit into 64 bits
+
+
 class Micros(NamedTuple):
     """When events start and how long they last, µs, (num_events,) each."""
 
@@ -226,7 +230,14 @@ def micros(timeline: Timeline) -> Micros:
 
 
 def nanoseconds(seconds: Floats) -> Ints:
-    """Round times in s to whole nanoseconds."""
+    """Round times in s to whole nanoseconds.
+
+    Raises:
+        UsageError: a time is too long for that.
+    """
+    longest = float(seconds.max(initial=0.0))
+    if longest > _LONGEST_S:
+        raise UsageError(f"times must be at most {_LONGEST_S:g} s to be written in nanoseconds, got {longest:g} s")
     return np.rint(seconds * 1e9).astype(np.int64)
 
 

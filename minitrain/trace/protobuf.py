@@ -42,7 +42,7 @@ def data(field: int, value: bytes) -> bytes:
 
 def text(field: int, value: str) -> bytes:
     """Return a field that is text."""
-    return data(field, value.encode())
+    return data(field, value.encode(errors="backslashreplace"))
 
 
 def numbers(field: int, values: Iterable[int]) -> bytes:

@@ -1,19 +1,22 @@
 """The files of a run: its page, its Chrome trace and its event log, in a folder of its own.
 
-The words beside a picture (its title and facts, the rows of a comparison's table) are made here from the run. The other
-modules of this package draw what they are given.
+The words beside a picture (its title and facts, the rows of the table on a comparison's page) are made here from the
+run. The table that `compare` prints is in `tables`. The other modules of this room draw what they are given.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, count
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.analysis.labels import GIB, duration
+from minitrain.plain_text import text_of
 from minitrain.run.result import Run
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
+_LONGEST_NAME = 60  # characters; a file system takes 255 bytes
 
 
 def view_of(run: Run) -> View:
@@ -38,6 +42,25 @@ def view_of(run: Run) -> View:
     return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, run.capacity_bytes, run.bytes_per_element)
 
 
+def picture_of_first_ranks(run: Run, most_events: int = 3000) -> str:
+    """Return an SVG of as many ranks of a large run as a picture can show; nothing where one has too many events.
+
+    Args:
+        run: the run, with a log a rank.
+        most_events: how many events may be drawn.
+    """
+    from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody draws)
+    from minitrain.trace.svg import svg  # noqa: PLC0415
+
+    ends = accumulate(len(log) for log in run.logs)
+    num_ranks = sum(end <= most_events for end in ends)
+    if not num_ranks:
+        return ""
+    view = view_of(run)
+    title = f"{view.title}: {'rank 0' if num_ranks == 1 else f'the first {num_ranks} ranks'}"
+    return svg(as_timeline(run.logs[:num_ranks]), replace(view, title=title))
+
+
 def conditions(run: Run) -> str:
     """Return in words the sizes and the hardware of a run."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
@@ -51,7 +74,7 @@ def _memory(run: Run) -> str:
     return f"{run.peak_memory_bytes / GIB:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
 
 
-def _table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
+def table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
     """Return the table above a comparison: a row a strategy, fastest first, failed ones last."""
     rows = [_row(run) for run in comparison.succeeded]
     return rows + [_failed_row(failure.strategy, failure.error) for failure in comparison.failed]
@@ -70,7 +93,7 @@ def _row(run: Run) -> Mapping[str, str]:
 
 def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
     figures = dict.fromkeys(("peak memory", "MFU", "bubble", "exposed communication"), "")
-    return {"strategy": name, "step time": f"failed: {error}", **figures}
+    return {"strategy": name, "step time": f"failed: {text_of(error)}", **figures}
 
 
 def draw_comparison(comparison: Comparison) -> Any:
@@ -101,7 +124,7 @@ def write_comparison_page(
         {run.strategy: run.timeline for run in runs},
         {run.strategy: view_of(run) for run in runs},
         title=title_of(comparison),
-        table=_table_rows(comparison),
+        table=table_rows(comparison),
         links=links,
         include_plotlyjs="directory" if links else True,
     )
@@ -113,10 +136,12 @@ def folder_name(name: str) -> str:
     >>> folder_name("1f1b (2)")
     '1f1b-2'
     """
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:_LONGEST_NAME] or "run"
 
 
-def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+def write_run(
+    run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True, name: str | None = None
+) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
     The files are complete before the first of them is moved to its place.
@@ -126,6 +151,7 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
         parent: the folder to make that folder in; it is made if it does not exist.
         include_plotlyjs: True for a page that needs no other file, "parent" to share Plotly's JavaScript with the pages
             of other runs.
+        name: of the folder, if not after the strategy.
 
     Returns:
         The run's folder.
@@ -135,7 +161,7 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
     """
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
-    target = parent / folder_name(run.strategy)
+    target = parent / (name or folder_name(run.strategy))
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
         run.write_html(Path(made, PAGE), include_plotlyjs)
         run.write_chrome_trace(Path(made, CHROME_TRACE))
@@ -146,13 +172,22 @@ def write_run(run: Run, parent: str | PathLike[str], include_plotlyjs: bool | st
     return target
 
 
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken yet."""
+    numbered = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(found for found in numbered if found not in taken)
+
+
 def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Sequence[Path]:
     """Write every run that succeeded, and a page that compares them and links to theirs.
 
     Returns:
         The comparison's page, and the runs' folders.
     """
-    folders = {run.strategy: write_run(run, parent, "parent") for run in comparison.succeeded}
+    names: dict[str, str] = {}  # folders by strategy: names that differ may be called alike
+    for run in comparison.succeeded:
+        names[run.strategy] = _unused(folder_name(run.strategy), names.values())
+    folders = {run.strategy: write_run(run, parent, "parent", names[run.strategy]) for run in comparison.succeeded}
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}

@@ -5,15 +5,18 @@ They are narrow enough for 60 columns, and readable when piped.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from minitrain.analysis.labels import GIB
 from minitrain.errors import OutOfMemoryError
+from minitrain.plain_text import printable, text_of
 from minitrain.trace.run_folder import title_of
 
 if TYPE_CHECKING:
@@ -38,9 +41,9 @@ def comparison_table(comparison: Comparison) -> Table:
     for run in comparison.succeeded:
         table.add_row(*_cells(run, scale, is_winner=run is winner), style="bold" if run is winner else "")
     for failure in comparison.failed:
-        table.add_row("", failure.strategy, Text(_end(failure.error), style="red"), "", "", "", "")
+        table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"), "", "", "", "")
     notes = comparison_notes(comparison)
-    table.caption = Text("\n".join(notes)) if notes else None
+    table.caption = _text("\n".join(notes)) if notes else None
     return table
 
 
@@ -51,7 +54,9 @@ def _end(error: Exception) -> str:
 
 def comparison_notes(comparison: Comparison) -> list[str]:
     """Return a line for each strategy that failed or ran out of memory, with the reason."""
-    notes = [f"{failure.strategy}: {type(failure.error).__name__}: {failure.error}" for failure in comparison.failed]
+    notes = [
+        f"{failure.strategy}: {type(failure.error).__name__}: {text_of(failure.error)}" for failure in comparison.failed
+    ]
     return notes + [f"{run.strategy}: {run.oom}" for run in comparison.succeeded if run.oom is not None]
 
 
@@ -60,7 +65,7 @@ def _cells(run: Run, scale: float, *, is_winner: bool) -> list[str | Text]:
     memory = f"{run.peak_memory_bytes / GIB:.2f}"
     return [
         Text("★", style="green") if is_winner else "",
-        run.strategy,
+        _text(run.strategy),
         _number(run.step_time * scale),
         Text(f"{memory} OOM", style="red") if run.oom is not None else memory,
         "-" if run.mfu is None else f"{run.mfu * 100:.1f}",
@@ -106,7 +111,7 @@ def facts_table(rows: Mapping[str, str]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(_text(name), _text(value))
     return table
 
 
@@ -139,10 +144,15 @@ def _ends(count: int, most: int) -> Iterable[int | None]:
     return [*range(most // 2), None, *range(count - most // 2, count)]
 
 
+def _text(text: str) -> Text:
+    """Return text for a cell as it is: names and messages are no markup, and control nothing."""
+    return Text(printable(text))
+
+
 def plain_table(title: str = "") -> Table:
     """Return an empty table in the style that all have."""
     return Table(
-        title=Text(title) if title else None,
+        title=_text(title) if title else None,
         title_justify="left",
         title_style="dim",
         caption_justify="left",
@@ -150,6 +160,13 @@ def plain_table(title: str = "") -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
+
+
+def table_text(table: Table) -> str:
+    """Return a table as plain text, as wide as it needs."""
+    console = Console(file=io.StringIO(), width=10_000, color_system=None, markup=False, emoji=False)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")  # type: ignore[attr-defined]  # a StringIO
 
 
 def _unit(longest_s: float) -> tuple[float, str]:

@@ -5,7 +5,7 @@ specification has it); an optimizer that reads and writes three arrays of the we
 biases, normalisation, activation functions, embeddings.
 
 The size constants come from `minitrain.tensors`, because the specification has tensors with a `memory()` of their own.
-Beside the two, only `minitrain.lib` names them: everybody else asks the run's workload.
+Only tensors, this file and `minitrain.lib` may use them: all other code asks the run's workload.
 """
 
 from collections.abc import Mapping
@@ -37,6 +37,7 @@ class MatmulLayer:
     datatype = DATATYPE
     bytes_per_element = BYTES_PER_ELEMENT
     is_uniform = True
+    max_shards = HIDDEN_SIZE
 
     def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:  # noqa: ARG002  (all layers are alike)
         """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""

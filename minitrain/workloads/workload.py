@@ -34,11 +34,14 @@ class Workload(Protocol):
         bytes_per_element: size of an element.
         is_uniform: whether all layers cost the same and hold tensors of the same sizes, so that the output of a layer
             is as large as its input. Prices and sizes are then remembered for all layers together.
+        max_shards: the most shards that any layer can be cut into: its rows, since what is less than a row would cost
+            nothing.
     """
 
     datatype: str
     bytes_per_element: int
     is_uniform: bool
+    max_shards: int
 
     def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:
         """Return the cost of forward, loss, backward, backward_input or backward_weight for some samples.

@@ -22,7 +22,7 @@ from minitrain.accounting.strict.stores import FollowedStore
 from minitrain.errors import MinitrainError
 from minitrain.lib import Activation, Model, Weight
 from minitrain.rank.stores import Account, Store
-from minitrain.tensors.index_sets import overlapping_shards, shards_overlap
+from minitrain.tensors.index_sets import overlapping_shards, overlaps_any
 
 SIZES: dict[str, Any] = {"world_size": 1, "num_layers": 2, "global_batch_size": 2, "check": False}
 
@@ -106,7 +106,7 @@ def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -
         values = [variant(made[name]) for name, variant in zip(names, chosen, strict=True)]
         lawful = False
         with suppress(MinitrainError):
-            law(model.ledger, *values)
+            law(model._ledger, *values)
             lawful = True
         quick = True
         with mock.patch.object(computation, asked, side_effect=LawAskedError), suppress(MinitrainError):
@@ -148,7 +148,7 @@ def moved(store: Store[Any], moves: list[tuple[str, int, int]]) -> list[tuple[li
                 store.pop(key)
             else:
                 store.popitem()
-        history.append(([tensors.index(value) for value in store.values()], store.account.units))
+        history.append(([tensors.index(value) for value in store.values()], store._account.units))
     return history
 
 
@@ -169,4 +169,4 @@ def test_shards_overlap_where_their_intervals_do(num_shards: int, others: int, d
     ]
     assert [*overlapping_shards(shard, num_shards, others)] == expected
     some = data.draw(st.frozensets(st.integers(0, others - 1)))
-    assert shards_overlap(frozenset([shard]), num_shards, some, others) == bool(some & set(expected))
+    assert overlaps_any(shard, num_shards, {others: some}) == bool(some & set(expected))

@@ -1,4 +1,4 @@
-"""Whatever a config file or a command line holds: an answer, or one clear message; never a traceback or a leftover.
+"""Whatever a config, a run file or a command line holds: an answer, or one clear message; no traceback, no leftover.
 
 Two seconds a test by default; `MINITRAIN_FUZZ_S=300 pytest -m fuzz` takes five minutes a test. The seed is fixed, so
 that a longer run goes through what a shorter one did; `MINITRAIN_FUZZ_SEED` gives another one.
@@ -14,12 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import minitrain as mt
 from minitrain.cli import app
-from minitrain.errors import HardwareConfigError
+from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware import load_config
 
 pytestmark = pytest.mark.fuzz
@@ -87,6 +89,57 @@ def test_a_mutated_config_is_loaded_or_refused_with_one_error(tmp_path: Path) ->
         return "refused"
 
     until_time_is_up("configs", attempt)
+
+
+RUNS: list[tuple[str, dict[str, Any]]] = [("ddp", {}), ("1f1b", {}), ("zero3_prefetch", {}), ("pp_dp", {"pp": 2})]
+HOSTILE: list[Any] = [None, True, -1, 0, 1, 2, 9, 10**30, 10**400, 0.5, -0.5, 1e-310, 1e300, float("nan"), "", "x"]
+HOSTILE += ["[/x]", "\x1b[31m", "\ud800", [], [[]], [[0, 1]], [[0, 10**12]], [[3, 1]], {}, {"rank": 0}, "send", "comm"]
+
+
+def one_value_changed(source: random.Random, line: str) -> str:
+    """Return a line of a run file with one value somewhere in it replaced."""
+    values = place = json.loads(line)
+    while True:
+        key = source.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if not (isinstance(place[key], list | dict) and place[key] and source.random() < 0.5):
+            break
+        place = place[key]
+    place[key] = source.choice(HOSTILE)
+    return json.dumps(values)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[list[str]]:
+    """The lines of saved runs, with journals and without."""
+    found = []
+    for place, (strategy, options) in enumerate(RUNS):
+        sizes: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 8, **options}
+        mt.simulate(strategy, memory_by_kind=bool(place % 2), **sizes).save(tmp_path / "run.jsonl")
+        found.append((tmp_path / "run.jsonl").read_text().splitlines())
+    return found
+
+
+def test_a_mutated_run_file_is_read_and_drawn_or_refused_with_one_error(tmp_path: Path, runs: list[list[str]]) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def attempt(source: random.Random) -> str:
+        lines = list(source.choice(runs))
+        for place in {source.choice([0, source.randrange(len(lines))]) for _ in range(source.randint(1, 3))}:
+            lines[place] = one_value_changed(source, lines[place])
+        text = "\n".join(lines).encode()
+        path.write_bytes(mutated(source, text) if source.random() < 0.3 else text)
+        try:
+            run = mt.load_run(path)
+        except UsageError:
+            return "refused"
+        json.dumps(run.summary(), allow_nan=False)
+        with contextlib.suppress(UsageError):  # operations that wait for one another in a circle
+            run.explain().data()
+            run.write_html(tmp_path / "page.html")
+            run.write_chrome_trace(tmp_path / "trace.json")
+        return "read"
+
+    until_time_is_up("run files", attempt)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from minitrain.grading import Exercise, Grade, grade, load_exercise, recorder, r
 from minitrain.grading.budgets import budget_for, budgets_json
 from minitrain.grading.checks import judge
 from minitrain.grading.classes import Row
+from minitrain.grading.error_reports import describe
 from minitrain.grading.package import write_package
 from minitrain.grading.recorder import Interned, Program, RecordingModel, name_of
 from minitrain.grading.replay import replayed
@@ -32,7 +33,7 @@ from minitrain.grading.submissions import exercise_of
 from minitrain.grading.testing import assert_strategy
 from minitrain.grading.verify import faults_of
 from minitrain.grading.wire import MOST_STEPS, decoded, encoded
-from minitrain.grading.worker import Guard, RefusedError, describe, readable_folders, run_case
+from minitrain.grading.worker import Guard, RefusedError, readable_folders, run_case
 from minitrain.numerics import arithmetic
 from minitrain.tensors import Weight
 

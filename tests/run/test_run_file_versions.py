@@ -63,10 +63,13 @@ def test_a_file_of_an_older_writer_is_read(tmp_path: Path) -> None:
         (lambda lines: lines[0].pop("fields"), "its first line lacks fields"),
         (lambda lines: lines.pop(5), r"it has \d+ of \d+ events"),
         (lambda lines: lines.pop(), "the journals of 1 of 2 ranks"),
-        (lambda lines: lines[-1].update(rank=7), r"rank 7 is none of 0\.\.1"),
+        (lambda lines: lines[-1].update(rank=7), r"rank: expected a rank in 0\.\.1, found 7"),
         (lambda lines: lines[-1]["changes"][0].__setitem__(1, 99), "or it is damaged"),
-        (lambda lines: lines[1].__setitem__(2, "0"), "rank '0' is none of"),
-        (lambda lines: lines[1].__setitem__(3, float("nan")), "a time or a memory that is not finite"),
+        (lambda lines: lines[1].__setitem__(2, "0"), r'line 2, rank: expected a rank in 0\.\.1, found "0"'),
+        (
+            lambda lines: lines[1].__setitem__(3, float("nan")),
+            "line 2, time: expected 0 or a time in 1e-100..1e200 s, found NaN",
+        ),
         (lambda lines: lines.__setitem__(1, 7), "or it is damaged"),
     ],
 )

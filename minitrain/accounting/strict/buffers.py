@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ReferenceType
 
 from minitrain.accounting.strict.ledger import Ledger, Line
-from minitrain.tensors.index_sets import overlapping_shards
+from minitrain.tensors.index_sets import overlaps_any
 
 
 class Overwrite:
@@ -41,23 +41,30 @@ class PartialOverwrite(Overwrite):
 
     Args:
         latest: what overwrote a shard last.
+        version: the version of the buffer until then; one that is partial too is nobody's any more.
+        place: the shard, as (shard, num_shards).
+
+    Attributes:
         before: the version of the whole buffer before any shard was overwritten.
-        shards: the shards overwritten since, as (shard, num_shards).
+        shards: the shards overwritten since, by the number of shards that the whole is cut into.
     """
 
     __slots__ = ("before", "shards")
 
-    def __init__(self, latest: Overwrite, before: Overwrite | None, shards: frozenset[tuple[int, int]]) -> None:
+    def __init__(self, latest: Overwrite, version: Overwrite | None, place: tuple[int, int]) -> None:
         self.op = latest.op
         self.line = latest.line
-        self.before = before
-        self.shards = shards
+        if isinstance(version, PartialOverwrite):  # taken over: a copy each time would take quadratic time
+            self.before: Overwrite | None = version.before
+            self.shards: dict[int, set[int]] = version.shards
+        else:
+            self.before, self.shards = version, {}
+        shard, num_shards = place
+        self.shards.setdefault(num_shards, set()).add(shard)
 
     def keeps(self, shard: int, num_shards: int, version: Overwrite | None) -> bool:
         """Return whether a shard still has the content of an earlier version."""
-        return self.before is version and not any(
-            shard in overlapping_shards(other, count, num_shards) for other, count in self.shards
-        )
+        return self.before is version and not overlaps_any(shard, num_shards, self.shards)
 
 
 class Buffer:
@@ -72,7 +79,7 @@ class Buffer:
         holders: number of entries of stores, and of launched operations, that hold it.
         version: its latest overwriting, None if there was none.
         outdated_version: the version of the owner, if that is not up to date.
-        views: the shards cut from it.
+        views: the shards cut from it, by (shard, num_shards).
     """
 
     __slots__ = (
@@ -94,7 +101,7 @@ class Buffer:
     units: int
     usable_by: Ledger | None
     version: Overwrite | None
-    views: list[ReferenceType[Any]] | None
+    views: dict[tuple[int, int], ReferenceType[Any]] | None
 
     def __del__(self) -> None:
         ledger, units = self.ledger, self.units
@@ -104,7 +111,7 @@ class Buffer:
         else:
             self.line.outside -= units
         if self.views is not None:
-            for found in self.views:
+            for found in self.views.values():
                 view = found()
                 if view is not None:
                     view.outlive_whole()
@@ -137,7 +144,7 @@ class Buffer:
 
     def _overwrite_views(self, overwrite: Overwrite) -> None:
         """Note that the views have another content too."""
-        for found in self.views or ():
+        for found in (self.views or {}).values():
             view = found()
             if view is not None:
                 Buffer.overwrite(view, overwrite)  # not the view's own method, which would overwrite the whole in turn
@@ -145,11 +152,7 @@ class Buffer:
     def overwrite_shard(self, overwrite: Overwrite, place: tuple[int, int]) -> None:
         """Note that one of its views was overwritten, so that the whole has partly new content."""
         self._outdate_owner()
-        last = self.version
-        if isinstance(last, PartialOverwrite):
-            self.version = PartialOverwrite(overwrite, last.before, last.shards | {place})
-        else:
-            self.version = PartialOverwrite(overwrite, last, frozenset([place]))
+        self.version = PartialOverwrite(overwrite, self.version, place)
 
     def _outdate_owner(self) -> None:
         """Note that the owner is not up to date any more."""

@@ -8,14 +8,14 @@ cases and the message for every invalid one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any
 
 from minitrain.accounting.strict.ledger import Ledger
 from minitrain.errors import LawError
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import shards_overlap
+from minitrain.tensors.index_sets import overlaps_any
 from minitrain.transport.collectives import describe
 
 SAMPLED = FIELDS[Activation]
@@ -148,9 +148,7 @@ def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight,
             layer=layer,
         )
     done = ledger.updated.get((layer, step))
-    if done is not None and any(
-        shards_overlap(shards, num_shards, weight.shards, weight.num_shards) for shards, num_shards in done
-    ):
+    if done is not None and _overlap(done, weight):
         raise LawError(
             f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step",
             op="update",
@@ -161,12 +159,22 @@ def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight,
 
 def note_update(ledger: Ledger, weight: Weight) -> None:
     """Remember which part of a layer was updated, of which step."""
-    part = weight.shards, weight.num_shards
-    done = ledger.updated.get((weight.layer, weight.step))
-    if done is None:
-        ledger.updated[weight.layer, weight.step] = [part]
-    else:
-        done.append(part)
+    done = ledger.updated.setdefault((weight.layer, weight.step), {})
+    done.setdefault(weight.num_shards, set()).update(weight.shards)
+
+
+def _overlap(done: Mapping[int, Set[int]], weight: Weight) -> bool:
+    """Return whether shards have a part in common with a weight.
+
+    Args:
+        done: the shards, by the number of them that the whole is cut into.
+        weight: the weight.
+    """
+    same = done.get(weight.num_shards)
+    if same is not None and not same.isdisjoint(weight.shards):
+        return True
+    others = {count: shards for count, shards in done.items() if count != weight.num_shards}
+    return bool(others) and any(overlaps_any(shard, weight.num_shards, others) for shard in weight.shards)
 
 
 def _parts(tensor: Weight | OptState) -> list[tuple[Fraction, Fraction]]:

@@ -52,7 +52,7 @@ class Ledger(Account):
         most_outside: the most that was held outside of them, when an operation began.
         at_most: how much of it each line had made, in units.
         at_row: the row of the rank's log that the operation got.
-        updated: the parts that were updated, as (shards, num_shards), by layer and step.
+        updated: the shards that were updated, by the number of shards, by layer and step.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Ledger(Account):
         self.most_outside = 0
         self.at_most: dict[Line, int] = {}
         self.at_row = 0
-        self.updated: dict[tuple[int, int], list[tuple[frozenset[int], int]]] = {}
+        self.updated: dict[tuple[int, int], dict[int, set[int]]] = {}
         self._sizes: dict[tuple[type, int, int, int], int] = {}
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last

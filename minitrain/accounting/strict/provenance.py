@@ -106,15 +106,16 @@ class Origin(Buffer):
         (shard,) = result.shards
         place = shard, result.num_shards
         if self.views is None:
-            self.views = []
-        else:
-            self.views = [found for found in self.views if found() is not None]
-            for known in [found() for found in self.views]:
-                if known is not None and known.place == place:
-                    result._origin = Alias(known, fields, step, known.version)
-                    return
+            self.views = {}
+        elif not len(self.views) & (len(self.views) - 1):  # seldom enough to look at them all, and often enough
+            self.views = {of: found for of, found in self.views.items() if found() is not None}
+        found = self.views.get(place)
+        known = None if found is None else found()
+        if known is not None:
+            result._origin = Alias(known, fields, step, known.version)
+            return
         result._origin = view = View(self, place, self.ledger.units_of(result), fields, step, line)
-        self.views.append(ref(view))
+        self.views[place] = ref(view)
 
     def derive(self, result: Any, how: str, parent: Any, other: Any) -> None:
         """Follow a tensor that the strategy makes of this one by `+`, `combine` or `shard`; see `derive`."""
