@@ -20,6 +20,8 @@ from minitrain.hardware.data_sheet import NO_DATA_SHEET, DataSheet
 from minitrain.hardware.device import Memory, Processor, Rate
 from minitrain.hardware.kernel_rates import AttentionRate, KernelRates, MatmulRate
 from minitrain.hardware.network import Network, select_tier
+from minitrain.hardware.profile_files import KEY as PROFILE_KEY
+from minitrain.hardware.profile_files import config_of_profile
 from minitrain.hardware.transfer_curve import TransferCurve
 
 if TYPE_CHECKING:
@@ -161,6 +163,8 @@ def _validated(data: Any, label: str, name: str) -> SystemConfig:
     if not isinstance(data, Mapping):
         raise refuse(label, [f"expected a JSON object, found {shown(data)}"])
     copy, repeated = files.plain(data, label)
+    if PROFILE_KEY in copy:
+        copy = config_of_profile(copy, label)
     model, faults = validate(copy)
     if model is None or repeated:
         raise refuse(label, repeated + faults)
