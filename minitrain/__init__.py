@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
     from minitrain.schedules.as_strategy import from_schedule
+    from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
     from minitrain.workloads.latent_attention import LatentAttention
@@ -62,6 +63,7 @@ _HOMES = {
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
     "schedules.as_strategy": ("from_schedule",),
+    "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "workloads.latent_attention": ("LatentAttention",),
@@ -101,6 +103,7 @@ __all__ = [
     "schedules",
     "simulate",
     "simulate_async",
+    "solve",
     "span",
     "strategies",
     "sweep",
