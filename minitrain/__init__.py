@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minitrain import schedules
+    from minitrain import hw, schedules
     from minitrain.errors import (
         CollectiveMismatchError,
         DeadlockError,
@@ -71,6 +71,7 @@ _HOMES = {
     "workloads.precision": ("Precision",),
     "workloads.transformer": ("Transformer",),
 }
+_MODULES = ("hw", "schedules")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -97,6 +98,7 @@ __all__ = [
     "compare",
     "from_schedule",
     "grade",
+    "hw",
     "load_run",
     "models",
     "prove",
@@ -112,8 +114,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name == "schedules":
-        return import_module("minitrain.schedules")
+    if name in _MODULES:
+        return import_module(f"minitrain.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'minitrain' has no attribute {name!r}")
