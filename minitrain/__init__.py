@@ -9,7 +9,10 @@ A strategy is an async function of one rank's `Model` (see `minitrain.lib`); `si
 returns a `Run`. Names are imported when they are first used, so that `import minitrain` stays quick.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -126,4 +129,24 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted([*globals(), *__all__])
+    return sorted(__all__)
+
+
+class _BesideThePackage:
+    """Finds the folders that a checkout has beside the package, and an installation in it.
+
+    Python started in a checkout imports the package from there, even where a wheel is installed.
+    """
+
+    folders = ("strategies", "hw_configs")
+    root = Path(__file__).parents[1]
+
+    @classmethod
+    def find_spec(cls, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        """Find `minitrain.strategies` and `minitrain.hw_configs`, as an import asks for them."""
+        package, _, folder = name.rpartition(".")
+        return PathFinder.find_spec(name, [str(cls.root)]) if package == __name__ and folder in cls.folders else None
+
+
+if (_BesideThePackage.root / "strategies" / "one_f_one_b.py").is_file():
+    sys.meta_path.append(_BesideThePackage)

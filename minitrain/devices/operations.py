@@ -7,9 +7,8 @@ operations fused. Lists may be written by hand (`matmul`, `Operation`), or come 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from minitrain.errors import UsageError, require_count
 
@@ -171,36 +170,4 @@ def matmul(M: int, K: int, N: int, datatype: str = "float32", batch: int = 1) ->
         datatype=datatype,
         kind="matmul",
         shape=MatmulShape(M, N, K, batch),
-    )
-
-
-def as_program(ir: Any) -> Program:
-    """Return a program as the simulators take it.
-
-    Args:
-        ir: a `Program`, an `Operation`, a list of operations, a closed jaxpr, or an exported torch program.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    if isinstance(ir, Program):
-        return ir
-    if isinstance(ir, Operation):
-        return Program((ir,))
-    kind = type(ir)
-    if kind.__name__ == "ClosedJaxpr":
-        from minitrain.devices.jax_programs import program_of_jaxpr  # noqa: PLC0415 - JAX is heavy
-
-        return program_of_jaxpr(ir)
-    if kind.__name__ == "ExportedProgram":
-        from minitrain.devices.torch_programs import program_of_export  # noqa: PLC0415 - torch is heavy
-
-        return program_of_export(ir)
-    if isinstance(ir, Iterable) and not isinstance(ir, str):
-        operations = tuple(ir)
-        if all(isinstance(operation, Operation) for operation in operations):
-            return Program(operations)
-    raise UsageError(
-        "a simulator takes a Program, an Operation, a list of operations, a closed jaxpr or an exported torch program, "
-        f"got {kind.__name__}; for a function use mt.hw.simulate(fn, *shapes)"
     )

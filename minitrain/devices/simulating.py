@@ -6,7 +6,8 @@ import warnings
 from typing import Any
 
 from minitrain.devices.models import make_simulator
-from minitrain.devices.operations import Program, as_program
+from minitrain.devices.operations import Program
+from minitrain.devices.programs import as_program
 from minitrain.devices.result import SimulationResult
 from minitrain.errors import UsageError
 

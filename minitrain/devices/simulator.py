@@ -23,7 +23,8 @@ from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
-from minitrain.devices.operations import Analysis, Operation, Program, as_program
+from minitrain.devices.operations import Analysis, Operation, Program
+from minitrain.devices.programs import as_program
 from minitrain.devices.result import OperationTime, SimulationResult
 from minitrain.devices.spec import DeviceSpec
 from minitrain.errors import HardwareConfigError, UsageError

@@ -6,6 +6,8 @@ that program itself, on its own engine, with strict accounting and real numbers,
 that a submission does to its own process (patching minitrain, leaving early, forging tensors) can earn a point: it can
 only choose which operations to ask for. What it does to the rest of the machine is up to the kernel to refuse.
 
+May import: the rooms up to `numerics`, and `schedules`. Open `grader` first.
+
 | module | what it does |
 |---|---|
 | `exercise`, `budgets` | know what is asked, and what the reference needs |

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,14 @@ class Grade:
     def failures(self) -> list[CheckResult]:
         """The checks that failed."""
         return [result for result in self.results if result.status == "failed"]
+
+    def __repr__(self) -> str:
+        failed = ", ".join(result.name for result in self.failures)
+        return f"<Grade {self.exercise}: {self.score} of {self.max_score} points{failed and f', failed: {failed}'}>"
+
+    def _repr_html_(self) -> str:
+        """Show the points in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         lines = [f"{self.exercise}: {self.score} of {self.max_score} points"]

@@ -48,7 +48,7 @@ class SystemConfig:
         mem2: the host's memory, over PCIe or a chip-to-chip link.
         processing_mode: "roofline" or "no_overlap", as the file has it.
         networks: the tiers, in the file's order.
-        kernels: what kernels reach, for fidelity="kernels"; None where the file does not say.
+        kernels: what kernels reach, for `KernelDevice`; None where the file does not say.
         sheet: what else its data sheet says: caches, limits, power and more.
     """
 

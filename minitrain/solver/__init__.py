@@ -5,7 +5,7 @@ May import: `errors`, `workloads`, `hardware`. Nothing here knows ranks or event
 
 Open `engine` first: `Engine.solve` is the specification's formula. `models` and `systems` are what it takes, with the
 named presets of the specification and views on our own models and configs. `formulas` holds the bottleneck,
-`constants` the units. `solving` is `mt.solve`, which takes names and lists; `explanation` says a result in words, and
+`constants` the units. `solving` has `solve`, which takes names and lists; `explanation` says a result in words, and
 `roofline_plot` draws it.
 
 What is modelled: one inference (for a language model: one token) is a number of FLOPs and one pass over the weights;

@@ -39,6 +39,12 @@ class Case:
     precision: str
     efficiency: float
 
+    def solve(self) -> PerformanceProfile:
+        """Solve it, without a warning: whoever asks again has been warned."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrecisionFallbackWarning)
+            return Engine.solve(self.model, self.system, self.batch_size, self.precision, self.efficiency)
+
 
 @final
 @dataclass(frozen=True, slots=True)

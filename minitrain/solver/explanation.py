@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.solver.constants import ureg
 
-if TYPE_CHECKING:
-    from minitrain.solver.engine import Case, PerformanceProfile
+Case = Any
+"""An `engine.Case`: what was solved, and can be solved again with something changed."""
+
+PerformanceProfile = Any
+"""An `engine.PerformanceProfile`."""
 
 
 @final
@@ -127,12 +129,7 @@ def _is_smaller(precision: str, than: str) -> bool:
 
 def _solved(case: Case) -> float:
     """Return the latency of an inference of a case, ms."""
-    from minitrain.solver.engine import Engine, PrecisionFallbackWarning  # noqa: PLC0415 - it makes explanations
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrecisionFallbackWarning)
-        profile = Engine.solve(case.model, case.system, case.batch_size, case.precision, case.efficiency)
-    return _each(case, profile)
+    return _each(case, case.solve())
 
 
 def _each(case: Case, profile: PerformanceProfile) -> float:

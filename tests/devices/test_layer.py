@@ -48,7 +48,7 @@ def test_the_backward_pass_is_the_derivative() -> None:
 def test_sizes_are_those_of_the_function_s_arrays() -> None:
     workload = JaxLayer(mlp, WEIGHTS, SAMPLE, "float32")
     weight = Weight(layer=0, layers=4, step=0, shards=frozenset([0]), num_shards=4)
-    activation = Activation(layer=0, layers=4, samples=frozenset([0, 1]))
+    activation = Activation(0, 4, frozenset([0, 1]), 8)
     assert workload.weight_elements == 2 * 64 * 256
     assert workload.memory_elements(weight) == 2 * 64 * 256 / 4
     assert workload.message_bytes(weight) == 4 * 2 * 64 * 256

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.devices.operations import as_program
+from minitrain.devices.programs import as_program
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

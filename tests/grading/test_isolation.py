@@ -406,7 +406,7 @@ def test_an_error_without_text_is_reported_nevertheless(tmp_path: Path) -> None:
 
 def test_many_samples_that_are_none_make_a_short_message(tmp_path: Path) -> None:
     failure = graded(tmp_path, "model.get_input_activation({f's{i}' for i in range(2048)})", hidden=False).failures[0]
-    assert "samples must be integers, got {'s" in failure.message
+    assert "samples must be integers, got 's" in failure.message
     assert len(failure.message) < 200
 
 
