@@ -55,7 +55,7 @@ def make_levels(graph: Graph) -> Levels | None:
     level = _levels(graph)
     if level is None:
         return None
-    order = np.lexsort((graph.target, level[graph.target]))
+    order = np.argsort(level[graph.target] * graph.num_moments + graph.target)
     source, target = graph.source[order], graph.target[order]
     is_new = np.append(True, target[1:] != target[:-1])[: len(target)]
     first = np.flatnonzero(is_new)
@@ -74,6 +74,7 @@ def _levels(graph: Graph) -> Ints | None:
     degree = np.diff(first)
     missing = np.bincount(graph.target, minlength=graph.num_moments)
     level, done, current = np.zeros(graph.num_moments, np.int64), 0, 0
+    place = np.zeros(graph.num_moments, np.int64)
     ready = np.flatnonzero(missing == 0)
     while len(ready):
         level[ready] = current
@@ -82,5 +83,7 @@ def _levels(graph: Graph) -> Ints | None:
         ends = np.cumsum(counts)
         freed = target[np.arange(ends[-1]) + np.repeat(first[ready] - ends + counts, counts)]
         np.subtract.at(missing, freed, 1)
-        ready = np.unique(freed[missing[freed] == 0])
+        ready = freed[missing[freed] == 0]
+        place[ready] = np.arange(len(ready))  # of a moment that was freed twice, the last place stays
+        ready = ready[place[ready] == np.arange(len(ready))]
     return level if done == graph.num_moments else None

@@ -22,12 +22,12 @@ from minitrain.cli.failures import (
     saying_what_is_kept,
 )
 from minitrain.cli.hw import hw
-from minitrain.cli.learn import learn
 from minitrain.cli.models import app as models
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.prove import prove
 from minitrain.cli.strategies import strategies
 from minitrain.cli.sweep import sweep
+from minitrain.cli.teach import learn
 from minitrain.cli.trace import trace as saved_runs
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun

@@ -157,7 +157,7 @@ def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_na
     layout: dict[str, Any] = {
         "margin": panels.margin,
         "title": title(View(text)),
-        "meta": {"top": _CAPTION + 4},  # space above the first panel on a page, which has title and buttons outside
+        "meta": {"captions": _CAPTION + 4},  # px above a panel, for a page, which has title and buttons outside
         **FIGURE_STYLE,
         "xaxis": time_axis(longest, unit_name, memory_axis),
         "annotations": [_caption(run) for run in runs],

@@ -13,7 +13,6 @@ from minitrain.workloads.matmul import MATMUL_LAYER
 MEMORY_HEIGHT = 190
 _TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34
 _TICK = 15  # px that a number on the axis of ranks needs
-_UNTITLED_TOP = 12  # space above the Gantt chart on a page, which has its title outside of the figure
 GRID = "rgba(128,128,128,0.22)"
 INK = "#5A5F66"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -63,7 +62,7 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
         "height": inner + _TOP + _BOTTOM,
         "margin": {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM},
         "title": title(view),
-        "meta": {"top": _UNTITLED_TOP},
+        "meta": {"captions": 2},  # px above the panel, for a page, which has the title outside of the figure
         **FIGURE_STYLE,
         "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
         "yaxis": rank_axis(num_ranks, (split[1], 1), rows),

@@ -11,7 +11,7 @@ const figure = read('data'), details = read('details');
 const dark = window.matchMedia && matchMedia('(prefers-color-scheme: dark)').matches;
 
 // Where the window is narrow, legends stand above and below the panels instead of beside them.
-const NARROW = 760, layout = figure.layout, legends = ['legend', 'legend2'].filter(name => layout[name]);
+const NARROW = 760, MODEBAR = 32, layout = figure.layout, legends = ['legend', 'legend2'].filter(name => layout[name]);
 const places = Object.fromEntries(legends.map(name => [name, { ...layout[name] }]));
 const margin = { ...layout.margin }, captions = (layout.annotations || []).map(note => ({ ...note }));
 let inner = layout.height - margin.t - margin.b;
@@ -34,11 +34,12 @@ function caption(note, width) {
 }
 
 function arranged() {
-  const width = gd.clientWidth, narrow = width < NARROW, top = layout.meta.top;
+  const width = gd.clientWidth, narrow = width < NARROW, top = layout.meta.captions;
   const side = narrow ? { l: 52, r: 12 } : { l: margin.l, r: margin.r };
   const full = gd._fullLayout, high = name => (narrow && full && full[name] && full[name]._height) || 0;
   // Plotly shrinks the panels unless a margin has some px more than the legend in it
-  const t = top + (narrow ? high('legend') + 16 : 0), b = margin.b + (narrow ? high('legend2') + 12 : 0);
+  const t = narrow ? top + high('legend') + 12 + MODEBAR : Math.max(top, MODEBAR);
+  const b = margin.b + (narrow ? high('legend2') + 12 : 0);
   const changes = { height: inner + t + b, margin: { ...margin, ...side, t, b },
     'uniformtext.minsize': narrow ? 10 : layout.uniformtext.minsize };  // bars of a few px are no place for a number
   legends.forEach((name, below) => {
@@ -54,6 +55,7 @@ function arranged() {
 
 // twice where it is narrow: only then it is known how high the legends are
 async function arrange(visible, shown) {
+  if (!layout.meta) return;  // a figure of somebody else's
   await Plotly.update(gd, visible || {}, { ...shown, ...arranged() });
   if (gd.clientWidth < NARROW) await Plotly.relayout(gd, arranged());
 }

@@ -27,7 +27,7 @@ from minitrain.trace.page_arrangement import ARRANGEMENT
 
 _DRAWING = r"""
 function adapt(layout) {
-  delete layout.title;  // the page has it as its headline
+  if (layout.meta) delete layout.title;  // the page has it as its headline
   layout.font.color = dark ? '#c9d1d9' : '#3d444d';
   layout.modebar = { ...layout.modebar, bgcolor: 'rgba(0,0,0,0)', color: dark ? '#8b949e' : '#8c959f',
     activecolor: dark ? '#fff' : '#24292f' };

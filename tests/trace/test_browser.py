@@ -15,12 +15,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 import pytest
 
 import minitrain as mt
 from minitrain.analysis.matching import collectives, messages
 from minitrain.trace.colors import kind_of
 from minitrain.trace.heat_map import BANDS
+from minitrain.trace.page import write_page
 
 pytestmark = pytest.mark.browser
 
@@ -336,6 +338,23 @@ def test_on_black_messages_are_lighter(opened: Callable[..., Any], pages: Path) 
         colors[scheme] = {name: marker["color"] for name, marker in markers if name in {"send", "forward"}}
     assert colors["light"] == {"send": "#332288", "forward": "rgba(0,0,0,0)"}
     assert colors["dark"] == {"send": kind_of("send").dark, "forward": "rgba(0,0,0,0)"}
+
+
+def test_a_page_of_a_figure_of_somebody_elses_draws_it_as_it_is(opened: Callable[..., Any], tmp_path: Path) -> None:
+    drawn = go.Figure(go.Bar(y=[1, 2])).update_layout(font={"size": 12}, title="mine")
+    page = opened(write_page(tmp_path / "own.html", drawn, "own"), width=500)
+    assert page.evaluate("document.getElementById('figure').layout.title.text") == "mine"
+
+
+@pytest.mark.parametrize(("name", "width"), [("small", 1300), ("small", 500), ("compare", 1300), ("compare", 500)])
+def test_the_buttons_of_the_picture_are_not_over_its_legend(
+    opened: Callable[..., Any], pages: Path, name: str, width: int
+) -> None:
+    page = opened(pages / f"{name}.html", width=width)
+    page.locator("#figure").hover(position={"x": 200, "y": 200})
+    page.wait_for_timeout(300)
+    buttons = page.evaluate("document.querySelector('.modebar').getBoundingClientRect().bottom")
+    assert buttons <= page.evaluate("document.querySelector('.legend .legendtext').getBoundingClientRect().top")
 
 
 def test_a_page_whose_script_is_missing_says_so_and_keeps_its_answer(browser: Any, tmp_path: Path) -> None:
