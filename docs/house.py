@@ -56,6 +56,8 @@ FLOORS = (
     Floor("", (Room("workloads", "what a layer costs and holds"),)),
     Floor("what happened", (Room("events", "what a rank did, and when"),)),
     Floor("what it costs", (Room("hardware", "devices, links, seconds"),)),
+    Floor("", (Room("devices", "programs on devices"), Room("solver", "models x systems, units"))),
+    Floor("", (Room("hw", "mt.hw: hardware at one door"),)),
     Floor("ranks", (Room("transport", "groups, messages, deadlocks"),)),
     Floor("", (Room("rank", "Model: operations, laws, log"),)),
     Floor("", (Room("analysis", "where time and memory went"), Room("lib", "the specified names"))),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minitrain import schedules
+    from minitrain import hw, schedules
     from minitrain.errors import (
         CollectiveMismatchError,
         DeadlockError,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
     from minitrain.schedules.as_strategy import from_schedule
+    from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
     from minitrain.workloads.latent_attention import LatentAttention
@@ -65,6 +66,7 @@ _HOMES = {
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
     "schedules.as_strategy": ("from_schedule",),
+    "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "workloads.latent_attention": ("LatentAttention",),
@@ -72,6 +74,7 @@ _HOMES = {
     "workloads.precision": ("Precision",),
     "workloads.transformer": ("Transformer",),
 }
+_MODULES = ("hw", "schedules")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -98,12 +101,14 @@ __all__ = [
     "compare",
     "from_schedule",
     "grade",
+    "hw",
     "load_run",
     "models",
     "prove",
     "schedules",
     "simulate",
     "simulate_async",
+    "solve",
     "span",
     "strategies",
     "sweep",
@@ -112,8 +117,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name == "schedules":
-        return import_module("minitrain.schedules")
+    if name in _MODULES:
+        return import_module(f"minitrain.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'minitrain' has no attribute {name!r}")
