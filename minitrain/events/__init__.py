@@ -1,6 +1,6 @@
 """What happened on a rank: `Event`, one operation on the logical clock, and the log that a rank writes.
 
-May import: no other room. Open `event` first: the fields of an event, and the names of its types, streams and stores.
+May import: `errors`. Open `event` first: the fields of an event, and the names of its types, streams and stores.
 `event_log` is the log of a rank: a flat list of rows, which makes `Event` objects when somebody reads it.
 """
 
@@ -36,6 +36,7 @@ from minitrain.events.event_log import (
     WAITED_FOR,
     EventLog,
     Note,
+    ReadOnlyLog,
     Stream,
 )
 
@@ -69,5 +70,6 @@ __all__ = [
     "EventLog",
     "MemoryChange",
     "Note",
+    "ReadOnlyLog",
     "Stream",
 ]

@@ -1,4 +1,4 @@
-"""Where ranks sit, and so which tier of the network carries what.
+"""Network models: the interface `Topology`, and the flat and the hierarchical model. A new one goes here.
 
 `FlatTopology` is the specified model: one tier for the whole run. `HierarchicalTopology` places ranks in
 nodes and prices each message or collective on the smallest tier that contains its participants.

@@ -41,6 +41,7 @@ def test_only_a_few_files_stand_beside_the_rooms() -> None:
         "lib.py",
         "errors.py",
         "files.py",
+        "hw.py",
         "plain_text.py",
         "source_lines.py",
         "py.typed",
