@@ -4,8 +4,8 @@
 
     mt.hw.simulate(fn, (1024, 1024), (1024, 1024), device="a100_80g").time_ms
 
-Every name lives in a room (`minitrain.devices`, `minitrain.hardware`). It is a file of its own, since `mt.hw` gathers them
-under one name.
+Every name lives in a room (`minitrain.devices`, `minitrain.hardware`). It is a file of its own, since `mt.hw` gathers
+them under one name.
 """
 
 from minitrain.devices import DeviceSimulator, DeviceSpec, SimulationResult, make_simulator
