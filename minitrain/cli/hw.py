@@ -160,8 +160,15 @@ def _configs_table(systems: Sequence[SystemConfig]) -> Table:
         rate = system.matrix.get("float16")
         tiers = ", ".join(f"{tier.bandwidth:g} ({tier.size})" for tier in system.networks)
         peak = "-" if rate is None else f"{rate.tflops:g}"
-        table.add_row(Text(system.name), peak, f"{system.mem1.GiB:g}", f"{system.mem1.GBps:g}", tiers)
+        table.add_row(Text(system.name), peak, _in_short(system.mem1.GiB), _in_short(system.mem1.GBps), tiers)
     return table
+
+
+def _in_short(amount: float) -> str:
+    """Return an amount in whole numbers from 10 on, and a tiny one as less than 1."""
+    if amount < 0.1:
+        return "<1"
+    return f"{amount:.0f}" if amount >= 10 else f"{amount:g}"
 
 
 def _figures_table(found: Sequence[Figure]) -> Table:
