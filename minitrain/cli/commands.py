@@ -22,12 +22,12 @@ from minitrain.cli.failures import (
     saying_what_is_kept,
 )
 from minitrain.cli.hw import hw
-from minitrain.cli.learn import learn
 from minitrain.cli.models import app as models
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.prove import prove
 from minitrain.cli.strategies import strategies
 from minitrain.cli.sweep import sweep
+from minitrain.cli.teach import learn
 from minitrain.cli.trace import trace as saved_runs
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
@@ -101,6 +101,7 @@ def compare(
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
+    shared_script: given.SharedScript = False,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
 ) -> None:
     """Simulate a training step of several strategies, and print which is fastest.
@@ -130,7 +131,8 @@ def compare(
                 fold=fold,
                 **common,
             )
-        written = _written(lambda: write_comparison(comparison, out), out, progress) if traced else []
+        write = functools.partial(write_comparison, comparison, out, shared_script=shared_script)
+        written = _written(write, out, progress) if traced else []
     if as_json:
         print_json(comparison.summary())
     else:
@@ -252,4 +254,5 @@ def _print_run(result: Run, written: Sequence[Path] | None) -> None:
     print_table(run_table(result))
     print_table(ranks_table(result))
     if written:
-        print_lines([f"wrote {written[0]}"])
+        why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
+        print_lines([f"wrote {written[0]}", why])

@@ -30,7 +30,7 @@ def print_table(table: Table) -> None:
     console = Console(markup=False, emoji=False)
     for block in blocks_of_columns(table, console):
         width = max(console.width, _narrowest(block, console))  # a terminal folds what is still too wide
-        Console(markup=False, emoji=False, width=width).print(block)
+        Console(markup=False, emoji=False, width=width).print(_folded(block, console, width))
 
 
 def blocks_of_columns(table: Table, console: Console) -> Iterator[Table]:
@@ -59,6 +59,17 @@ def _narrowest(table: Table, console: Console) -> int:
         elif column.overflow == "fold":  # a long name may take several lines
             column.max_width = max(column.min_width or 8, _widest(column.header, console))
     return Measurement.get(console, options, fixed).minimum
+
+
+def _folded(table: Table, console: Console, width: int) -> Table:
+    """Return a table whose folding columns leave it no wider than that; rich alone may cut off a character."""
+    shown = _with_columns(table, range(len(table.columns)))
+    for column in shown.columns:
+        excess = Measurement.get(console, console.options.update(width=10_000), shown).maximum - width
+        if column.overflow == "fold" and excess > 0:
+            widest = max(_widest(cell, console) for cell in (column.header, *column.cells))
+            column.max_width = max(column.min_width or 8, _widest(column.header, console), widest - excess)
+    return shown
 
 
 def _widest(cell: Any, console: Console) -> int:

@@ -77,7 +77,8 @@ def _show(name: str, function: Strategy, *, as_json: bool) -> None:
         listed = [{**asdict(option), "default": plain(option.default)} for option in options]
         print_json({"strategy": name, "description": _what_it_is(function), "rules": rules, "options": listed})
         return
-    print_lines([name, *_wrapped([_what_it_is(function), "", *rules])])
+    about = [_what_it_is(function), "", *rules] if rules else ["It has no docstring that says what it needs.", ""]
+    print_lines([name, *_wrapped(about)])
     if not options:
         print_lines(["It has no options."])
         return

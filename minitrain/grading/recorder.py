@@ -301,6 +301,15 @@ class RecordingModel(StrictModel):
         self.program.add("await", step, [name_of(leaf) for leaf in leaves(result)])
 
 
+def recording_kind(started: list[Any] | None = None) -> type[RecordingModel]:
+    """Return the models of one run, whose tags are numbered apart from those of other runs.
+
+    Args:
+        started: a list to which each model is added when it is made.
+    """
+    return type("Model", (RecordingModel,), {"tags": Interned(), "started": started})  # the name that errors use
+
+
 def _forget(tensor: Any) -> None:
     """Take the name off a tensor that the strategy does not see."""
     if hasattr(tensor, "_content"):

@@ -17,7 +17,7 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
 | `_operation_kind` | a class: that of the communications that are submitted |
 | `_store` | when the model is made, for each of its five stores |
-| `counted`, `memory_by_store` | when somebody asks what the rank holds |
+| `_counted`, `memory_by_store` | when somebody asks what the rank holds |
 | `mesh`, `group`, `_member` | when a group of ranks is named |
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -48,9 +49,18 @@ def _run_here(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFac
             for task in running:  # to its end, before the runner waits for all tasks, those that never end among them
                 if not task.done():
                     task.cancel()
+                    _cancel_what_has_not_begun(runner.get_loop())
                     with contextlib.suppress(asyncio.CancelledError):
                         runner.get_loop().run_until_complete(task)
             raise
+
+
+def _cancel_what_has_not_begun(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks that have not begun, so that they never do: a rank may compute for minutes before it waits."""
+    for task in asyncio.all_tasks(loop):
+        coroutine = task.get_coro()
+        if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            task.cancel()
 
 
 def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:

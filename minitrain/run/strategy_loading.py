@@ -89,7 +89,7 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     shipped = _shipped()
     name = _SPELLED_OTHERWISE.get(text, text)
     if name not in shipped:
-        close = difflib.get_close_matches(text, shipped, 1)
+        close = [f"{text}.py"] if Path(f"{text}.py").is_file() else difflib.get_close_matches(text, shipped, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StrategyError(
             f"there is no strategy {text!r}{hint or ';'} use one of {', '.join(shipped)}, or path.py:function",

@@ -113,7 +113,10 @@ def title_of(comparison: Comparison) -> str:
 
 
 def write_comparison_page(
-    comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
+    comparison: Comparison,
+    path: str | PathLike[str],
+    links: Mapping[str, str] | None = None,
+    include_plotlyjs: bool | str = True,
 ) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
     from minitrain.trace.page import write_compare_html  # noqa: PLC0415
@@ -126,7 +129,7 @@ def write_comparison_page(
         title=title_of(comparison),
         table=table_rows(comparison),
         links=links,
-        include_plotlyjs="directory" if links else True,
+        include_plotlyjs=include_plotlyjs,
     )
 
 
@@ -178,8 +181,16 @@ def _unused(name: str, taken: Collection[str]) -> str:
     return next(found for found in numbered if found not in taken)
 
 
-def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Sequence[Path]:
+def write_comparison(
+    comparison: Comparison, parent: str | PathLike[str], *, shared_script: bool = False
+) -> Sequence[Path]:
     """Write every run that succeeded, and a page that compares them and links to theirs.
+
+    Args:
+        comparison: the runs.
+        parent: the folder to write to; it is made if it does not exist.
+        shared_script: whether all pages use one "plotly.min.js" in `parent`, instead of each carrying it along. They
+            are 4.9 MB smaller each then, and cannot be moved without it.
 
     Returns:
         The comparison's page, and the runs' folders.
@@ -187,8 +198,10 @@ def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Seq
     names: dict[str, str] = {}  # folders by strategy: names that differ may be called alike
     for run in comparison.succeeded:
         names[run.strategy] = _unused(folder_name(run.strategy), names.values())
-    folders = {run.strategy: write_run(run, parent, "parent", names[run.strategy]) for run in comparison.succeeded}
+    script = "parent" if shared_script else True
+    folders = {run.strategy: write_run(run, parent, script, names[run.strategy]) for run in comparison.succeeded}
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}
-    return [write_comparison_page(comparison, Path(parent, COMPARISON_PAGE), links), *folders.values()]
+    page = Path(parent, COMPARISON_PAGE)
+    return [write_comparison_page(comparison, page, links, "directory" if shared_script else True), *folders.values()]

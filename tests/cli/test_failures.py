@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -12,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
 from minitrain.cli.failures import message_of
-from minitrain.cli.output import Progress
+from minitrain.cli.output import Progress, RunsInProgress
+from minitrain.run.progress import RunProgress
 from minitrain.run.result import Run
 
 MINE = """
@@ -40,6 +42,7 @@ USAGE = [
     ("compare nope", "there is no strategy 'nope'; use one of ddp"),
     ("run zero33", "there is no strategy 'zero33'; did you mean zero3?"),
     ("run mine.py", "mine.py has 9 strategies, mute, boom, leave, cancel, interrupt, recurse, lost, stuck, lazy; say"),
+    ("run mine", "there is no strategy 'mine'; did you mean mine.py? use one of"),
     ("run empty.py", "empty.py has no strategy, an async function of one argument: `async def mine(model): ...`"),
     ("run missing.py", "there is no strategy file missing.py; give path.py:function"),
     ("run pp_dp:pp", "there is no strategy 'pp_dp:pp'"),
@@ -343,6 +346,28 @@ def test_progress_is_silent_at_first_and_then_says_what_goes_on(
         said = Path("log").read_text()
         progress.__exit__(None, None, None)
     assert "simulating gpipe" in said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_words_that_change_are_asked_for_again(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threading.Timer", _Timer)
+    console = Console(force_terminal=terminal, width=80, file=Path("log").open("w"))  # noqa: SIM115
+    model = SimpleNamespace(log=[], dist=SimpleNamespace(detector=SimpleNamespace(finished_ranks=set())))
+    with RunsInProgress(console) as progress, console.file:
+        progress.simulating("ddp")
+        progress.watch(RunProgress([model]))  # type: ignore[list-item]  # all that is read of a model
+        progress._timer.begin()  # type: ignore[attr-defined]  # of the test's timer
+        model.log += range(1234)
+        if terminal:
+            progress.say(progress._words)
+        else:
+            progress._timer.begin()  # type: ignore[attr-defined]
+            progress._timer.begin()  # type: ignore[attr-defined]
+        progress.__exit__(None, None, None)
+        console.file.flush()
+        said = Path("log").read_text()
+    assert "simulating ddp: 0 of 1 ranks done, 1,234 events so far" in said
+    assert terminal or said.splitlines() == ["simulating ddp", "simulating ddp: 0 of 1 ranks done, 1,234 events so far"]
 
 
 @pytest.mark.parametrize(

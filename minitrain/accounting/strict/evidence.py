@@ -22,6 +22,64 @@ _OF_PYTHON = frozenset({"__annotations__", "__doc__", "__warningregistry__", "__
 _MISSING = object()
 
 
+class _Description:
+    """The public parts of one of minitrain's objects, as deep as they are such objects or containers too.
+
+    Args:
+        name: what messages call it.
+        value: the object.
+        seen: identities of what is described already, to which its parts are added.
+    """
+
+    def __init__(self, name: str, value: Any, seen: set[int]) -> None:
+        self._parts: list[tuple[str, Any, Any, Any]] = []  # name, owner, attribute or key, value
+        self._sizes: list[tuple[str, Any, int]] = []
+        self._objects: list[tuple[str, Any, frozenset[str]]] = []  # with the names of their own attributes
+        self.identities: set[int] = set()
+        self._follow(name, value, seen)
+
+    def changes(self) -> Iterator[str]:
+        """Yield the names of what is not as it was."""
+        yield from (name for name, owner, key, value in self._parts if _part(owner, key) is not value)
+        yield from (name for name, owner, size in self._sizes if len(owner) != size)
+        for name, owner, names in self._objects:
+            yield from (f"{name}.{new}" for new in vars(owner).keys() - names if _hides(type(owner), new))
+
+    def _follow(self, name: str, value: Any, seen: set[int]) -> None:
+        """Note the parts of an object or a container."""
+        seen.add(id(value))
+        self.identities.add(id(value))
+        if hasattr(value, "__dict__") and type(value).__module__.startswith("minitrain."):
+            self._objects.append((name, value, frozenset(vars(value))))
+        for key in _keys(value):
+            part, is_item = _part(value, key), isinstance(value, Mapping | tuple | list)
+            place = f"{name}[{key!r}]" if is_item else f"{name}.{key}"
+            self._parts.append((place, value, key, part))
+            if isinstance(part, Mapping | list):
+                self._sizes.append((place, part, len(part)))
+            if id(part) not in seen and not isinstance(part, int | float | str):
+                self._follow(place, part, seen)
+
+
+class _Machine:
+    """A config that runs share, known by its identity."""
+
+    def __init__(self, system: Any) -> None:
+        self.system = system
+
+    def __hash__(self) -> int:
+        return id(self.system)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Machine) and self.system is other.system
+
+
+@lru_cache(maxsize=8)
+def _described(machine: _Machine) -> _Description:
+    """Return the description of a config: going through it takes longer than comparing it."""
+    return _Description("model.runtime_predictor.system", machine.system, set())
+
+
 class Evidence:
     """What a run is judged by, as it is now.
 
@@ -30,13 +88,14 @@ class Evidence:
     """
 
     def __init__(self, predictors: Iterable[Any]) -> None:
-        self._parts: list[tuple[str, Any, Any, Any]] = []  # name, owner, attribute or key, value
-        self._sizes: list[tuple[str, Any, int]] = []
-        self._objects: list[tuple[str, Any, frozenset[str]]] = []  # with the names of their own attributes
+        self._descriptions: list[_Description] = []
         seen: set[int] = set()
-        for predictor in predictors:
-            if id(predictor) not in seen:
-                self._follow("model.runtime_predictor", predictor, seen)
+        for predictor in {id(predictor): predictor for predictor in predictors}.values():
+            system = getattr(predictor, "system", None)
+            if system is not None and id(system) not in seen:
+                self._descriptions.append(_description_of(_Machine(system)))
+                seen |= self._descriptions[-1].identities
+            self._descriptions.append(_Description("model.runtime_predictor", predictor, seen))
         self._code = [(name, space, vars(space).copy()) for name, space in _code(len(sys.modules))]
 
     def require_unchanged(self) -> None:
@@ -53,27 +112,18 @@ class Evidence:
 
     def _changes(self) -> Iterator[str]:
         """Yield the names of what is not as it was."""
-        yield from (name for name, owner, key, value in self._parts if _part(owner, key) is not value)
-        yield from (name for name, owner, size in self._sizes if len(owner) != size)
-        for name, owner, names in self._objects:
-            yield from (f"{name}.{new}" for new in vars(owner).keys() - names if _hides(type(owner), new))
+        for description in self._descriptions:
+            yield from description.changes()
         for name, space, before in self._code:
             if vars(space) != before:
                 yield from (f"{name}.{key}" for key in _changed_code(before, vars(space)))
 
-    def _follow(self, name: str, value: Any, seen: set[int]) -> None:
-        """Note the public parts of one of minitrain's objects or of a container, as deep as they are such too."""
-        seen.add(id(value))
-        if hasattr(value, "__dict__") and type(value).__module__.startswith("minitrain."):
-            self._objects.append((name, value, frozenset(vars(value))))
-        for key in _keys(value):
-            part, is_item = _part(value, key), isinstance(value, Mapping | tuple | list)
-            place = f"{name}[{key!r}]" if is_item else f"{name}.{key}"
-            self._parts.append((place, value, key, part))
-            if isinstance(part, Mapping | list):
-                self._sizes.append((place, part, len(part)))
-            if id(part) not in seen and not isinstance(part, int | float | str):
-                self._follow(place, part, seen)
+
+def _description_of(machine: _Machine) -> _Description:
+    """Return the description of a config as it is now."""
+    if any(True for _ in _described(machine).changes()):  # somebody has changed it between runs
+        _described.cache_clear()
+    return _described(machine)
 
 
 def _keys(value: Any) -> Iterator[Any]:

@@ -8,13 +8,13 @@ the predictor that remembers no price.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
 from minitrain.accounting.strict.clock_recomputation import clock_error
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, LAYER, ON_COMPUTE, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
+from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
 
@@ -37,12 +37,9 @@ def facts_of(value: Any) -> Moved:
     return None if value is None else [facts_of(item) for item in value]
 
 
-def _questions(rows: Sequence[Any], known: Mapping[int, Any], *, is_uniform: bool) -> Iterator[Hashable]:
-    """Yield what tells the prices of rows apart: type, stream, layer, price, and what is known of the operation."""
-    for row, facts in known.items():
-        stream = rows[row + STREAM]
-        layer = rows[row + LAYER] if stream is ON_COMPUTE and not is_uniform else 0
-        yield rows[row], id(stream), layer, id(rows[row + PRICE]), facts if stream is ON_COMPUTE else id(facts)
+def _column(rows: Sequence[Any], places: Iterable[int], column: int) -> list[Any]:
+    """Return one column of some rows."""
+    return [rows[row + column] for row in places]
 
 
 class PriceRecomputation:
@@ -69,12 +66,20 @@ class PriceRecomputation:
             raise StrategyError(
                 f"rows of the log of rank {model._rank} are gone; a log is for reading", rank=model._rank
             )
-        prices = [*map(id, rows[PRICE::STRIDE])]
         layers = repeat(0) if self.workload.is_uniform else rows[LAYER::STRIDE]
-        passes = zip(rows[TYP::STRIDE], map(len, rows[SAMPLES::STRIDE]), prices, layers, strict=False)
+        passes = zip(
+            rows[TYP::STRIDE], map(len, rows[SAMPLES::STRIDE]), map(id, rows[PRICE::STRIDE]), layers, strict=False
+        )
         self._check_each(model, passes, range(0, len(rows), STRIDE))
-        for known in (model._shard_counts, model._moved):
-            self._check_each(model, _questions(rows, known, is_uniform=self.workload.is_uniform), known)
+        known = model._shard_counts
+        layers = repeat(0) if self.workload.is_uniform else _column(rows, known, LAYER)
+        asked = zip(
+            _column(rows, known, TYP), map(id, _column(rows, known, PRICE)), known.values(), layers, strict=False
+        )
+        self._check_each(model, asked, known)
+        moved = model._moved
+        columns = (map(id, _column(rows, moved, column)) for column in (PRICE, STREAM))
+        self._check_each(model, zip(_column(rows, moved, TYP), map(id, moved.values()), *columns, strict=True), moved)
 
     def _check_each(self, model: Any, questions: Iterable[Hashable], places: Iterable[int]) -> None:
         """Check one row of all that ask the same and have the same price; ranks share what was checked."""
