@@ -9,19 +9,24 @@ them under one name.
 """
 
 from minitrain.devices import DeviceSimulator, DeviceSpec, SimulationResult, make_simulator
+from minitrain.devices.calibration import calibrate
 from minitrain.devices.layer import layer
 from minitrain.devices.simulating import program, simulate
+from minitrain.devices.validation import Case, validate
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 
 __all__ = [
+    "Case",
     "DeviceSimulator",
     "DeviceSpec",
     "SimulationResult",
     "SystemConfig",
+    "calibrate",
     "layer",
     "load_config",
     "make_simulator",
     "program",
     "shipped_configs",
     "simulate",
+    "validate",
 ]

@@ -1,18 +1,22 @@
-"""The commands `minitrain hw list`, `show` and `check`."""
+"""The commands `minitrain hw list`, `show`, `check`, `calibrate` and `validate`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from minitrain.cli.failures import USAGE, print_error
+from minitrain.cli.failures import FAILED, USAGE, print_error
 from minitrain.cli.options import AsJson, Debug
-from minitrain.cli.output import print_json, print_lines, print_table
+from minitrain.cli.output import Progress, print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
+from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.config_files import is_bare, parse, read_file, shipped_names, shipped_text
 from minitrain.hardware.figures import Figure, figures, sources_of
@@ -78,6 +82,73 @@ def check(
         raise typer.Exit(USAGE)
 
 
+@hw.command()
+def calibrate(
+    out: Annotated[Path, typer.Option("--out", help="The config to write.")] = Path("this_machine.json"),
+    backend: Annotated[str, typer.Option(help="What to measure with: jax, numpy or torch.")] = "jax",
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Measure this machine and write a hardware config with what it reached.
+
+    What was measured is kept beside the config until it is complete: after Ctrl-C, the same command goes on.
+    """
+    from minitrain.devices.calibration import calibrate as measured  # noqa: PLC0415 - JAX is heavy
+    from minitrain.devices.calibration import noisiest  # noqa: PLC0415
+
+    notes = out.with_name(f"{out.stem}.measurements.json")
+    try:
+        with Progress() as progress:
+            config = measured(backend, notes=notes, progress=_teller(progress, "measuring"))
+    except KeyboardInterrupt:
+        print_error(f"stopped; what was measured is in {notes}, and the same command goes on from there")
+        raise
+    write_text(out, [json.dumps(config, indent=1), "\n"])
+    notes.unlink(missing_ok=True)
+    print_lines(
+        [f"{out}: {_reached(config)}", f"noise, interquartile range over median: {_noise(list(noisiest(config)))}"]
+    )
+
+
+def _reached(config: Mapping[str, Any]) -> str:
+    """Return the best rates of a calibrated config."""
+    rates = [f"{unit} {config[unit]['float32']['tflops'] * 1e3:.4g} GFLOP/s" for unit in ("matrix", "vector")]
+    others = (f"memory {config['mem1']['GBps']:.4g} GB/s", f"dispatch {config['dispatch_s'] * 1e6:.3g} us")
+    return ", ".join((*rates, *others))
+
+
+def _noise(noises: Sequence[tuple[str, float]]) -> str:
+    """Return how noisy measurements were."""
+    median = statistics.median(noise for _, noise in noises)
+    name, most = noises[0]
+    return f"{median:.1%} in the middle, {most:.1%} at most ({name})"
+
+
+@hw.command()
+def validate(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="What `minitrain hw calibrate` wrote.")],
+    phase: Annotated[str, typer.Option(help="synthetic, models or all.")] = "all",
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each case.")] = 7,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Compare predictions for a config with this machine, and judge them: pass, fail or inconclusive."""
+    from minitrain.devices.validation import validate as validated  # noqa: PLC0415 - JAX is heavy
+
+    with Progress() as progress:
+        report = validated(config, phase=phase, num_rounds=rounds, progress=_teller(progress, "comparing"))
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_lines(str(report).splitlines())
+    if report.verdict == "fail":
+        raise typer.Exit(FAILED)
+
+
+def _teller(progress: Progress, doing: str) -> Callable[[int, int, str], None]:
+    """Return what says how far a measurement is."""
+    return lambda done, total, name: progress.say(f"{doing} {name} ({done + 1} of {total})")
+
+
 def _configs_table(systems: Sequence[SystemConfig]) -> Table:
     """Return one row a hardware config."""
     table = plain_table()
@@ -89,8 +160,15 @@ def _configs_table(systems: Sequence[SystemConfig]) -> Table:
         rate = system.matrix.get("float16")
         tiers = ", ".join(f"{tier.bandwidth:g} ({tier.size})" for tier in system.networks)
         peak = "-" if rate is None else f"{rate.tflops:g}"
-        table.add_row(Text(system.name), peak, f"{system.mem1.GiB:g}", f"{system.mem1.GBps:g}", tiers)
+        table.add_row(Text(system.name), peak, _in_short(system.mem1.GiB), _in_short(system.mem1.GBps), tiers)
     return table
+
+
+def _in_short(amount: float) -> str:
+    """Return an amount in whole numbers from 10 on, and a tiny one as less than 1."""
+    if amount < 0.1:
+        return "<1"
+    return f"{amount:.0f}" if amount >= 10 else f"{amount:g}"
 
 
 def _figures_table(found: Sequence[Figure]) -> Table:

@@ -7,7 +7,10 @@ operation by operation (the default). `spec` is what it knows of a device, `oper
 prediction. `models` are the kinds of device (GPU, TPU, CPU, ASIC), and `occupancy` counts what keeps them full.
 Programs come from JAX functions (`jax_programs`, with `jax_flops` and `fusion`) or torch graphs (`torch_programs`);
 `programs` tells them apart.
-`simulating` is simulate of `hw`, and `layer` lets a simulator price a JAX function as the layer of a training step.
+
+`calibration` measures the machine at hand (with `backends` and `measuring`) and writes its config; `validation`
+compares predictions with it, on `sample_networks` too. `simulating` is simulate of `hw`, and `layer` lets a simulator
+price a JAX function as the layer of a training step.
 """
 
 from minitrain.devices.models import (

@@ -86,6 +86,7 @@ class JaxLayer:
         self.program = cache(self._program)
         self.weight_elements = self._count_weights()
         self.max_shards = self.weight_elements
+        self.tokens_per_sample = self.sample[0] if len(self.sample) > 1 else 1  # a sequence of them, or one
         self._require_same_shape()
 
     def _count_weights(self) -> int:

@@ -152,6 +152,7 @@ class _OnNetwork:
         self.workload = own.workload
         self.peak_flop_per_s = own.peak_flop_per_s
         self.capacity_bytes = own.capacity_bytes
+        self.system = getattr(own, "system", None)
         self.compute = own.compute
         self.update = own.update
         self.load = own.load

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from minitrain.hardware.data_sheet import DataSheet
 from minitrain.hardware.predictor import network_of
 from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
@@ -58,6 +59,12 @@ class PreparedRun:
         """Return a fresh transport for the ranks."""
         return Dist(self.parameters.world_size, p2p_buffer=self.parameters.p2p_buffer)
 
+    def _sheets(self) -> tuple[DataSheet | None, ...]:
+        """Return the data sheet of each rank's device, or one for all."""
+        predictors = self.predictor.predictors if isinstance(self.predictor, RankPredictors) else (self.predictor,)
+        systems = (getattr(predictor, "system", None) for predictor in predictors)
+        return tuple(getattr(system, "sheet", None) for system in systems)
+
     def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
         """Return what a simulation came to.
 
@@ -88,6 +95,8 @@ class PreparedRun:
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
             models=models,
+            sheets=self._sheets(),
+            tokens_per_sample=getattr(workload, "tokens_per_sample", None),
             **(of_models | more),
         )
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from minitrain.analysis.explanation import Explanation
     from minitrain.analysis.timeline import Timeline, Trace
     from minitrain.analysis.totals_by_type import TypeTotal
+    from minitrain.hardware.data_sheet import DataSheet
     from minitrain.rank.model import Model
+    from minitrain.run.energy import StepEnergy
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Run:
         network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
         num_nodes: how many units of the smallest network tier the ranks sit in.
         models: the model of each rank; empty for a run that was read from a file.
+        sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
+        tokens_per_sample: what a sample counts as; None where the workload does not say.
     """
 
     strategy: str
@@ -70,6 +74,8 @@ class Run:
     network: str = "flat"
     num_nodes: int = 1
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
+    sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
+    tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -126,6 +132,44 @@ class Run:
     def exposed_comm_fraction(self) -> float:
         """Share of world_size x step time spent communicating with no compute beside it."""
         return self.breakdown.exposed_comm_fraction
+
+    @cached_property
+    def energy(self) -> StepEnergy | None:
+        """What each rank draws, busy and idle apart; None where the hardware config does not say its power."""
+        from minitrain.run.energy import energy_of  # noqa: PLC0415  (numpy only when somebody looks)
+
+        return energy_of(self.breakdown, self.sheets)
+
+    @property
+    def energy_joules(self) -> float | None:
+        """What all devices draw in the step, J; None where the hardware config does not say its power."""
+        return self.energy and self.energy.joules
+
+    @property
+    def average_watts(self) -> float | None:
+        """What all devices draw together on average, W; None likewise."""
+        return self.energy and self.energy.average_watts
+
+    @cached_property
+    def peak_watts(self) -> float | None:
+        """The most that all devices draw together at any moment, W; None likewise."""
+        from minitrain.run.energy import peak_watts  # noqa: PLC0415
+
+        return peak_watts(self.timeline, self.sheets)
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """What a token of the batch takes, J; None likewise, or where the workload counts no tokens."""
+        if self.energy is None or self.tokens_per_sample is None:
+            return None
+        return self.energy.joules / (self.global_batch_size * self.tokens_per_sample)
+
+    @property
+    def dollars(self) -> float | None:
+        """What renting the devices for the step costs, USD; None where the hardware config does not say its price."""
+        from minitrain.run.energy import dollars_of  # noqa: PLC0415
+
+        return dollars_of(self.sheets, self.world_size, self.step_time)
 
     @cached_property
     def _passes(self) -> PassTimes:

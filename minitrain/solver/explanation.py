@@ -133,7 +133,7 @@ def _solved(case: Case) -> float:
 
 
 def _each(case: Case, profile: PerformanceProfile) -> float:
-    return _in_ms(profile.latency) / case.batch_size
+    return float(_in_ms(profile.latency) / case.batch_size)
 
 
 def _in_ms(time: Any) -> float:

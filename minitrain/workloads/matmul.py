@@ -38,6 +38,7 @@ class MatmulLayer:
     bytes_per_element = BYTES_PER_ELEMENT
     is_uniform = True
     max_shards = HIDDEN_SIZE
+    tokens_per_sample = BLOCK_SIZE
 
     def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:  # noqa: ARG002  (all layers are alike)
         """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""

@@ -23,7 +23,7 @@ NAMES = [
     "gh200_96g_nvl4",
     "h100_80g_nvl8",
     "h200_141g_nvl8",
-    "jetson_orin_nx_16g",
+    "jetson_orin_nx",
     "l40s_48g_pcie8",
     "mi300x_192g_8",
     "phone",
@@ -36,7 +36,7 @@ NAMES = [
     "v100_32g_nvl8",
     "xeon_8480plus",
 ]
-NOT_FOR_TRAINING = {"esp32", "jetson_orin_nx_16g", "phone", "xeon_8480plus"}
+NOT_FOR_TRAINING = {"esp32", "jetson_orin_nx", "phone", "xeon_8480plus"}
 
 
 def tier(size: int = 8) -> dict[str, Any]:

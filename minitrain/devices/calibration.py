@@ -1,0 +1,188 @@
+"""Calibrate: measure the machine at hand on ladders of sizes, and write a hardware config with what it reached.
+
+Four ladders: square matrix multiplications, passes over memory, polynomials (much arithmetic on few bytes), and a
+program that does next to nothing, whose time is the dispatch. The best rate of a ladder becomes the config's peak, and
+each rung a row of efficiency, from halfway to the rung below on. So a simulator that reads the config predicts the
+rungs, and everything between them as the nearest one. What small sizes lose to caches and starts is in the rows too.
+
+The config's key `measured` says how noisy each rung was. What was not measured is marked there as assumed: the memory
+of the host, and the network, of which there is one of one rank. Left out: half precision, which few CPUs compute with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from typing import Any, final
+
+from minitrain.devices.backends import Backend, Kernel, find_backend, num_cpus
+from minitrain.devices.measuring import Measured, Notebook, measure
+
+SCHEMA = 1
+MATMUL_SIZES = (64, 90, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)
+STREAM_BYTES = tuple(2**power for power in range(14, 29))
+POLYNOMIAL_BYTES = tuple(2**power for power in range(14, 25, 2))
+POLYNOMIAL_DEGREE = 64
+_ASSUMED_MEMORY_GIB = 8.0
+_SMALLEST_SHARE = 1e-4
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many measurements are done, how many there are, and what is measured next."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One measurement of a ladder.
+
+    Args:
+        name: of the measurement.
+        flops: of a call.
+        bytes: read and written by a call.
+        make: makes the kernel.
+    """
+
+    name: str
+    flops: float
+    bytes: float
+    make: Callable[[Backend], Kernel]
+
+
+def rungs(largest: float = 1.0) -> list[Rung]:
+    """Return all measurements, the quickest first in each ladder.
+
+    Args:
+        largest: share of the ladders to climb, in (0, 1]; less is quicker.
+    """
+
+    def part(sizes: Sequence[int]) -> Sequence[int]:
+        return sizes[: max(2, round(len(sizes) * largest))]
+
+    found = [Rung("nothing", 0, 0, lambda backend: backend.nothing())]
+    found += [_matmul(size) for size in part(MATMUL_SIZES)]
+    found += [_stream(size) for size in part(STREAM_BYTES)]
+    return found + [_polynomial(size) for size in part(POLYNOMIAL_BYTES)]
+
+
+def _matmul(size: int) -> Rung:
+    return Rung(f"matmul {size}", 2 * size**3, 12 * size**2, lambda backend: backend.matmul(size))
+
+
+def _stream(num_bytes: int) -> Rung:
+    return Rung(f"stream {num_bytes}", num_bytes / 8, num_bytes, lambda backend: backend.stream(num_bytes))
+
+
+def _polynomial(num_bytes: int) -> Rung:
+    degree = POLYNOMIAL_DEGREE
+    flops = 2 * degree * num_bytes / 8
+    return Rung(f"polynomial {num_bytes}", flops, num_bytes, lambda backend: backend.polynomial(num_bytes, degree))
+
+
+def calibrate(
+    backend: str | Backend = "jax",
+    *,
+    notes: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    num_samples: int = 7,
+    largest: float = 1.0,
+) -> dict[str, Any]:
+    """Measure the machine at hand and return a hardware config.
+
+    Args:
+        backend: "jax", "numpy", "torch", or one of your own.
+        notes: a file that keeps each measurement as it is made; one that is there already is gone on with.
+        progress: called before each measurement.
+        num_samples: of each kernel.
+        largest: share of the ladders to climb, in (0, 1]; less is quicker.
+
+    Returns:
+        The config as data, as `load_config` takes it.
+
+    Raises:
+        UsageError: there is no such backend, or the notes are of something else.
+    """
+    found = find_backend(backend) if isinstance(backend, str) else backend
+    ladder = rungs(largest)
+    about = {"schema": SCHEMA, "backend": found.name, "device": found.device, "rungs": [rung.name for rung in ladder]}
+    notebook = Notebook(None if notes is None else Path(notes), about)
+    for place, rung in enumerate(ladder):
+        if rung.name in notebook:
+            continue
+        if progress is not None:
+            progress(place, len(ladder), rung.name)
+        notebook.note(rung.name, list(measure(rung.make(found), num_samples).samples_s))
+    return config_of(found, ladder, {name: Measured(tuple(notebook[name])) for name in notebook})
+
+
+def config_of(backend: Backend, ladder: Sequence[Rung], measured: Mapping[str, Measured]) -> dict[str, Any]:
+    """Return the hardware config that measurements make."""
+    dispatch = measured["nothing"].median_s
+    matmul = _rates(ladder, measured, "matmul", dispatch, by_bytes=False)
+    polynomial = _rates(ladder, measured, "polynomial", dispatch, by_bytes=False)
+    stream = _rates(ladder, measured, "stream", dispatch, by_bytes=True)
+    gigabytes = _memory_gib()
+    capacity = gigabytes if gigabytes and backend.is_cpu else _ASSUMED_MEMORY_GIB
+    memory = {"GiB": capacity, "GBps": stream[0] / 1e9, "MB_efficiency": _scaled(stream[1], 1e6)}
+    single = {"float32": {"tflops": matmul[0] / 1e12, "gflops_efficiency": _scaled(matmul[1], 1e9)}}
+    vector = {"float32": {"tflops": polynomial[0] / 1e12, "gflops_efficiency": _scaled(polynomial[1], 1e9)}}
+    ops = {"p2p": [1.0, None], "reduce_scatter": [1.0, -1], "all_gather": [1.0, -1], "all_reduce": [2.0, -1]}
+    tier = {"bandwidth": stream[0] / 1e9, "efficiency": 1.0, "size": 1, "latency": 0.0, "ops": ops}
+    return {
+        "name": f"{backend.name}_{'cpu' if backend.is_cpu else 'gpu'}",
+        "matrix": single,
+        "vector": vector,
+        "mem1": memory,
+        "mem2": memory,
+        "processing_mode": "roofline",
+        "networks": [tier | {"must_be_filled": False, "processor_usage": 0.0}],
+        "class": "cpu" if backend.is_cpu else "asic",
+        "units": num_cpus() if backend.is_cpu else 1,
+        "dispatch_s": dispatch,
+        "measured": {
+            "backend": backend.name,
+            "device": backend.device,
+            "assumed": ["mem2", "networks", *([] if capacity == gigabytes else ["mem1.GiB"])],
+            "rungs": {name: {"median_s": each.median_s, "noise": each.noise} for name, each in measured.items()},
+        },
+    }
+
+
+def _rates(
+    ladder: Sequence[Rung], measured: Mapping[str, Measured], kind: str, dispatch_s: float, *, by_bytes: bool
+) -> tuple[float, list[list[float]]]:
+    """Return the best rate of a ladder, and the share of it that each rung reached, from the largest rung down.
+
+    A rung's row begins halfway, in ratio, to the rung below it, and the last row at 0.
+    """
+    points = []
+    for rung in ladder:
+        if rung.name.startswith(f"{kind} ") and rung.name in measured:
+            took = measured[rung.name].median_s
+            work = rung.bytes if by_bytes else rung.flops
+            points.append((work, work / max(took - dispatch_s, took / 10)))  # a dispatch is added to every prediction
+    best = max(rate for _, rate in points)
+    bounds = [0.0, *(sqrt(low * high) for (low, _), (high, _) in pairwise(points))]
+    shares = [max(rate / best, _SMALLEST_SHARE) for _, rate in points]
+    return best, [[bound, share] for bound, share in zip(reversed(bounds), reversed(shares), strict=True)]
+
+
+def _scaled(rows: list[list[float]], unit: float) -> list[list[float]]:
+    return [[bound / unit, share] for bound, share in rows]
+
+
+def _memory_gib() -> float | None:
+    """Return the memory of this machine in GiB, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def noisiest(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the measurements of a calibrated config by falling noise."""
+    found = config.get("measured", {}).get("rungs", {})
+    yield from sorted(((name, each["noise"]) for name, each in found.items()), key=lambda pair: -pair[1])

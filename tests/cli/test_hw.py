@@ -1,0 +1,69 @@
+"""The commands of `minitrain hw` that measure this machine, and what `show` shows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from minitrain.cli import app
+from minitrain.devices import calibration, validation
+from minitrain.devices.backends import horner
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, in 100 columns, without colours."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("minitrain.cli.output.PATIENCE_S", 3600.0)  # a busy machine changes nothing
+
+
+def hw(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ("hw", *arguments))
+
+
+def test_calibrate_writes_a_config_that_validate_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = calibration.rungs
+    monkeypatch.setattr(calibration, "rungs", lambda largest: whole(0.2))
+    said = hw("calibrate", "--backend", "numpy", "--out", "mine.json")
+    assert said.exit_code == 0, said.output
+    assert "mine.json: matrix" in said.stdout
+    assert "noise, interquartile range over median" in said.stdout
+    assert not Path("mine.measurements.json").exists()
+    assert hw("check", "mine.json").stdout == "mine.json: ok\n"
+    monkeypatch.setattr(validation, "cases_of", lambda phase: [validation.Case("small", horner(2), ((1024,),))])
+    report = hw("validate", "mine.json", "--rounds", "1", "--json")
+    assert json.loads(report.stdout)["rows"][0]["name"] == "small"
+    shown = hw("validate", "mine.json", "--rounds", "1")
+    assert "measured ms" in shown.stdout
+    assert shown.exit_code == ("mine: fail" in shown.stdout)
+
+
+def test_calibrate_keeps_what_it_measured_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "measure", stopped)
+    result = hw("calibrate", "--backend", "numpy")
+    assert result.exit_code == 130
+    assert "what was measured is in this_machine.measurements.json" in result.stderr.replace("\n", " ")
+
+
+def test_an_unknown_backend_or_phase_is_told() -> None:
+    assert "backend must be one of jax, numpy, torch" in hw("calibrate", "--backend", "x").stderr
+    assert "phase must be one of synthetic, models, all" in hw("validate", "esp32", "--phase", "x").stderr
+
+
+def test_show_lists_every_figure_with_its_unit_and_its_source() -> None:
+    lines = hw("show", "a100_80g").stdout
+    for word in ("key path", "power.tdp_W", "400 W", "price_usd_per_hour", "USD/h", "limits.registers", "source"):
+        assert word in lines
+
+
+def test_show_of_a_file_has_no_sources(tmp_path: Path) -> None:
+    Path("mine.json").write_text(hw("show", "esp32", "--json").stdout)
+    assert "source" not in hw("show", "mine.json").stdout
+    assert json.loads(hw("show", "esp32", "--json").stdout)["class"] == "mcu"
