@@ -74,7 +74,9 @@ def compare(
         ),
     ] = None,
     world_size: given.WorldSize = given.DEFAULT.world_size,
-    layers: given.Layers = given.DEFAULT.num_layers,
+    model: given.TrainedModel = None,
+    seq: given.SeqLen = None,
+    layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
@@ -96,6 +98,7 @@ def compare(
     with user_prints_to_stderr(as_json), Progress() as progress:
         traced = given.writes_traces(trace, log, strict=strict)
         chosen = given.strategy_options(option or (), microbatch)
+        trained = given.trained(model, seq, layers)
         priced = given.priced(world_size, hw, network, durations)
         functions = given.load_strategies(strategy or DEFAULT_STRATEGIES, chosen)
         given.require_folder(out)
@@ -104,7 +107,7 @@ def compare(
                 functions,
                 progress=lambda name: progress.say(f"simulating {name}"),
                 world_size=world_size,
-                num_layers=layers,
+                **trained,
                 global_batch_size=batch,
                 hardware=priced,
                 strict=strict,
@@ -129,7 +132,9 @@ def compare(
 def run(
     strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
     world_size: given.WorldSize = given.DEFAULT.world_size,
-    layers: given.Layers = given.DEFAULT.num_layers,
+    model: given.TrainedModel = None,
+    seq: given.SeqLen = None,
+    layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
@@ -151,6 +156,7 @@ def run(
     with user_prints_to_stderr(as_json), Progress() as progress:
         traced = given.writes_traces(trace, log, strict=strict)
         chosen = given.strategy_options(option or (), microbatch)
+        trained = given.trained(model, seq, layers)
         priced = given.priced(world_size, hw, network, durations)
         function = given.load_strategies([strategy], chosen)[0]
         given.require_folder(out)
@@ -159,7 +165,7 @@ def run(
             result = mt.simulate(
                 function,
                 world_size=world_size,
-                num_layers=layers,
+                **trained,
                 global_batch_size=batch,
                 hardware=priced,
                 strict=strict,

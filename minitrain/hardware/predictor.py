@@ -19,7 +19,7 @@ from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import Cost, Workload
+from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
 
 NETWORKS = ("auto", "flat", "hierarchical")
 
@@ -34,6 +34,7 @@ class DevicePredictor:
 
     Attributes:
         slowdown: factor by which computing takes longer than the device says.
+        reference: the predictor of a rank that is no straggler; None for such a one.
     """
 
     def __init__(self, workload: Workload, device: Device, topology: Topology) -> None:
@@ -41,6 +42,7 @@ class DevicePredictor:
         self.device = device
         self.topology = topology
         self.slowdown = 1.0
+        self.reference: Self | None = None
         self._remember_prices()
 
     def _remember_prices(self) -> None:
@@ -67,7 +69,15 @@ class DevicePredictor:
     def slowed(self, factor: float) -> Self:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
         other = copy.copy(self)
+        other.reference = self.reference or self
         other.slowdown = self.slowdown * factor
+        other._remember_prices()
+        return other
+
+    def training(self, workload: Workload) -> Self:
+        """Return the same machine for another workload."""
+        other = copy.copy(self)
+        other.workload = workload
         other._remember_prices()
         return other
 
@@ -75,8 +85,8 @@ class DevicePredictor:
         """Return the layer whose price a layer has."""
         return 0 if self.workload.is_uniform else layer
 
-    def _compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:
-        return self._pass_price(typ, num_samples, self._representative(layer))
+    def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
+        return self._pass_price(typ, num_samples, self._representative(layer), mode)
 
     def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
         return self._update_price(num_shards_on_device, num_shards, self._representative(layer))
@@ -84,8 +94,10 @@ class DevicePredictor:
     def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
         return self._load_price(num_shards_on_device, num_shards, self._representative(layer))
 
-    def _price_of_pass(self, typ: str, num_samples: int, layer: int) -> Price:
-        return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
+    def _price_of_pass(self, typ: str, num_samples: int, layer: int, mode: PassMode) -> Price:
+        if mode is USUAL:  # a workload whose layers are alike need not know any other
+            return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
+        return self._price_of(self.workload.compute_cost(typ, num_samples, layer, mode))
 
     def _price_of_update(self, num_shards_on_device: int, num_shards: int, layer: int) -> Price:
         return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer))

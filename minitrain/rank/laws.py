@@ -28,7 +28,9 @@ _LONGEST = 80  # characters of what was given instead of samples
 
 def _broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
     """Return the error for a broken law."""
-    return LawError(f"{op} on rank {model.rank}: {rule}", op=op, rank=model.rank, layer=layer, **facts)
+    names = getattr(model.runtime_predictor.workload, "layer_names", ())
+    called = f" (layer {layer} is {names[layer]})" if isinstance(layer, int) and 0 <= layer < len(names) else ""
+    return LawError(f"{op} on rank {model.rank}: {rule}{called}", op=op, rank=model.rank, layer=layer, **facts)
 
 
 def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
@@ -276,7 +278,7 @@ def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
 
 def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:
     """Require that each shard of a layer holds one of its rows at least."""
-    most = model.runtime_predictor.workload.max_shards
+    most = model.runtime_predictor.workload.max_shards(layer)
     if num_shards > most:
         raise _broken(
             model,

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from minitrain.rank.communication import Communication
 from minitrain.rank.computation import Computation
 from minitrain.rank.final_weights import check_final_weights
+from minitrain.rank.stages import stages_of
 
 
 class Model(Computation, Communication):
@@ -53,6 +54,28 @@ class Model(Computation, Communication):
     Raises:
         UsageError: a parameter is outside its rule.
     """
+
+    @property
+    def layers_are_alike(self) -> bool:
+        """Whether all layers cost the same and hold tensors of the same sizes."""
+        return self._is_uniform
+
+    def stages(
+        self, num_stages: int, microbatch_size: int = 1, *, layers_per_stage: Sequence[int] | None = None
+    ) -> tuple[range, ...]:
+        """Return the layers of each stage of a pipeline, so that the costliest stage costs as little as it can.
+
+        Layers that are alike go in equal shares.
+
+        Args:
+            num_stages: how many stages.
+            microbatch_size: samples a microbatch; layers are priced with as many.
+            layers_per_stage: how many layers each stage has, instead.
+
+        Raises:
+            UsageError: the layers cannot be shared so.
+        """
+        return stages_of(self, num_stages, microbatch_size, layers_per_stage)
 
     @staticmethod
     def check(models: Sequence[Model]) -> None:

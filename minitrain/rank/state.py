@@ -113,7 +113,7 @@ class RankState:
         self.launching = False  # while an operation is submitted by `launch`
         self.in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
         self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
-        self._max_shards = self.runtime_predictor.workload.max_shards
+        self._max_shards = self.runtime_predictor.workload.max_shards(0) if self._is_uniform else 1  # else the laws ask
         self._world = Group(self._transport.world, rank)
 
     def _store(self, name: str) -> Store[Any]:

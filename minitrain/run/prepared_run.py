@@ -16,6 +16,7 @@ from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import RunParameters, split_keywords
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
+from minitrain.run.trained_model import trained_model_of
 from minitrain.transport.dist import Dist
 
 R = TypeVar("R", bound=Run)
@@ -83,6 +84,7 @@ class PreparedRun:
             oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
+            trained_model=trained_model_of(workload, 0.0),
             models=models,
             **(of_models | more),
         )

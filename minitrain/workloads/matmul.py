@@ -24,7 +24,7 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
-from minitrain.workloads.workload import Cost
+from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 _COMPUTE_SHARES: Mapping[str, float] = MappingProxyType(
     {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
@@ -37,9 +37,12 @@ class MatmulLayer:
     datatype = DATATYPE
     bytes_per_element = BYTES_PER_ELEMENT
     is_uniform = True
-    max_shards = HIDDEN_SIZE
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:  # noqa: ARG002  (all layers are alike)
+    def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike)
+        """Return the rows of a matrix."""
+        return HIDDEN_SIZE
+
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
         """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""
         if typ == "loss":
             return Cost(0, 0)
@@ -79,6 +82,10 @@ class MatmulLayer:
     def memory_elements(self, tensor: Any) -> float:
         """Return the tensor's own `memory()`."""
         return tensor.memory()  # type: ignore[no-any-return]  # anything with a memory() may be stored
+
+    def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002
+        """Return the size of a layer's input, which is all that its backward needs."""
+        return num_samples * HIDDEN_SIZE * BLOCK_SIZE
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return 4 H^2 flop a token and layer: 2 H^2 forward and 2 H^2 backward."""

@@ -23,6 +23,25 @@ class Cost:
     share: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class PassMode:
+    """How a rank takes samples through a layer.
+
+    Args:
+        recompute: what backward computes again: "none", "selective" or "full".
+        num_parts: the parts that the layer is divided into, of which the rank computes one.
+        sequence_parallel: whether what parts do not divide is divided along the sequence.
+    """
+
+    recompute: str = "none"
+    num_parts: int = 1
+    sequence_parallel: bool = False
+
+
+USUAL = PassMode()
+"""The whole layer, everything kept for backward."""
+
+
 class Workload(Protocol):
     """What the simulator asks of a trained model: the cost of an operation on a layer, and the size of a tensor.
 
@@ -33,20 +52,26 @@ class Workload(Protocol):
         datatype: the key of the hardware config's rates that apply.
         bytes_per_element: size of an element.
         is_uniform: whether all layers cost the same and hold tensors of the same sizes, so that the output of a layer
-            is as large as its input. Prices and sizes are then remembered for all layers together.
-        max_shards: the most shards that any layer can be cut into: its rows, since what is less than a row would cost
-            nothing.
+            is as large as its input, and backward needs nothing else. Prices and sizes are then remembered for all
+            layers together.
     """
 
     datatype: str
     bytes_per_element: int
     is_uniform: bool
-    max_shards: int
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:
+    def max_shards(self, layer: int) -> int:
+        """Return the most shards that a layer can be cut into.
+
+        That is its rows where it is cut between rows, since what is less than a row would cost nothing.
+        """
+        ...
+
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = ...) -> Cost:
         """Return the cost of forward, loss, backward, backward_input or backward_weight for some samples.
 
-        The loss is of layer `num_layers`, one after the last.
+        The loss is of layer `num_layers`, one after the last. A workload whose layers are alike is never asked for
+        another `mode` than `USUAL`, and need not have that parameter.
         """
         ...
 
@@ -64,6 +89,13 @@ class Workload(Protocol):
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the elements that a tensor holds in memory."""
+        ...
+
+    def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:
+        """Return the elements that a layer's forward keeps for its backward, its input included.
+
+        It is asked only where layers differ.
+        """
         ...
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
