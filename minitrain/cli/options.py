@@ -101,7 +101,8 @@ Network = Annotated[
     typer.Option(
         "--network",
         metavar="KIND",
-        help="flat: one network tier for the run; hierarchical: the tier that each group needs.",
+        help="flat: one network tier for the run; hierarchical: the tier that each group needs; auto: flat within the "
+        "smallest tier, else hierarchical.",
         show_default=DEFAULT.network,
         rich_help_panel=_MACHINE,
     ),

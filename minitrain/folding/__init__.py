@@ -2,7 +2,8 @@
 
 `simulate(..., fold=True)` lays the ranks out on named axes: those of the strategy's own mesh, or one axis for the whole
 world. Along a *folded* axis all ranks belong to one class, and one rank is simulated for all of them. Along a *kept*
-axis messages travel, as in a pipeline, and each position is a class of its own.
+axis messages travel, as in a pipeline, and each position is a class of its own. An axis is also kept where ranks do the
+same and the network does not carry it in the same time for all (`prices`).
 
 Whatever differs between the ranks of a class (rank, coordinate, shard index, samples) is a value or a set for each
 rank, linear in the folded coordinates. So a comparison, a sum or a union is evaluated for all ranks at once. Where the

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError
+from minitrain.events import Stream
 from minitrain.source_lines import ENGINE, OWNERS, present_place
 
 
@@ -32,6 +33,7 @@ class FoldAttempt:
     Args:
         axes: size of each axis, the last one fastest.
         kept: axes whose positions are classes of their own.
+        apart: those of them that are kept for prices alone: ranks do the same, and the network carries it elsewhere.
         may_change_axes: whether the strategy's own mesh, or a division of the rank, may replace the axes. A mesh of the
             strategy's own stays as it is.
 
@@ -39,6 +41,7 @@ class FoldAttempt:
         folded_sizes: size of each folded axis of more than one rank.
         strides: distance in ranks of neighbours on each axis.
         world_size: number of ranks.
+        streams: those of the groups that were asked for, by lowest rank and axes.
         diverged: axes on which ranks diverge, and where; None as long as they do not.
         prices_differ: whether they diverge because the network does not carry the same in the same time for all.
         wanted_axes: axes that the strategy asked for and that are not these.
@@ -49,8 +52,16 @@ class FoldAttempt:
         is_over: whether the attempt has ended, so that values may be shown as text.
     """
 
-    def __init__(self, axes: Mapping[str, int], kept: frozenset[str], *, may_change_axes: bool = False) -> None:
+    def __init__(
+        self,
+        axes: Mapping[str, int],
+        kept: frozenset[str],
+        apart: frozenset[str] = frozenset(),
+        *,
+        may_change_axes: bool = False,
+    ) -> None:
         self.kept = kept
+        self.apart = apart
         self.may_change_axes = may_change_axes
         self._lay_out(axes)
         self.diverged: tuple[frozenset[str], str] | None = None
@@ -69,6 +80,7 @@ class FoldAttempt:
             self.strides[axis] = stride
             stride *= size
         self.world_size = stride
+        self.streams: dict[tuple[int, frozenset[str]], Stream] = {}
 
     def adopt_mesh(self, axes: Mapping[str, int]) -> bool:
         """Replace the axes by the strategy's own mesh, if it has seen nothing yet that depends on them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError
@@ -26,15 +27,61 @@ def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> An
         CollectiveMismatchError: the values of a group's ranks do not belong together.
         DivergesError: the operation cannot be completed by symmetry.
     """
+    require_symmetric(attempt, op, value, group)
     if op == "barrier":
         return value  # None
-    if isinstance(value, list) and op != "all_to_all":
+    if isinstance(value, list):
         return [perform(attempt, op, item, group) for item in value]
-    if op == "all_gather" and isinstance(value, Sharded):
-        return _all_gather(value, group)
-    if op in ("all_reduce", "reduce_scatter") and type(value) is WeightGrad:
-        return _reduce(op, value, group)
-    return attempt.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
+    return _all_gather(value, group) if op == "all_gather" else _reduce(op, value, group)
+
+
+def perform_of_classes(attempt: FoldAttempt, op: str, value: Any, result: Any, group: FoldedGroup) -> Any:
+    """Return each rank's result of a collective whose groups have members of several classes.
+
+    Args:
+        attempt: how ranks are folded.
+        op: which collective.
+        value: what each rank of the class brings.
+        result: what the lowest ranks of all those classes get among themselves; unions over classes and within a class
+            may be made in any order.
+        group: the group of each rank.
+
+    Raises:
+        CollectiveMismatchError: the values of a group's ranks do not belong together.
+    """
+    if isinstance(result, list):
+        return [
+            perform_of_classes(attempt, op, item, of_item, group) for item, of_item in zip(value, result, strict=True)
+        ]
+    if op == "reduce_scatter":  # its shards are those of the group's ranks, not of its classes
+        result = WeightGrad(
+            value.layer, value.layers, result.samples, value.total_samples, value.shards, value.num_shards
+        )
+    return perform(attempt, op, result, group)
+
+
+def require_symmetric(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> None:
+    """Require a collective that all ranks of a group take part in alike, and tensors that `perform` knows.
+
+    Raises:
+        DivergesError: it is none, or they are not.
+    """
+    if not _is_symmetric(op, value):
+        attempt.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
+
+
+def _is_symmetric(op: str, value: Any) -> bool:
+    """Return whether a collective of a tensor, or of a bucket of them, is known."""
+    if isinstance(value, list):
+        return op in _KINDS and all(_is_symmetric(op, item) for item in value)
+    return op == "barrier" or isinstance(value, _KINDS.get(op, ()))
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "all_gather": (Sharded,),
+    "all_reduce": (WeightGrad,),
+    "reduce_scatter": (WeightGrad,),
+}
 
 
 def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:

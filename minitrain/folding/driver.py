@@ -3,7 +3,8 @@
 Attempts are made one after the other, each with what the one before found out: the axes of the strategy's own mesh (or
 of its divisions of the rank), and axes along which ranks diverge, whose positions must be kept apart. An attempt that
 fails costs little, since ranks diverge early. An axis that is kept must carry messages, as that of a pipeline does. If
-it does not, the strategy depends on the rank in another way, and folding refuses it.
+it does not, the strategy depends on the rank in another way, and folding refuses it. An axis that is kept because its
+ranks lie differently in the network needs no messages.
 """
 
 from __future__ import annotations
@@ -85,7 +86,6 @@ class _Search:
         self.simulate_fully = simulate_fully
         shared = prepared.parameters.fold
         self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
-        self.prices_differ = False
 
     async def run(self, *, may_change_axes: bool) -> Run:
         """Make one attempt after the other.
@@ -95,10 +95,11 @@ class _Search:
         """
         axes: Mapping[str, int] = {"world": self.prepared.parameters.world_size}
         reasons: dict[str, str] = {}  # why each axis is kept
+        apart: frozenset[str] = frozenset()  # those that are kept for prices alone
         is_world = True  # as long as the strategy has not asked for a mesh
         while True:
             attempt, run = await self._attempt(
-                FoldAttempt(axes, frozenset(reasons), may_change_axes=may_change_axes and is_world)
+                FoldAttempt(axes, frozenset(reasons), apart, may_change_axes=may_change_axes and is_world)
             )
             if attempt.has_adopted_mesh:
                 axes, is_world = attempt.axes, False
@@ -107,22 +108,23 @@ class _Search:
                 self._require_messages(attempt, reasons)
                 return run
             diverged, place = attempt.diverged
-            self.prices_differ = self.prices_differ or attempt.prices_differ
             if attempt.wanted_axes is not None and is_world:
                 axes, reasons, is_world = attempt.wanted_axes, {}, attempt.wants_split
+                apart = frozenset()
                 continue
             sizes = attempt.folded_sizes
             new = (diverged if attempt.wanted_axes is None else frozenset(sizes)) & sizes.keys()
-            if not new:
+            if not new or (attempt.prices_differ and new == sizes.keys()):
                 return await self._give_up(attempt, reasons)
             reasons |= dict.fromkeys(new, place)
+            apart |= new if attempt.prices_differ else frozenset()
 
     async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> Run:
         """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge.
 
         Where ranks do the same, but some of it takes longer on some of them, every rank is simulated, too.
         """
-        if self.prices_differ:
+        if attempt.prices_differ or attempt.apart:
             return await self.simulate_fully()
         assert attempt.diverged is not None
         diverged, place = attempt.diverged
@@ -140,7 +142,7 @@ class _Search:
             reasons: kept axes, and where ranks diverged along them.
         """
         for axis, place in reasons.items():
-            if axis not in attempt.message_axes and attempt.axes[axis] > 1 and not self.prices_differ:
+            if axis not in attempt.message_axes | attempt.apart and attempt.axes[axis] > 1:
                 self._refuse(attempt, place)
 
     def _refuse(self, attempt: FoldAttempt, place: str) -> NoReturn:

@@ -56,13 +56,19 @@ class FoldedGroup(Group):
         self._lowest_rank = rank
         size = prod(attempt.axes[axis] for axis in axes)
         is_world = size == attempt.world_size
-        if nodes is None or self.kept:  # a group of several classes is refused when it is used
-            shapes: Sequence[Sequence[int]] = [range(size)]
-        else:
-            shapes = groups_by_shape(attempt, nodes, rank, axes)
+        shapes: Sequence[Sequence[int]] = [range(size)]
+        if nodes is not None and self.kept <= attempt.apart:  # any other group of several classes is refused
+            shapes = groups_by_shape(attempt, nodes, self.lowest_class(), axes)
         self.communicator: Any = FoldedCommunicator(shapes, is_world=is_world)
         self._index = self._indices()
-        self._stream = Stream(COMM, None if is_world else tuple(self._members()))
+        self._stream = _stream(attempt, self.lowest_class(), axes, is_world=is_world)
+
+    def lowest_class(self) -> int:
+        """Return the lowest rank of the lowest class that the groups have members of."""
+        strides, axes = self.attempt.strides, self.attempt.axes
+        return self._lowest_rank - sum(
+            self._lowest_rank // strides[axis] % axes[axis] * strides[axis] for axis in self.kept
+        )
 
     def _indices(self) -> Any:
         """Return the place of each rank among its group's members."""
@@ -78,10 +84,6 @@ class FoldedGroup(Group):
         """Return whether it is the group as the class of a lowest rank sees it."""
         return self._lowest_rank == rank
 
-    def _members(self) -> list[int]:
-        """Return the members of the lowest rank's group, ascending."""
-        return members_along(self.attempt, self._lowest_rank, self.axes)
-
     @property
     def rank(self) -> Any:  # type: ignore[override]
         """The rank whose group it is: one number to the engine, a number for each rank to the strategy."""
@@ -96,7 +98,7 @@ class FoldedGroup(Group):
     def ranks(self) -> Any:
         """The members, where they are the same for all ranks."""
         self._require_same("the ranks of a group")
-        return tuple(self._members())
+        return tuple(members_along(self.attempt, self._lowest_rank, self.axes))
 
     @property
     def stream(self) -> Stream:  # type: ignore[override]
@@ -112,6 +114,14 @@ class FoldedGroup(Group):
     def __repr__(self) -> str:
         self._require_same("the text of a group")
         return f"Group({self.size} ranks)"
+
+
+def _stream(attempt: FoldAttempt, lowest_rank: int, axes: frozenset[str], *, is_world: bool) -> Stream:
+    """Return the stream of the group along some axes; classes whose lowest ranks are in one group share it."""
+    key = lowest_rank, axes
+    if key not in attempt.streams:
+        attempt.streams[key] = Stream(COMM, None if is_world else tuple(members_along(attempt, lowest_rank, axes)))
+    return attempt.streams[key]
 
 
 class FoldedMesh(Mesh):

@@ -9,7 +9,7 @@ from typing import Any
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
-from minitrain.folding.collectives import perform
+from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
@@ -24,6 +24,29 @@ from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
+
+
+class ClassOperation(Operation):
+    """The part of a class in a collective whose groups have members of several classes."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def settle_all(
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
+    ) -> None:
+        """Complete the collective of all classes; `results` are those of their lowest ranks among themselves."""
+        found = [
+            perform_of_classes(call.model.attempt, call.op, call.value, result, call.owner)
+            for call, result in zip(calls, results, strict=True)
+        ]
+        Operation.settle_all(calls, found, clocks, start, last, largest_bytes)
+        calls[0].model.require_same_price(calls[0])
 
 
 class FoldedModel(Model):
@@ -135,22 +158,40 @@ class FoldedModel(Model):
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
-        if member.kept:
+        if not member.kept <= self.attempt.apart:
             self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
             )
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
-        operation = Operation(self, op, value, member, self._reserve(op, layer, member.stream), detail)
-        result = value if member.size == 1 else perform(self.attempt, op, value, member)
-        operation.settle_alone(result)
-        if len(member.communicator.shapes) > 1:
-            self._require_same_price(op, member, self._rows[operation.row + PRICE].size_bytes)
+        row = self._reserve(op, layer, member.stream)
+        if member.kept:
+            return self._meet(op, value, member, row)
+        operation = Operation(self, op, value, member, row, detail)
+        operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
+        self.require_same_price(operation)
         return operation
 
-    def _require_same_price(self, op: str, member: FoldedGroup, size_bytes: float) -> None:
-        """Refuse a collective that costs more in some groups of the class than in others."""
+    def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
+        """Submit a collective with other classes, which is completed when the last one is there."""
+        require_symmetric(self.attempt, op, value, member)
+        operation = ClassOperation(self, op, value, member, row, None)
+        spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
+        classes = self._transport.communicator_along(member.lowest_class(), spans)
+        classes.join(classes.index_of(self._rank), operation)
+        return operation
+
+    def require_same_price(self, operation: Operation) -> None:
+        """Refuse a collective that costs more in some groups of the class than in others.
+
+        Args:
+            operation: the collective, which is completed.
+        """
+        op, member, size_bytes = operation.op, operation.owner, self._rows[operation.row + PRICE].size_bytes
+        assert isinstance(member, FoldedGroup)
+        if len(member.communicator.shapes) == 1:
+            return
         assert self._nodes is not None  # groups on a flat network are all alike
 
         def price(ranks: Sequence[int]) -> Price:

@@ -17,10 +17,20 @@ from minitrain.errors import HardwareConfigError
 from minitrain.hardware import config_files as files
 from minitrain.hardware.config_faults import label_of, refuse, shown
 from minitrain.hardware.device import Memory, Processor, Rate
+from minitrain.hardware.kernel_rates import AttentionRate, KernelRates, MatmulRate
 from minitrain.hardware.network import Network, select_tier
+from minitrain.hardware.transfer_curve import TransferCurve
 
 if TYPE_CHECKING:
-    from minitrain.hardware.config_schema import ConfigModel, MemoryModel, NetworkModel, RateModel
+    from minitrain.hardware.config_schema import (
+        AttentionPassModel,
+        ConfigModel,
+        CurveModel,
+        KernelsModel,
+        MemoryModel,
+        NetworkModel,
+        RateModel,
+    )
 
 
 @final
@@ -35,6 +45,7 @@ class SystemConfig:
         mem2: the host's memory, over PCIe or a chip-to-chip link.
         processing_mode: "roofline" or "no_overlap", as the file has it.
         networks: the tiers, in the file's order.
+        kernels: what kernels reach, for fidelity="kernels"; None where the file does not say.
     """
 
     name: str
@@ -43,6 +54,7 @@ class SystemConfig:
     mem2: Memory
     processing_mode: str
     networks: tuple[Network, ...]
+    kernels: KernelRates | None = None
 
     @property
     def matrix(self) -> Mapping[str, Rate]:
@@ -73,7 +85,7 @@ def shipped_configs() -> list[str]:
     """Return the names of the configs that come with minitrain, sorted.
 
     >>> shipped_configs()[:2]
-    ['a100_80g', 'b200_192g_nvl8']
+    ['a100_40g', 'a100_80g']
     """
     return list(files.shipped_names())
 
@@ -161,6 +173,7 @@ def _system(model: "ConfigModel", name: str) -> SystemConfig:
         mem2=_memory(model.mem2),
         processing_mode=model.processing_mode,
         networks=tuple(map(_network, model.networks)),
+        kernels=None if model.kernels is None else _kernels(model.kernels),
     )
 
 
@@ -183,4 +196,32 @@ def _network(model: "NetworkModel") -> Network:
         ops={**named, **(ops.__pydantic_extra__ or {})},
         must_be_filled=model.must_be_filled,
         processor_usage=model.processor_usage,
+        nics=model.nics,
+        curves={op: _curve(curve) for op, curve in (model.curves or {}).items()},
     )
+
+
+def _curve(model: "CurveModel") -> TransferCurve:
+    return TransferCurve(
+        latency=model.latency,
+        latency_per_rank=model.latency_per_rank,
+        bandwidths=None if model.ranks_GBps is None else tuple(model.ranks_GBps),
+        efficiency=model.efficiency,
+        half_bytes=model.half_MB * 1e6,
+        exponent=model.exponent,
+    )
+
+
+def _kernels(model: "KernelsModel") -> KernelRates:
+    return KernelRates(
+        num_units=model.units,
+        GBps=model.GBps,
+        launch_s=model.launch,
+        graph_launch_s=model.graph_launch,
+        matmul={key: MatmulRate(rate.tflops, rate.prologue) for key, rate in model.matmul.items()},
+        attention={key: (_attention(rate.forward), _attention(rate.backward)) for key, rate in model.attention.items()},
+    )
+
+
+def _attention(model: "AttentionPassModel") -> AttentionRate:
+    return AttentionRate(model.efficiency, model.tail, tuple(model.head_efficiency))

@@ -44,6 +44,32 @@ _EXPECTED = {
     "ops": "an object of rows [scalar, offset]",
     "must_be_filled": "true or false",
     "processor_usage": "a number in [0, 1)",
+    "nics": "a whole number >= 1",
+    "curves": "an object of operations",
+    "half_MB": "a number >= 0",
+    "ranks_GBps": "a list of rows [lower bound, GB/s]",
+    "exponent": "a number > 0",
+    "latency_per_rank": "a number >= 0",
+    "kernels": "an object with units, GBps, launch, graph_launch, matmul and attention",
+    "units": "a whole number >= 1",
+    "launch": "a number >= 0",
+    "graph_launch": "a number >= 0",
+    "matmul": "an object of datatypes",
+    "attention": "an object of generations",
+    "prologue": "a number >= 0",
+    "forward": "an object with efficiency, tail and head_efficiency",
+    "backward": "an object with efficiency, tail and head_efficiency",
+    "tail": "a number >= 0",
+    "head_efficiency": "a list of rows [lower bound, efficiency]",
+}
+
+# What to say where an entry of one of these objects, named by the file, holds the wrong kind of container.
+_ENTRIES = {
+    "matrix": "an object with tflops and gflops_efficiency",
+    "vector": "an object with tflops and gflops_efficiency",
+    "matmul": "an object with tflops and prologue",
+    "attention": "an object with forward and backward",
+    "curves": "an object with latency, and ranks_GBps or efficiency",
 }
 
 
@@ -136,6 +162,7 @@ Flag = Annotated[bool, PlainValidator(_flag)]
 Mode = Annotated[str, PlainValidator(_mode)]
 Offset = Annotated[float | None, PlainValidator(_offset)]
 RowList = Annotated[list[tuple[NonNegative, Efficiency]], AfterValidator(_descending)]
+BandwidthRows = Annotated[list[tuple[NonNegative, Positive]], AfterValidator(_descending)]
 OpRow = tuple[Positive, Offset]
 
 
@@ -166,6 +193,17 @@ class OpsModel(BaseModel):
     all_reduce: OpRow
 
 
+class CurveModel(BaseModel):
+    """The price by size of one operation on a tier."""
+
+    latency: NonNegative
+    latency_per_rank: NonNegative = 0.0
+    ranks_GBps: BandwidthRows | None = None  # noqa: N815 - a unit
+    efficiency: Efficiency = 1.0
+    half_MB: NonNegative = 0.0  # noqa: N815 - a unit
+    exponent: Positive = 1.0
+
+
 class NetworkModel(BaseModel):
     """One tier of the network."""
 
@@ -176,6 +214,41 @@ class NetworkModel(BaseModel):
     ops: OpsModel
     must_be_filled: Flag
     processor_usage: Usage
+    nics: Whole | None = None
+    curves: dict[str, CurveModel] | None = None
+
+
+class MatmulModel(BaseModel):
+    """One datatype's matrix multiplications."""
+
+    tflops: Positive
+    prologue: NonNegative
+
+
+class AttentionPassModel(BaseModel):
+    """One direction of attention kernels."""
+
+    efficiency: Efficiency
+    tail: NonNegative
+    head_efficiency: RowList
+
+
+class AttentionModel(BaseModel):
+    """One generation of attention kernels."""
+
+    forward: AttentionPassModel
+    backward: AttentionPassModel
+
+
+class KernelsModel(BaseModel):
+    """What kernels reach."""
+
+    units: Whole
+    GBps: Positive
+    launch: NonNegative
+    graph_launch: NonNegative
+    matmul: Annotated[dict[str, MatmulModel], AfterValidator(_filled)]
+    attention: dict[str, AttentionModel]
 
 
 class ConfigModel(BaseModel):
@@ -187,6 +260,7 @@ class ConfigModel(BaseModel):
     mem2: MemoryModel
     processing_mode: Mode
     networks: Annotated[list[NetworkModel], AfterValidator(_some)]
+    kernels: KernelsModel | None = None
 
 
 def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:
@@ -214,8 +288,8 @@ def _expectation(details: ErrorDetails) -> str:
     parent = details["loc"][-2] if len(details["loc"]) > 1 else None
     if parent == "networks":
         return "an object, one tier"
-    if parent in ("matrix", "vector"):
-        return "an object with tflops and gflops_efficiency"
+    if parent in _ENTRIES:
+        return _ENTRIES[parent]
     if isinstance(last, str) and parent != "ops":
         return _EXPECTED[last]
     if details["type"] == "missing" and isinstance(last, int):

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.transfer_curve import TransferCurve
 
 OpRow = tuple[float, float | None]
 
@@ -39,6 +40,8 @@ class Network:
         ops: `(scalar, offset)` by operation; has at least p2p, reduce_scatter, all_gather and all_reduce.
         must_be_filled: whether a group that reaches beyond the tier must hold a multiple of its size.
         processor_usage: share of the processor that communication takes while it is in flight, in [0, 1).
+        nics: network interfaces of a node, which its ranks share; None for one a processor. `SizedTopology` asks.
+        curves: prices by size, by operation, for `SizedTopology`; `time` does not look at them.
     """
 
     bandwidth: float
@@ -48,15 +51,18 @@ class Network:
     ops: Mapping[str, OpRow] = field(hash=False)
     must_be_filled: bool = False
     processor_usage: float = 0.0
+    nics: int | None = None
+    curves: Mapping[str, TransferCurve] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Keep a read-only copy of the rows, so that a frozen value cannot be changed through them."""
+        """Keep read-only copies of the rows, so that a frozen value cannot be changed through them."""
         object.__setattr__(self, "ops", MappingProxyType(dict(self.ops)))
+        object.__setattr__(self, "curves", MappingProxyType(dict(self.curves)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
         wires = (self.bandwidth, self.efficiency, self.size, self.latency, dict(self.ops))
-        return Network, (*wires, self.must_be_filled, self.processor_usage)
+        return Network, (*wires, self.must_be_filled, self.processor_usage, self.nics, dict(self.curves))
 
     def time(self, op: str, size_bytes: float, num_ranks: int) -> float:
         """Return how long an operation among ranks of this tier lasts.

@@ -46,10 +46,7 @@ class DevicePredictor:
         self._remember_prices()
 
     def _remember_prices(self) -> None:
-        """Compute each price once. Where all layers are alike, that is once for all layers."""
-        self._pass_price = cache(self._price_of_pass)
-        self._update_price = cache(self._price_of_update)
-        self._load_price = cache(self._price_of_load)
+        """Let equal questions share one answer; all layers do where they are alike."""
         self.compute = cache(self._compute)
         self.update = cache(self._update)
         self.load = cache(self._load)
@@ -77,36 +74,30 @@ class DevicePredictor:
     def training(self, workload: Workload) -> Self:
         """Return the same machine for another workload."""
         other = copy.copy(self)
+        other.reference = self.reference and self.reference.training(workload)
         other.workload = workload
         other._remember_prices()
         return other
 
-    def _representative(self, layer: int) -> int:
-        """Return the layer whose price a layer has."""
-        return 0 if self.workload.is_uniform else layer
-
     def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
-        return self._pass_price(typ, num_samples, self._representative(layer), mode)
-
-    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
-        return self._update_price(num_shards_on_device, num_shards, self._representative(layer))
-
-    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
-        return self._load_price(num_shards_on_device, num_shards, self._representative(layer))
-
-    def _price_of_pass(self, typ: str, num_samples: int, layer: int, mode: PassMode) -> Price:
+        if layer and self.workload.is_uniform:
+            return self.compute(typ, num_samples)
         if mode is USUAL:  # a workload whose layers are alike need not know any other
             return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
         return self._price_of(self.workload.compute_cost(typ, num_samples, layer, mode))
 
-    def _price_of_update(self, num_shards_on_device: int, num_shards: int, layer: int) -> Price:
+    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+        if layer and self.workload.is_uniform:
+            return self.update(num_shards_on_device, num_shards)
         return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer))
+
+    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+        if layer and self.workload.is_uniform:
+            return self.load(num_shards_on_device, num_shards)
+        return Price(self.device.load_seconds(self.workload.load_bytes(num_shards_on_device, num_shards, layer)))
 
     def _price_of(self, cost: Cost) -> Price:
         return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self.slowdown)
-
-    def _price_of_load(self, num_shards_on_device: int, num_shards: int, layer: int) -> Price:
-        return Price(self.device.load_seconds(self.workload.load_bytes(num_shards_on_device, num_shards, layer)))
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
         if len(ranks) == 1:

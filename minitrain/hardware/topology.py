@@ -104,7 +104,7 @@ class FlatTopology:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class GroupShape:
     """What the price of a group depends on: its size, its tier, and its split over nodes.
 
     `num_local` is the number of participants in each node, or 0 where nodes differ.
@@ -162,10 +162,10 @@ class HierarchicalTopology:
         if not may_be_unfilled:
             self._check_filled()
         self._period = self._shift_that_changes_nothing()
-        self._shapes: dict[Sequence[int], _Shape] = {}
+        self._shapes: dict[Sequence[int], GroupShape] = {}
         self._copies: dict[tuple[range, tuple[Step, ...]], list[Sequence[int]]] = {}  # runs of a sweep share it
         # Hashing a tuple of a million ranks takes milliseconds: one seen before is known by its identity.
-        self._recent: dict[int, tuple[Sequence[int], _Shape]] = {}
+        self._recent: dict[int, tuple[Sequence[int], GroupShape]] = {}
 
     def node(self, rank: int) -> int:
         """Return the node that a rank sits in."""
@@ -201,10 +201,10 @@ class HierarchicalTopology:
 
     def _one_of_each_shape(self, ranks: Sequence[int], steps: Iterable[Step]) -> list[Sequence[int]]:
         """Find out what `one_of_each_shape` returns."""
-        by_shape = {self._shape(ranks): ranks}
+        by_shape = {self.shape(ranks): ranks}
         for shift in distinct_shifts(steps, self._period):
             copy = _shifted(ranks, shift)
-            by_shape.setdefault(self._shape(copy), copy)
+            by_shape.setdefault(self.shape(copy), copy)
         return list(by_shape.values())
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
@@ -243,7 +243,7 @@ class HierarchicalTopology:
         Raises:
             UsageError: ranks that are out of range, repeated or none; an unknown operation or a negative size.
         """
-        shape = self._shape(ranks)
+        shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
         if op not in RING_OPS or shape.num_ranks == 1:
             return Transfer(seconds, None, shape.tier)
@@ -253,7 +253,7 @@ class HierarchicalTopology:
                 return Transfer(nested, "hierarchical", shape.tier)
         return Transfer(seconds, "ring", shape.tier)
 
-    def _shape(self, ranks: Sequence[int]) -> _Shape:
+    def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return the shape of a group, remembered by identity and by value."""
         recent = self._recent.get(id(ranks))
         if recent is not None and recent[0] is ranks:
@@ -268,7 +268,7 @@ class HierarchicalTopology:
             self._recent[id(ranks)] = ranks, shape
         return shape
 
-    def _described(self, ranks: Sequence[int]) -> _Shape:
+    def _described(self, ranks: Sequence[int]) -> GroupShape:
         """Find the tier and the split over nodes of a group."""
         if isinstance(ranks, range) and ranks and self.placement is None:
             return self._described_by_arithmetic(ranks)
@@ -279,7 +279,7 @@ class HierarchicalTopology:
         counts = Counter(map(self.node, ranks))
         return self._shape_of(num_ranks, min(counts), max(counts), set(counts.values()))
 
-    def _described_by_arithmetic(self, ranks: range) -> _Shape:
+    def _described_by_arithmetic(self, ranks: range) -> GroupShape:
         """Find the tier and the split over nodes of a regular group, where nodes are filled in rank order."""
         if ranks.step < 0:
             ranks = ranks[::-1]
@@ -287,10 +287,10 @@ class HierarchicalTopology:
         counts = counts_in_nodes(ranks, self._node_size)
         return self._shape_of(len(ranks), self.node(ranks[0]), self.node(ranks[-1]), counts)
 
-    def _shape_of(self, num_ranks: int, first_node: int, last_node: int, counts: set[int]) -> _Shape:
+    def _shape_of(self, num_ranks: int, first_node: int, last_node: int, counts: set[int]) -> GroupShape:
         """Return the shape of a group from its nodes and the numbers of members in them."""
         tier = self.tiers[self._level(first_node, last_node)]
-        return _Shape(num_ranks, tier, counts.pop() if len(counts) == 1 else 0)
+        return GroupShape(num_ranks, tier, counts.pop() if len(counts) == 1 else 0)
 
     def _level(self, first_node: int, last_node: int) -> int:
         """Return the index of the smallest tier with all nodes from first to last in one block."""
@@ -356,7 +356,7 @@ class HierarchicalTopology:
         return nodes
 
 
-def _hierarchical(op: str, size_bytes: float, inner: Network, shape: _Shape) -> float:
+def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape) -> float:
     """Return the seconds of the two-level algorithm: inside the nodes and across them."""
     local, outer = shape.num_local, shape.tier
     num_nodes, share_bytes = shape.num_ranks // local, size_bytes / local

@@ -48,8 +48,11 @@ _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of,
 
 
 def key_of(configuration: Configuration) -> str:
-    """Return a text that tells configurations apart, the same in every process and on every day."""
-    strategy, parameters = configuration
+    """Return a text that tells configurations apart, the same in every process and on every day.
+
+    It names the network even where that is the default one, which was "flat" once: such rows are not taken for others.
+    """
+    strategy, parameters = configuration[0], {"network": DEFAULTS["network"], **configuration[1]}
     return json.dumps([label_of(strategy), {name: plain(value) for name, value in sorted(parameters.items())}])
 
 

@@ -75,7 +75,7 @@ USAGE = [
     ("run ddp --log none", "--log must be full or summary, got 'none'"),
     ("compare ddp --log summary --trace", "--trace needs every event, but --log summary keeps totals; leave one out"),
     ("run ddp --log summary --strict", "--strict needs every event, but --log summary keeps totals; leave one out"),
-    ("run ddp --network ring", 'network must be "flat" or "hierarchical", got \'ring\''),
+    ("run ddp --network ring", 'network must be "auto", "flat" or "hierarchical", got \'ring\''),
     ("run ddp --hw h100", "expected the name of a shipped config or of a file, found no such thing; did you mean"),
     ("run ddp --hw ./missing.json", "./missing.json: expected a config file, found no such file"),
     ("run ddp --hw folder.py", "folder.py: expected a config file, found a directory"),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.folding.run import FoldedRun
+from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.run.comparison import FailedRun
 
 MESHED = ("pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp")
@@ -92,7 +93,12 @@ def test_sizes_do_not_matter(
 @given(pp=st.integers(1, 3), replicas=st.integers(1, 3), shards=st.integers(1, 3), microbatches=st.integers(1, 3))
 def test_three_dimensions_fold_whatever_their_sizes(pp: int, replicas: int, shards: int, microbatches: int) -> None:
     world_size = pp * replicas * shards
-    sizes = {"world_size": world_size, "num_layers": 2 * pp, "global_batch_size": world_size * microbatches}
+    sizes: dict[str, Any] = {
+        "world_size": world_size,
+        "num_layers": 2 * pp,
+        "global_batch_size": world_size * microbatches,
+    }
+    sizes["network"] = "flat"  # in nodes, ranks of one stage may cost differently
     folded = _require_identical("pp_hsdp", pp=pp, shard_size=shards, microbatch_size=1, **sizes)
     assert len(folded.logs) == pp
 
@@ -575,9 +581,12 @@ def test_what_tells_ranks_apart_does_not_go_with_folding(more: dict[str, Any]) -
         mt.simulate("ddp", fold=True, **more)
 
 
-def test_a_network_of_tiers_does_not_go_with_folding() -> None:
-    with pytest.raises(mt.UsageError, match="the same for all ranks"):
-        mt.simulate("ddp", fold=True, network="hierarchical")
+def test_prices_that_nobody_knows_to_be_the_same_do_not_go_with_folding() -> None:
+    class Own(RuntimePredictor):
+        """It may price ranks by their number."""
+
+    with pytest.raises(mt.UsageError, match="the same for ranks that do the same: those of a hardware config"):
+        mt.simulate("ddp", fold=True, hardware=Own(8))
 
 
 @pytest.mark.parametrize("what", ["figure", "explain", "save", "write_html", "write_chrome_trace"])
@@ -689,7 +698,8 @@ async def _by_hand(model: mt.Model, inner: int = 2, turned: bool = False) -> mt.
 @settings(max_examples=30)
 @given(outer=st.integers(1, 5), inner=st.integers(1, 5), turned=st.booleans(), share=st.integers(1, 3))
 def test_blocks_of_ranks_fold_as_a_mesh_does(outer: int, inner: int, turned: bool, share: int) -> None:
-    sizes = {"world_size": outer * inner, "num_layers": 1, "global_batch_size": outer * inner * share}
+    world_size = outer * inner
+    sizes = {"world_size": world_size, "num_layers": 1, "global_batch_size": world_size * share, "network": "flat"}
     assert len(_require_identical(_by_hand, inner=inner, turned=turned, **sizes).logs) == 1
 
 

@@ -15,14 +15,17 @@ from minitrain.errors import HardwareConfigError
 from minitrain.hardware import load_config, shipped_configs
 
 NAMES = [
+    "a100_40g",
     "a100_80g",
     "b200_192g_nvl8",
     "gb200_nvl72",
+    "gh200_96g_nvl4",
     "h100_80g_nvl8",
     "h200_141g_nvl8",
     "l40s_48g_pcie8",
     "mi300x_192g_8",
     "tpu_v5p",
+    "v100_32g_nvl8",
 ]
 
 
@@ -303,7 +306,9 @@ def test_impossible_paths_are_refused(path: str) -> None:
     [("h100", "h100_80g_nvl8"), ("a100_80gb.json", "a100_80g"), ("mi300x_192_8", "mi300x_192g_8")],
 )
 def test_an_unknown_name_gets_the_closest_one_and_the_list(name: str, hint: str) -> None:
-    with pytest.raises(HardwareConfigError, match=rf'did you mean "{hint}"\? shipped are a100_80g, .*, tpu_v5p; give'):
+    with pytest.raises(
+        HardwareConfigError, match=rf'did you mean "{hint}"\? shipped are a100_40g, .*, v100_32g_nvl8; give'
+    ):
         load_config(name)
 
 
@@ -350,3 +355,82 @@ def test_a_whole_size_written_as_a_float_is_an_integer() -> None:
 def test_importing_hardware_does_not_import_pydantic() -> None:
     code = "import sys, minitrain.hardware; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def kernels() -> dict[str, Any]:
+    one = {"efficiency": 0.6, "tail": 0.5, "head_efficiency": [[0, 1]]}
+    rates = {"units": 108, "GBps": 1700, "launch": 2e-6, "graph_launch": 1e-6}
+    matmul = {"float16": {"tflops": 260, "prologue": 146}}
+    return {**rates, "matmul": matmul, "attention": {"flash2": {"forward": one, "backward": dict(one)}}}
+
+
+def test_kernels_and_curves_may_be_missing_and_are_read_where_given() -> None:
+    bare = load_config(data())
+    assert (bare.kernels, dict(bare.networks[0].curves), bare.networks[0].nics) == (None, {}, None)
+    config = {**data(), "kernels": kernels()}
+    config["networks"][0] |= {"nics": 4, "curves": {"p2p": {"latency": 1e-5, "half_MB": 2}}}
+    full = load_config(config)
+    assert full.kernels is not None
+    assert (full.kernels.num_units, full.kernels.matmul["float16"].tflops) == (108, 260)
+    assert (full.networks[0].nics, full.networks[0].curves["p2p"].half_bytes) == (4, 2e6)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        (
+            "kernels",
+            5,
+            "kernels: expected an object with units, GBps, launch, graph_launch, matmul and attention, found 5",
+        ),
+        ("kernels.units", 0, "kernels.units: expected a whole number >= 1, found 0"),
+        ("kernels.matmul", {}, "kernels.matmul: expected an object with at least one datatype, found an object"),
+        ("kernels.matmul.float16", 7, "kernels.matmul.float16: expected an object with tflops and prologue, found 7"),
+        ("kernels.matmul.float16.prologue", -1, "kernels.matmul.float16.prologue: expected a number >= 0, found -1"),
+        (
+            "kernels.attention.flash2",
+            [],
+            "kernels.attention.flash2: expected an object with forward and backward, found []",
+        ),
+        (
+            "kernels.attention.flash2.forward",
+            ...,
+            "kernels.attention.flash2.forward: expected an object with efficiency, tail and head_efficiency, "
+            "found nothing",
+        ),
+        (
+            "kernels.attention.flash2.forward.efficiency",
+            1.5,
+            "kernels.attention.flash2.forward.efficiency: expected a number in (0, 1], found 1.5",
+        ),
+        ("networks.0.nics", 1.5, "networks[0].nics: expected a whole number >= 1, found 1.5"),
+        ("networks.0.curves", [], "networks[0].curves: expected an object of operations, found []"),
+        (
+            "networks.0.curves",
+            {"p2p": 3},
+            "networks[0].curves.p2p: expected an object with latency, and ranks_GBps or efficiency, found 3",
+        ),
+        (
+            "networks.0.curves",
+            {"p2p": {"latency": 0, "ranks_GBps": 3}},
+            "networks[0].curves.p2p.ranks_GBps: expected a list of rows [lower bound, GB/s], found 3",
+        ),
+        (
+            "networks.0.curves",
+            {"p2p": {"latency": 0, "ranks_GBps": [[2, 100]]}},
+            "networks[0].curves.p2p.ranks_GBps: expected rows with strictly descending lower bounds, the last one 0, "
+            "found bounds 2",
+        ),
+    ],
+)
+def test_a_fault_in_kernels_or_curves_names_path_found_and_expected(path: str, value: Any, fault: str) -> None:
+    config: Any = {**data(), "kernels": kernels()}
+    *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    place = config
+    for key in parents:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    assert faults_of(config) == (fault,)

@@ -1,7 +1,9 @@
 """The hierarchical network: where ranks sit, which tier carries what, and the two-level algorithms."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,13 +108,22 @@ def test_a_node_reached_in_part_belongs_to_the_tier() -> None:
     assert [topology.p2p(1, 0, dest).tier.size for dest in (3, 7, 8)] == [4, 6, 1024]
 
 
-def test_a_group_beyond_a_tier_to_be_filled_must_fill_it() -> None:
+def test_a_run_beyond_a_tier_to_be_filled_must_fill_it() -> None:
+    with pytest.raises(
+        UsageError, match=r"a multiple of its size \(8 ranks\), but world_size is 12; use 16 ranks, net"
+    ):
+        HierarchicalTopology(H100.networks, 12)
+    with pytest.raises(UsageError, match="but world_size is 4; use 8 ranks"):
+        HierarchicalTopology(H100.networks, 4, [0, 0, 1, 1])
+    assert HierarchicalTopology(H100.networks, 4, [1, 1, 1, 1]).p2p(SIZE, 0, 3).tier.size == 8
+    assert HierarchicalTopology(H100.networks, 12, may_be_unfilled=True).num_nodes == 2
+
+
+def test_groups_of_a_run_need_not_fill_a_tier() -> None:
     topology = HierarchicalTopology(H100.networks, 24)
-    with pytest.raises(UsageError, match=r"must hold a multiple of its size \(8 ranks\), but 12 ranks take part; use"):
-        topology.collective("all_reduce", SIZE, tuple(range(12)))
-    with pytest.raises(UsageError, match="multiple of its size"):
-        topology.collective("barrier", 0, (0, 8))
-    assert topology.collective("all_reduce", SIZE, tuple(range(24))).algorithm == "hierarchical"
+    assert topology.collective("all_reduce", SIZE, (0, 8, 16)).algorithm == "ring"
+    assert topology.collective("all_reduce", SIZE, (0, 1, 8, 9)).algorithm == "hierarchical"
+    assert topology.collective("barrier", 0, tuple(range(12))).tier.size == 65536
     assert topology.collective("all_reduce", SIZE, (1, 3, 4)).tier.size == 8
 
 
@@ -195,3 +206,62 @@ def test_the_price_is_the_better_one_and_ignores_the_order_of_ranks(
         assert 0 <= price.seconds <= price.tier.time(op, size_bytes, len(ranks))
         assert (price.algorithm == "hierarchical") == (price.seconds < price.tier.time(op, size_bytes, len(ranks)))
         assert topology.collective(op, size_bytes, sorted(ranks)) == price
+
+
+TIERS = st.tuples(st.integers(1, 9), st.integers(1, 40), st.just(2048)).map(
+    lambda sizes: [Network(1000.0 / size, 1.0, size, 0.1, ROWS) for size in sizes]
+)
+
+
+@given(tiers=TIERS, first=st.integers(0, 60), step=st.integers(1, 20), count=st.integers(1, 60), turned=st.booleans())
+def test_a_range_is_priced_as_its_ranks_one_by_one(
+    tiers: list[Network], first: int, step: int, count: int, turned: bool
+) -> None:
+    ranks = range(first, first + step * count, step)
+    topology = HierarchicalTopology(tiers, 2048)
+    price = topology.collective("all_reduce", GB, ranks[::-1] if turned else ranks)
+    assert price == topology.collective("all_reduce", GB, tuple(ranks))
+
+
+@given(
+    tiers=TIERS,
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    within=st.sets(st.integers(0, 3)),
+    placed=st.none() | st.randoms(use_true_random=False),
+)
+def test_one_group_of_each_shape_stands_for_all_copies(
+    tiers: list[Network], sizes: list[int], within: set[int], placed: Any
+) -> None:
+    strides = [prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    axes = list(zip(strides, sizes, strict=True))
+    group = sums(axis for place, axis in enumerate(axes) if place in within)
+    across = [axis for place, axis in enumerate(axes) if place not in within]
+    node_size = min(tier.size for tier in tiers)
+    places = placed and placed.sample(range(2048 // node_size * node_size), prod(sizes))
+    placement = None if places is None else [place // node_size for place in places]
+    topology = HierarchicalTopology(tiers, prod(sizes), placement)
+
+    def price(ranks: Sequence[int]) -> object:
+        return topology.collective("all_gather", GB, ranks)
+
+    found = topology.one_of_each_shape(group, across)
+    copies = [tuple(rank + shift for rank in group) for shift in sums(across)]
+    assert found[0] == group
+    assert {tuple(ranks) for ranks in found} <= set(copies)
+    assert {price(ranks) for ranks in found} == {price(copy) for copy in copies}
+
+
+def sums(axes: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    found = [0]
+    for stride, size in axes:
+        found = [known + stride * place for known in found for place in range(size)]
+    return tuple(sorted(found))
+
+
+def test_copies_of_a_million_ranks_are_compared_by_arithmetic() -> None:
+    topology = HierarchicalTopology(load_config("h200_141g_nvl8").networks, 2**20)
+    start = time.perf_counter()
+    assert topology.one_of_each_shape(range(0, 2**20, 8), [(1, 8)]) == [range(0, 2**20, 8)]
+    assert topology.one_of_each_shape(range(8), [(8, 2**17)]) == [range(8)]
+    assert topology.one_of_each_shape(range(6), [(6, 2**17)]) == [range(6), range(6, 12)]
+    assert time.perf_counter() - start < 0.1

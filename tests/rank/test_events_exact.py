@@ -184,7 +184,7 @@ def spec_logs(program: Any, world_size: int, num_layers: int, batch: int, **opti
 
 def real_logs(program: Any, world_size: int, num_layers: int, batch: int, **options: Any) -> list[list[Row]]:
     options |= {"world_size": world_size, "num_layers": num_layers, "global_batch_size": batch}
-    run = mt.simulate(program, check=False, **options)
+    run = mt.simulate(program, check=False, network="flat", **options)
     return [[(e.typ, e.layer, e.time, e.duration, e.memory, e.samples) for e in log] for log in run.logs]
 
 

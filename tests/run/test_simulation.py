@@ -185,8 +185,8 @@ def test_different_collectives_in_the_same_place_are_a_mismatch() -> None:
         ({"num_layers": -1}, UsageError, "num_layers must be an integer of at least 1, got -1"),
         ({"global_batch_size": "8"}, UsageError, "global_batch_size must be an integer of at least 1, got '8'"),
         ({"p2p_buffer": 0}, UsageError, "p2p_buffer must be an integer of at least 1, got 0"),
-        ({"network": "ring"}, UsageError, 'network must be "flat" or "hierarchical", got \'ring\''),
-        ({"placement": [0, 0, 0, 0]}, UsageError, 'placement needs network="hierarchical"'),
+        ({"network": "ring"}, UsageError, 'network must be "auto", "flat" or "hierarchical", got \'ring\''),
+        ({"placement": [0] * 4, "network": "flat"}, UsageError, 'placement needs network="auto" or "hierarchical"'),
         ({"slowdown": {4: 2}}, UsageError, r"slowdown names rank 4, but ranks are 0\.\.3"),
         ({"slowdown": {0: 0}}, UsageError, "the slowdown of rank 0 must be a positive number, got 0"),
         ({"slowdown": {0: float("inf")}}, UsageError, "must be a positive number, got inf"),
@@ -336,7 +336,7 @@ def test_backpressure_costs_no_logical_time() -> None:
 
 
 def test_the_hierarchical_network_prices_neighbours_on_their_own_tier() -> None:
-    flat = simulate("gpipe", world_size=16, num_layers=16, global_batch_size=16)
+    flat = simulate("gpipe", world_size=16, num_layers=16, global_batch_size=16, network="flat")
     tiered = simulate("gpipe", world_size=16, num_layers=16, global_batch_size=16, network="hierarchical")
     sends = {(e.rank, e.peer): e.duration for e in tiered.events if e.typ == "send"}
     across = {e.duration for e in flat.events if e.typ == "send"}

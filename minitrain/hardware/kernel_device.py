@@ -1,0 +1,156 @@
+"""A device that prices kernels: tiles and waves, attention by generation, achieved bandwidth, and the launch floor.
+
+A matrix multiplication (m, n, k), `b` of them, is cut into tiles of tm x tn, which the device's multiprocessors
+("units") work off in waves. Its time is the least over all tiles, and over 1, 2 and 4 ways to split k, of
+
+    waves = ceil(b ceil(m/tm) ceil(n/tn) split / units)
+    start + max(waves 2 tm tn (k/split + prologue) / (rate / units x e(tile)), traffic)
+
+where `traffic` is the bytes of operands and result at the achieved bandwidth; the partial sums of a split are written
+beside that, in single precision. Unlike a peak times an efficiency this knows that 109 tiles on 108 units take as long
+as 216 (wave quantisation), that narrow results use narrow and less efficient tiles, and that short sums pay for the
+pipeline.
+
+Flash attention takes its FLOPs at the generation's share of the peak, and a share of its longest block at the end, when
+units run dry. A pass over memory takes its bytes at the achieved bandwidth. A pass through a layer takes no less time
+than its kernels need to be launched.
+
+Left out: caches and their hit rates, clocks that fall under power, kernels that run beside each other. Sources: the
+model's constants are `KernelRates`; wave and tile quantisation are described in NVIDIA's "Matrix multiplication
+background" user's guide (2023), FlashAttention's work in Dao et al. (2022) and Dao (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING, final
+
+from minitrain.errors import HardwareConfigError
+from minitrain.hardware.device import efficiency_at
+
+if TYPE_CHECKING:
+    from minitrain.hardware.config import SystemConfig
+    from minitrain.hardware.kernel_rates import KernelRates, MatmulRate
+    from minitrain.workloads.kernels import FlashAttention, Kernel, KernelList, Matmul
+
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
+"""The tiles that a library chooses from: rows and columns of the result."""
+
+_ALIGNED_BYTES = 16  # what a tensor core's loads take at a time (NVIDIA, "Matrix multiplication background")
+_PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read again while it is in the cache
+_MOST_REMEMBERED = 1 << 14
+
+
+@final
+class KernelDevice:
+    """Price kernels on a device.
+
+    Args:
+        system: a hardware config with the key `kernels`.
+        rates: what its kernels reach; the config's own if None.
+        launch_s: time between two launches, s; the device's own if None. A framework that dispatches from Python is
+            limited by the host: give its figure. 0 means captured graphs that never wait for a launch.
+
+    Raises:
+        HardwareConfigError: the config has no key `kernels`.
+
+    Example:
+        >>> from minitrain.hardware import load_config
+        >>> from minitrain.workloads.kernels import Matmul
+        >>> device = KernelDevice(load_config("a100_80g"))
+        >>> round(device.kernel_seconds(Matmul(4096, 4096, 4096)) * 1e6)
+        578
+    """
+
+    def __init__(
+        self, system: SystemConfig, rates: KernelRates | None = None, *, launch_s: float | None = None
+    ) -> None:
+        found = system.kernels if rates is None else rates
+        if found is None:
+            raise HardwareConfigError(
+                f'fidelity="kernels" needs what kernels reach on the device, but config {system.name} has no key '
+                f'kernels; add it, use a config that has it, or fidelity="roofline"',
+                path=system.name,
+            )
+        self.system = system
+        self.rates = found
+        self.launch_s = found.launch_s if launch_s is None else launch_s
+        self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
+        self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
+
+    def __reduce__(self) -> tuple[Callable[..., KernelDevice], tuple[SystemConfig, KernelRates, float]]:
+        """Pickle and copy without what is remembered."""
+        return _device, (self.system, self.rates, self.launch_s)
+
+    @property
+    def capacity_bytes(self) -> float:
+        """The device's own memory."""
+        return self.system.mem_hbm.capacity_bytes
+
+    def peak_flop_per_s(self, datatype: str) -> float:
+        """Return the matrix unit's peak rate, FLOP/s, as the data sheet has it: what MFU divides by."""
+        return self.system.processor.peak(datatype)
+
+    def load_seconds(self, size_bytes: float) -> float:
+        """Return the time of reading the host's memory, s."""
+        return size_bytes / self.system.mem_pcie.throughput(size_bytes) if size_bytes else 0.0
+
+    def _pass_seconds(self, work: KernelList) -> float:
+        """Return how long a pass takes, s: its kernels one after another, and no less than it takes to launch them."""
+        return max(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
+
+    def busy_seconds(self, kernels: Iterable[Kernel]) -> float:
+        """Return how long some kernels keep the device busy, s, one after another."""
+        return sum(map(self.kernel_seconds, kernels))
+
+    def _kernel_seconds(self, kernel: Kernel) -> float:
+        """Return how long one kernel takes, s."""
+        from minitrain.workloads.kernels import FlashAttention, Matmul  # noqa: PLC0415 - only where kernels are priced
+
+        if isinstance(kernel, Matmul):
+            return self._matmul_seconds(kernel)
+        if isinstance(kernel, FlashAttention):
+            return self._attention_seconds(kernel)
+        if not kernel.traffic_bytes:
+            return 0.0
+        return self.rates.memory_start_s + kernel.traffic_bytes / (self.rates.GBps * 1e9)
+
+    def _matmul_seconds(self, kernel: Matmul) -> float:
+        """Return the least time over tiles and splits."""
+        if not kernel.work_flop:
+            return 0.0
+        rates, rate = self.rates, self.rates.matmul_rate(kernel.datatype)
+        least = min(self._tiled_seconds(kernel, rate, tile, split) for tile in TILES for split in rates.splits)
+        factor = rates.weight_gradient if kernel.kind == "weight_gradient" else 1.0
+        return rates.matmul_start_s + factor * least
+
+    def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
+        """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
+        rates, (rows, columns) = self.rates, tile
+        num_tiles = kernel.batch * ceil(kernel.m / rows) * ceil(kernel.n / columns) * split
+        num_waves = ceil(num_tiles / rates.num_units)
+        flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
+        unit_flop_per_s = rate.tflops * 1e12 / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
+        if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
+            unit_flop_per_s *= rates.unaligned
+        bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
+        partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
+        busiest = max(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
+        return busiest + partial_bytes / bytes_per_s
+
+    def _attention_seconds(self, kernel: FlashAttention) -> float:
+        """Return the time of all blocks, and of the longest one's tail; no less than that of the traffic."""
+        if not kernel.work_flop:
+            return 0.0
+        rates, rate = self.rates, self.rates.attention_rate(kernel.generation, is_backward=kernel.is_backward)
+        flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
+        longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
+        busy = kernel.work_flop / flop_per_s + rate.tail * longest
+        return rates.attention_start_s[kernel.is_backward] + max(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
+
+
+def _device(system: SystemConfig, rates: KernelRates, launch_s: float) -> KernelDevice:
+    """Make a device again when it is unpickled."""
+    return KernelDevice(system, rates, launch_s=launch_s)

@@ -1,0 +1,208 @@
+"""The work of one kernel, as data: a matrix multiplication, an attention core, or a pass over memory.
+
+A workload lists kernels; a device prices them (`hardware.kernel_device`). Each says its floating-point operations and
+its bytes, with no more said of hardware than which generation of attention kernel runs.
+
+Left out: caches (operands are counted as read once), and kernels that are fused across these three kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from minitrain.workloads.shapes import Gemm
+
+Operand = Literal["forward", "input_gradient", "weight_gradient"]
+"""What a matrix multiplication makes."""
+
+FLASH_BACKWARD = 2.5
+"""FLOPs of a flash-attention backward pass over those of its forward: five products instead of two (Dao 2023)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """A batch of equal matrix multiplications (m x k) times (k x n), as one kernel.
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        k: the dimension that is summed over.
+        batch: how many.
+        kind: what it makes. A weight's gradient has the tokens in `k`, the others have them in `m`.
+        datatype: key of the hardware config's rates.
+        element_bytes: bytes of an element of either operand.
+        result_bytes: bytes read and written for an element of the result; 8 where it is added up in single precision.
+
+    Example:
+        >>> Matmul(4096, 1536, 5120).work_flop
+        64424509440
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    kind: Operand = "forward"
+    datatype: str = "float16"
+    element_bytes: int = 2
+    result_bytes: int = 2
+
+    @property
+    def work_flop(self) -> int:
+        """Return the floating-point operations, two for a multiplication and its addition."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Return the bytes of both operands and of the result."""
+        operands = self.element_bytes * self.k * (self.m + self.n)
+        return self.batch * (operands + self.result_bytes * self.m * self.n)
+
+    @property
+    def row_sizes(self) -> tuple[int, int]:
+        """Return the lengths of rows in memory, whose alignment counts: all dimensions but that of the tokens."""
+        return (self.m, self.n) if self.kind == "weight_gradient" else (self.n, self.k)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FlashAttention:
+    """The attention core as one kernel, which stores no scores.
+
+    Args:
+        num_samples: sequences.
+        num_queries: queries of a sequence.
+        num_keys: keys of a sequence.
+        num_heads: query heads.
+        num_kv_heads: heads of keys and values.
+        key_dim: size of a head's query and key.
+        value_dim: size of a head's value.
+        num_pairs: pairs of a query and a key that the mask leaves, for one head of one sequence.
+        is_backward: whether it is the backward pass.
+        generation: which kernel: "flash1", "flash2", "flash3" or "cudnn", as the hardware config has them.
+        datatype: key of the hardware config's rates.
+        element_bytes: bytes of an element.
+    """
+
+    num_samples: int
+    num_queries: int
+    num_keys: int
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    num_pairs: int
+    is_backward: bool = False
+    generation: str = "flash2"
+    datatype: str = "float16"
+    element_bytes: int = 2
+
+    @property
+    def work_flop(self) -> float:
+        """Return the floating-point operations of the pairs that the mask leaves."""
+        return self.num_samples * self.num_heads * self.num_pairs * self._pair_flop
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Return the bytes of queries, keys, values and result; with their gradients in the backward pass."""
+        sizes = self.key_dim + self.value_dim
+        once = self.num_samples * sizes * (self.num_queries * self.num_heads + self.num_keys * self.num_kv_heads)
+        return self.element_bytes * once * (2 if self.is_backward else 1)
+
+    @property
+    def row_flop(self) -> float:
+        """Return the floating-point operations of one query of one head that sees all keys."""
+        return self.num_keys * self._pair_flop
+
+    @property
+    def _pair_flop(self) -> float:
+        return 2 * (self.key_dim + self.value_dim) * (FLASH_BACKWARD if self.is_backward else 1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MemoryPass:
+    """A kernel that is limited by the memory: a norm, an activation function, dropout, an optimizer step.
+
+    Args:
+        name: what it does.
+        num_elements: elements that it works on.
+        element_bytes: bytes read and written for each of them.
+    """
+
+    name: str
+    num_elements: int
+    element_bytes: float
+
+    @property
+    def work_flop(self) -> int:
+        """Return 0: its arithmetic hides behind its traffic, and counts for no utilisation."""
+        return 0
+
+    @property
+    def traffic_bytes(self) -> float:
+        """Return the bytes read and written."""
+        return self.num_elements * self.element_bytes
+
+
+Kernel = Matmul | FlashAttention | MemoryPass
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelList:
+    """The kernels of one pass of a layer, in order.
+
+    Args:
+        kernels: what runs.
+        num_launches: how many kernels a framework launches for them: more than are listed, since copies, casts and
+            reductions of biases' gradients are too small to be listed by themselves.
+    """
+
+    kernels: tuple[Kernel, ...] = ()
+    num_launches: int = 0
+
+    def __add__(self, other: KernelList) -> KernelList:
+        """Return both, one after the other."""
+        return KernelList(self.kernels + other.kernels, self.num_launches + other.num_launches)
+
+    @property
+    def work_flop(self) -> float:
+        """Return the floating-point operations of all."""
+        return sum(kernel.work_flop for kernel in self.kernels)
+
+    @property
+    def traffic_bytes(self) -> float:
+        """Return the bytes read and written by all."""
+        return sum(kernel.traffic_bytes for kernel in self.kernels)
+
+
+def forward_matmul(gemm: Gemm, datatype: str = "float16", element_bytes: int = 2) -> Matmul:
+    """Return the kernel of a unit's matrix multiplication."""
+    return Matmul(gemm.m, gemm.n, gemm.k, gemm.batch, "forward", datatype, element_bytes, 2)
+
+
+def backward_matmuls(
+    gemm: Gemm, datatype: str = "float16", element_bytes: int = 2, gradient_bytes: int = 4
+) -> tuple[Matmul, Matmul]:
+    """Return the two kernels of a multiplication's backward pass: the left operand's gradient, and the right one's.
+
+    Args:
+        gemm: the multiplication, forward.
+        datatype: key of the hardware config's rates.
+        element_bytes: bytes of an element of the operands.
+        gradient_bytes: bytes of an element of a weight's gradient; one that is added up in single precision (4) is
+            read and written.
+
+    Example:
+        >>> first, second = backward_matmuls(Gemm("up", m=4096, n=1536, k=5120))
+        >>> (first.m, first.n, first.k), (second.m, second.n, second.k)
+        ((4096, 5120, 1536), (1536, 5120, 4096))
+    """
+    left = Matmul(gemm.m, gemm.k, gemm.n, gemm.batch, "input_gradient", datatype, element_bytes, 2)
+    kind: Operand = "weight_gradient" if gemm.has_weight else "input_gradient"
+    adds_up = gemm.has_weight and gradient_bytes > 2
+    result_bytes = 2 * gradient_bytes if adds_up else 2
+    return left, Matmul(gemm.n, gemm.k, gemm.m, gemm.batch, kind, datatype, element_bytes, result_bytes)

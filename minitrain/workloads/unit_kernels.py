@@ -1,0 +1,238 @@
+"""The kernels of a unit of a transformer: what one rank runs forward, backward and for an update.
+
+Matrix multiplications are the unit's own (`Unit.gemms`); around them run passes over memory, whose bytes follow from
+what they read and write: a norm reads and writes each element once forward, and backward reads gradient and input,
+writes a gradient, and reads once more for its weight's; dropout with the residual's addition reads two tensors and
+writes one and a mask. What Megatron-LM fuses is fused here: bias, dropout and addition; the activation function with
+its bias; scale, mask and softmax.
+
+Left out: communication; the router's sorting of tokens; recomputation, which runs forward's kernels again.
+
+Source: which tensors there are is Korthikanti et al. (2022), section 4; which of them a kernel reads and writes follows
+from Megatron-LM's fused kernels. The counts of launches are an estimate: 16 forward and 34 backward a layer, more where
+attention is unfused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.degrees import Cut, Work
+from minitrain.workloads.kernels import (
+    FlashAttention,
+    Kernel,
+    KernelList,
+    MemoryPass,
+    backward_matmuls,
+    forward_matmul,
+)
+from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
+from minitrain.workloads.shapes import Gemm
+from minitrain.workloads.unit import Unit
+
+ADAM_BYTES = 46
+"""Bytes of memory traffic of Adam for a parameter, in single precision but for the last: master copy and two moments
+read and written (24); the gradient read for its norm, read and written to be clipped, read, and set to zero (20); the
+16-bit copy written (2)."""
+
+_LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (8, 10)}
+_UNFUSED_LAUNCHES, _FLASH_LAUNCHES = (7, 12), (2, 4)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a framework runs a model's kernels.
+
+    Args:
+        attention: generation of the attention kernel, where the model has flash attention.
+        datatype: key of the hardware config's rates, for matrices; the model's own if None.
+        fused_loss: whether softmax and loss are one kernel.
+        eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
+        separate_gradients: whether gradients are added up in single precision by a kernel of its own, not by the matrix
+            multiplication.
+    """
+
+    attention: str = "flash2"
+    datatype: str | None = None
+    fused_loss: bool = False
+    eager: float = 1.0
+    separate_gradients: bool = False
+
+
+DEFAULT_STYLE = Style()
+
+
+def forward_kernels(model: Architecture, unit: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
+    """Return what one rank runs forward.
+
+    Args:
+        model: whose unit it is.
+        unit: one of its units.
+        work: the rank's samples, their length, and how ranks divide the unit.
+        style: how a framework runs it.
+
+    Raises:
+        UsageError: heads, columns, experts or the sequence do not divide by their degree.
+    """
+    return _Lister(model, unit, work, style).listed(is_backward=False)
+
+
+def backward_kernels(model: Architecture, unit: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
+    """Return what one rank runs backward, without recomputation; as `forward_kernels`."""
+    return _Lister(model, unit, work, style).listed(is_backward=True)
+
+
+def core_kernels(model: Architecture, unit: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
+    """Return the attention core alone, forward: what selective recomputation runs again; nothing where it is flash."""
+    if unit.core is None or unit.core.is_flash:
+        return KernelList()
+    return KernelList(tuple(_Lister(model, unit, work, style).core(is_backward=False)), _UNFUSED_LAUNCHES[0])
+
+
+def update_kernels(num_parameters: int, style: Style = DEFAULT_STYLE) -> KernelList:
+    """Return Adam on some parameters, those of a rank's shards, as one kernel over all of them."""
+    return KernelList((MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager),), 1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Lister:
+    """Lists the kernels of one unit for one rank's work."""
+
+    model: Architecture
+    unit: Unit
+    work: Work
+    style: Style
+
+    def listed(self, *, is_backward: bool) -> KernelList:
+        """Return a whole pass."""
+        kernels: list[Kernel] = list(self._passes(is_backward=is_backward))
+        for gemm in self._projections():
+            kernels += self._products(gemm, is_backward=is_backward)
+        launches = _LAUNCHES[self.unit.kind][is_backward]
+        if self.unit.core is not None:
+            kernels += self.core(is_backward=is_backward)
+            launches += (_FLASH_LAUNCHES if self.unit.core.is_flash else _UNFUSED_LAUNCHES)[is_backward]
+        return KernelList(tuple(kernels), launches)
+
+    def core(self, *, is_backward: bool) -> Iterator[Kernel]:
+        """Yield the attention core: one kernel, or two products with softmax and dropout between them."""
+        core, work = self.unit.core, self.work
+        assert core is not None  # asked by the callers
+        if core.is_flash:
+            yield self._flash(is_backward=is_backward)
+            return
+        for gemm in core.gemms(work):
+            yield from self._products(gemm, is_backward=is_backward)
+        num_scores = core.gemms(work)[0].batch * work.num_queries * work.seq_len
+        yield self._memory("softmax", num_scores, 3 if is_backward else 2)
+        if self.model.attention_dropout:
+            yield self._memory("attention dropout", num_scores, 2, MASK_BYTES)
+
+    def _projections(self) -> tuple[Gemm, ...]:
+        """Return the multiplications with weights."""
+        return tuple(gemm for gemm in self.unit.gemms(self.work) if gemm.has_weight)
+
+    def _products(self, gemm: Gemm, *, is_backward: bool) -> Iterator[Kernel]:
+        """Yield a multiplication forward, or the two of its backward pass."""
+        precision = self.model.precision
+        datatype = self.style.datatype or precision.datatype
+        element = 1 if datatype == "float8" else precision.activation_bytes
+        if not is_backward:
+            yield forward_matmul(gemm, datatype, element)
+            return
+        separate = self.style.separate_gradients and gemm.has_weight
+        gradient_bytes = precision.activation_bytes if separate else precision.gradient_bytes
+        yield from backward_matmuls(gemm, datatype, element, gradient_bytes)
+        if separate:
+            yield MemoryPass("gradient accumulation", gemm.batch * gemm.n * gemm.k, precision.activation_bytes + 8)
+
+    def _flash(self, *, is_backward: bool) -> FlashAttention:
+        """Return the attention kernel; of a sequence cut between ranks, queries see the average number of keys."""
+        core, work, model = self.unit.core, self.work, self.model
+        assert core is not None  # asked by the caller
+        tp = work.degrees.tp
+        return FlashAttention(
+            num_samples=work.num_samples,
+            num_queries=work.num_queries,
+            num_keys=work.seq_len,
+            num_heads=Cut("num_heads", core.num_heads).part(core.num_heads, tp),
+            num_kv_heads=Cut("num_kv_heads", model.num_kv_heads).part(model.num_kv_heads, tp),
+            key_dim=core.key_dim,
+            value_dim=core.value_dim,
+            num_pairs=core.num_pairs(work.seq_len, causal=True) * work.num_queries // work.seq_len,
+            is_backward=is_backward,
+            generation=self.style.attention,
+            datatype=model.precision.datatype,
+            element_bytes=model.precision.activation_bytes,
+        )
+
+    def _memory(self, name: str, num_elements: int, tensors: float, more_bytes: float = 0) -> MemoryPass:
+        """Return a pass over memory that reads and writes so many tensors, and a few bytes more, for each element."""
+        element_bytes = tensors * self.model.precision.activation_bytes + more_bytes
+        return MemoryPass(name, num_elements, element_bytes * self.style.eager)
+
+    def _passes(self, *, is_backward: bool) -> Iterator[MemoryPass]:
+        """Yield the passes over memory around the multiplications."""
+        if self.unit.kind == "embedding":
+            yield from self._embedding(is_backward=is_backward)
+            return
+        hidden = self.work.num_tokens_between * self.model.hidden_size
+        yield self._memory("norm", hidden, 4 if is_backward else 2)
+        if self.unit.kind == "head":
+            yield self._loss(is_backward=is_backward)
+            return
+        yield self._residual(hidden, is_backward=is_backward)
+        if is_backward:
+            yield self._memory("residual gradient", hidden, 3)
+        yield from self._inner(is_backward=is_backward)
+
+    def _residual(self, hidden: int, *, is_backward: bool) -> MemoryPass:
+        """Return the addition of the residual, with bias and dropout."""
+        if self.model.dropout:
+            return self._memory("dropout and residual", hidden, 2 if is_backward else 3, MASK_BYTES)
+        return self._memory("residual", hidden, 1 if is_backward else 3)
+
+    def _inner(self, *, is_backward: bool) -> Iterator[MemoryPass]:
+        """Yield rotary embedding and layout copies of attention, or the activation function of an MLP."""
+        if self.unit.kind == "attention":
+            core, work = self.unit.core, self.work
+            assert core is not None  # attention has one
+            tokens, heads = work.num_tokens, self.model.num_heads + self.model.num_kv_heads
+            if self.model.positions == "rotary":
+                yield self._memory("rotary embedding", tokens * heads * core.key_dim // work.degrees.tp, 4)
+            if not core.is_flash:
+                size = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
+                yield self._memory("layout copy", size, 2)
+            return
+        for gemm in self._projections():
+            if gemm.name.endswith("down"):
+                yield self._activation(gemm.batch * gemm.m * gemm.k, is_backward=is_backward)
+
+    def _activation(self, num_elements: int, *, is_backward: bool) -> MemoryPass:
+        """Return the activation function between the matrices of an MLP."""
+        if self.model.mlp == "swiglu":
+            return self._memory("swiglu", num_elements, 5 if is_backward else 3)
+        with_bias = 1 if is_backward and self.model.mlp_bias else 0
+        return self._memory(self.model.mlp, num_elements, (3 if is_backward else 2) + with_bias)
+
+    def _loss(self, *, is_backward: bool) -> MemoryPass:
+        """Return softmax and cross entropy in single precision over the rank's part of the vocabulary."""
+        num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
+        if self.style.fused_loss:
+            return MemoryPass("loss", num_logits, 0 if is_backward else 10)
+        passes = 3 * STATISTIC_BYTES + 2 if is_backward else 6 * STATISTIC_BYTES + 2
+        return MemoryPass("loss", num_logits, passes * self.style.eager)
+
+    def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:
+        """Yield the lookup, or the addition to the table's gradient."""
+        hidden = self.work.num_tokens_between * self.model.hidden_size
+        precision = self.model.precision
+        more_bytes = 2 * precision.gradient_bytes if is_backward else precision.activation_bytes
+        yield self._memory("embedding", hidden, 1, more_bytes)
+        if self.model.dropout:
+            yield self._memory("embedding dropout", hidden, 2, MASK_BYTES)

@@ -1,0 +1,146 @@
+"""Kernels as data: FLOPs and bytes by hand, and what a unit of a transformer lists."""
+
+from dataclasses import replace
+
+import pytest
+
+import minitrain as mt
+from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.kernels import (
+    FlashAttention,
+    KernelList,
+    Matmul,
+    MemoryPass,
+    backward_matmuls,
+    forward_matmul,
+)
+from minitrain.workloads.shapes import Gemm
+from minitrain.workloads.unit_kernels import Style, backward_kernels, core_kernels, forward_kernels, update_kernels
+
+GPT = mt.Transformer(
+    num_layers=2, hidden_size=1024, num_heads=16, vocab_size=51200, seq_len=512, attention="unfused", dropout=0.1
+)
+LLAMA = mt.Transformer(
+    num_layers=2,
+    hidden_size=1024,
+    num_heads=16,
+    num_kv_heads=4,
+    vocab_size=32000,
+    seq_len=512,
+    norm="rmsnorm",
+    mlp="swiglu",
+    ffn_hidden_size=2816,
+)
+
+
+def work(tp: int = 1, *, sequence_parallel: bool = False) -> Work:
+    return Work(2, 512, Degrees(tp=tp, sequence_parallel=sequence_parallel))
+
+
+def matmul_flop(kernels: KernelList) -> float:
+    return sum(kernel.work_flop for kernel in kernels.kernels)
+
+
+def traffic(kernels: KernelList, name: str) -> float:
+    return sum(k.traffic_bytes for k in kernels.kernels if isinstance(k, MemoryPass) and k.name == name)
+
+
+def test_a_matmul_counts_two_flop_a_product_and_each_matrix_once() -> None:
+    kernel = Matmul(4, 6, 8, batch=3)
+    assert (kernel.work_flop, kernel.traffic_bytes) == (2 * 3 * 4 * 6 * 8, 3 * 2 * (4 * 8 + 8 * 6 + 4 * 6))
+
+
+def test_a_weight_gradient_in_single_precision_is_read_and_written() -> None:
+    _, weight = backward_matmuls(Gemm("up", 4, 6, 8))
+    assert (weight.kind, weight.m, weight.n, weight.k) == ("weight_gradient", 6, 8, 4)
+    assert weight.traffic_bytes == 2 * (6 * 4 + 4 * 8) + 8 * 6 * 8
+
+
+def test_the_backward_pass_of_a_matmul_has_twice_its_flop() -> None:
+    gemm = Gemm("up", 40, 60, 80, 3)
+    assert sum(k.work_flop for k in backward_matmuls(gemm)) == 2 * forward_matmul(gemm).work_flop
+
+
+def test_scores_have_no_weight_gradient() -> None:
+    kinds = {kernel.kind for kernel in backward_matmuls(Gemm("scores", 8, 8, 8, has_weight=False))}
+    assert kinds == {"input_gradient"}
+
+
+def test_flash_attention_backward_has_two_and_a_half_times_the_forward_flop() -> None:
+    ahead = FlashAttention(1, 8, 8, num_heads=2, num_kv_heads=1, key_dim=4, value_dim=4, num_pairs=36)
+    back = replace(ahead, is_backward=True)
+    assert ahead.work_flop == 2 * 2 * 36 * 8
+    assert back.work_flop == 2.5 * ahead.work_flop
+    assert ahead.traffic_bytes == 2 * 8 * (8 * 2 + 8 * 1)
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_units_list_the_flop_that_the_model_counts(model: mt.Transformer) -> None:
+    causal = model.attention == "flash"
+    for unit in model.units():
+        listed = matmul_flop(forward_kernels(model, unit, work()))
+        assert listed == 2 * unit.forward_flop(512, causal=causal)
+
+
+def test_tensor_parallel_ranks_share_the_matrix_multiplications_of_a_layer() -> None:
+    for unit in GPT.units()[1:3]:
+        whole, part = (matmul_flop(forward_kernels(GPT, unit, work(tp))) for tp in (1, 4))
+        assert part == whole / 4
+
+
+def test_sequence_parallel_ranks_share_norms_and_dropout_too() -> None:
+    unit = GPT.units()[2]
+    for name in ("norm", "dropout and residual"):
+        alone, shared = (
+            traffic(forward_kernels(GPT, unit, work(4, sequence_parallel=flag)), name) for flag in (False, True)
+        )
+        assert shared == alone / 4
+
+
+def test_passes_over_memory_have_the_bytes_of_their_tensors() -> None:
+    tokens, unit = 2 * 512, GPT.units()[2]
+    ahead, back = forward_kernels(GPT, unit, work()), backward_kernels(GPT, unit, work())
+    assert traffic(ahead, "norm") == 4 * tokens * 1024
+    assert traffic(ahead, "dropout and residual") == 7 * tokens * 1024
+    assert traffic(back, "dropout and residual") == 5 * tokens * 1024
+    assert traffic(ahead, "gelu") == 4 * tokens * 4096
+    assert traffic(back, "gelu") == 8 * tokens * 4096
+    llama = LLAMA.units()[2]
+    assert traffic(forward_kernels(LLAMA, llama, work()), "swiglu") == 6 * tokens * 2816
+    assert traffic(backward_kernels(LLAMA, llama, work()), "swiglu") == 10 * tokens * 2816
+
+
+def test_selective_recomputation_repeats_unfused_cores_alone() -> None:
+    unit = GPT.units()[1]
+    core = core_kernels(GPT, unit, work())
+    assert matmul_flop(core) == 2 * unit.recomputed_flop(512, "selective")
+    assert core_kernels(LLAMA, LLAMA.units()[1], work()) == KernelList()
+    assert core_kernels(GPT, GPT.units()[2], work()) == KernelList()
+
+
+def test_a_style_changes_what_its_name_says() -> None:
+    unit, head = LLAMA.units()[1], LLAMA.units()[-1]
+    flash = next(
+        k
+        for k in forward_kernels(LLAMA, unit, work(), Style(attention="flash3")).kernels
+        if isinstance(k, FlashAttention)
+    )
+    assert (flash.generation, flash.num_heads, flash.num_kv_heads) == ("flash3", 16, 4)
+    plain, fused = (forward_kernels(LLAMA, head, work(), Style(fused_loss=flag)) for flag in (False, True))
+    assert traffic(plain, "loss") / traffic(fused, "loss") == 2.6
+    eager = forward_kernels(LLAMA, unit, work(), Style(eager=2.0))
+    assert traffic(eager, "norm") == 2 * traffic(forward_kernels(LLAMA, unit, work()), "norm")
+    eights = [
+        k for k in forward_kernels(LLAMA, unit, work(), Style(datatype="float8")).kernels if isinstance(k, Matmul)
+    ]
+    assert {(k.datatype, k.element_bytes) for k in eights} == {("float8", 1)}
+
+
+def test_separate_gradient_accumulation_moves_ten_bytes_a_weight() -> None:
+    unit = GPT.units()[2]
+    back = backward_kernels(GPT, unit, work(), Style(separate_gradients=True))
+    assert traffic(back, "gradient accumulation") == 10 * 2 * 1024 * 4096
+
+
+def test_adam_moves_46_bytes_a_parameter() -> None:
+    assert update_kernels(1000).traffic_bytes == 46_000
