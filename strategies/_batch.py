@@ -63,7 +63,7 @@ def stage_layers(
         of: what the number of stages is made of, for errors.
         strategy: name of the strategy, for errors.
     """
-    if layers_per_stage is None and model.layers_are_alike:
+    if layers_per_stage is None and getattr(model, "layers_are_alike", True):  # the specification knows no others
         require_multiple("num_layers", model.num_layers, of, num_stages, strategy)
         return share(model.num_layers, num_stages, stage)
     require_range("microbatch_size", microbatch_size, model.global_batch_size, strategy)
