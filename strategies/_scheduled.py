@@ -22,6 +22,7 @@ async def run_schedule(
     pp: int | None,
     zero: int,
     layers_per_stage: Sequence[int] | None,
+    recompute: str,
     *,
     least_microbatches: int = 1,
 ) -> Model:
@@ -35,11 +36,13 @@ async def run_schedule(
         pp: ranks of a pipeline; world_size if None.
         zero: ZeRO stage of the replicas.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again.
         least_microbatches: microbatches for each rank of a pipeline by default.
 
     Returns:
         The model.
     """
+    model.recompute = recompute
     name = generator.__name__
     require_range("pp", pp, model.world_size, name)
     pp = pp or model.world_size

@@ -14,6 +14,7 @@ async def dualpipe_v(
     pp: int | None = None,
     zero: int = 0,
     layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Run `minitrain.schedules.dualpipe_v`, which gives the order of actions, on pipelines of pp ranks.
 
@@ -26,7 +27,8 @@ async def dualpipe_v(
         pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     return await run_schedule(
-        model, schedules.dualpipe_v, 2, microbatch_size, pp, zero, layers_per_stage, least_microbatches=2
+        model, schedules.dualpipe_v, 2, microbatch_size, pp, zero, layers_per_stage, recompute, least_microbatches=2
     )

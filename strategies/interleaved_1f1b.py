@@ -13,6 +13,7 @@ async def interleaved_1f1b(
     num_chunks: int = 2,
     pp: int | None = None,
     layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Train looped pipelines of pp ranks; num_layers must be a multiple of pp x num_chunks.
 
@@ -25,7 +26,9 @@ async def interleaved_1f1b(
         num_chunks: stages a rank.
         pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_range("num_chunks", num_chunks, model.num_layers, "interleaved_1f1b")
     require_range("pp", pp, model.world_size, "interleaved_1f1b")
     name, pp = "world_size" if pp is None else "pp", pp or model.world_size

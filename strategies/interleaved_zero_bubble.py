@@ -15,6 +15,7 @@ async def interleaved_zero_bubble(
     zero: int = 0,
     num_chunks: int = 2,
     layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Run `minitrain.schedules.interleaved_zero_bubble`, which gives the order of actions, on pipelines of pp ranks.
 
@@ -27,7 +28,8 @@ async def interleaved_zero_bubble(
         zero: ZeRO stage of the replicas, 0 to 3.
         num_chunks: stages a rank.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     return await run_schedule(
-        model, schedules.interleaved_zero_bubble, num_chunks, microbatch_size, pp, zero, layers_per_stage
+        model, schedules.interleaved_zero_bubble, num_chunks, microbatch_size, pp, zero, layers_per_stage, recompute
     )

@@ -8,7 +8,11 @@ from ._batch import add, microbatches, require_multiple, require_range, share, s
 
 
 async def pp_dp(
-    model: Model, microbatch_size: int | None = None, pp: int = 2, layers_per_stage: Sequence[int] | None = None
+    model: Model,
+    microbatch_size: int | None = None,
+    pp: int = 2,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Train world_size / pp replicas of a 1F1B pipeline of pp stages.
 
@@ -20,7 +24,9 @@ async def pp_dp(
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
         pp: stages of the pipeline.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_range("pp", pp, model.num_layers, "pp_dp")
     require_multiple("world_size", model.world_size, "pp", pp, "pp_dp")
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "pp_dp")

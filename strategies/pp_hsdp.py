@@ -13,6 +13,7 @@ async def pp_hsdp(
     pp: int = 2,
     shard_size: int = 2,
     layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Train on a mesh of pp stages x replicas x shards, shards next to one another.
 
@@ -25,7 +26,9 @@ async def pp_hsdp(
         pp: stages of the pipeline.
         shard_size: ranks that share one copy of a stage.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_range("pp", pp, model.num_layers, "pp_hsdp")
     require_range("shard_size", shard_size, model.world_size, "pp_hsdp")
     require_multiple("world_size", model.world_size, "pp x shard_size", pp * shard_size, "pp_hsdp")

@@ -8,7 +8,10 @@ from ._batch import add, microbatches, require_multiple, stage_layers
 
 
 async def zb_h1(
-    model: Model, microbatch_size: int | None = None, layers_per_stage: Sequence[int] | None = None
+    model: Model,
+    microbatch_size: int | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Train a pipeline of world_size stages; layers that are alike go in equal shares.
 
@@ -19,7 +22,9 @@ async def zb_h1(
         model: the rank, which is the stage.
         microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     stage, num_stages = model.rank, model.world_size
     layers = stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "world_size", "zb_h1")
     if microbatch_size is None:

@@ -14,6 +14,7 @@ async def zbv(
     pp: int | None = None,
     zero: int = 0,
     layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Run `minitrain.schedules.zbv`, which gives the order of actions, on pipelines of pp ranks.
 
@@ -26,5 +27,6 @@ async def zbv(
         pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
-    return await run_schedule(model, schedules.zbv, 2, microbatch_size, pp, zero, layers_per_stage)
+    return await run_schedule(model, schedules.zbv, 2, microbatch_size, pp, zero, layers_per_stage, recompute)

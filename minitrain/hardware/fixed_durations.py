@@ -80,11 +80,23 @@ class FixedPredictor:
         """Price a pass through a layer; what it computes again is part of the given duration."""
         return self._price(typ)
 
-    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
+    def update(
+        self,
+        num_shards_on_device: int,  # noqa: ARG002
+        num_shards: int,  # noqa: ARG002
+        layer: int = 0,  # noqa: ARG002
+        num_parts: int = 1,  # noqa: ARG002
+    ) -> Price:
         """Price an optimizer step."""
         return self._price("update")
 
-    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
+    def load(
+        self,
+        num_shards_on_device: int,  # noqa: ARG002
+        num_shards: int,  # noqa: ARG002
+        layer: int = 0,  # noqa: ARG002
+        num_parts: int = 1,  # noqa: ARG002
+    ) -> Price:
         """Price loading weights."""
         return self._price("load_weights")
 

@@ -81,20 +81,23 @@ class DevicePredictor:
 
     def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
         if layer and self.workload.is_uniform:
-            return self.compute(typ, num_samples)
+            return self.compute(typ, num_samples) if mode is USUAL else self.compute(typ, num_samples, 0, mode)
         if mode is USUAL:  # a workload whose layers are alike need not know any other
             return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
         return self._price_of(self.workload.compute_cost(typ, num_samples, layer, mode))
 
-    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         if layer and self.workload.is_uniform:
-            return self.update(num_shards_on_device, num_shards)
-        return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer))
+            return self.update(num_shards_on_device, num_shards, 0, num_parts)
+        parts = () if num_parts == 1 else (num_parts,)  # a workload need not know of parts
+        return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer, *parts))
 
-    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         if layer and self.workload.is_uniform:
-            return self.load(num_shards_on_device, num_shards)
-        return Price(self.device.load_seconds(self.workload.load_bytes(num_shards_on_device, num_shards, layer)))
+            return self.load(num_shards_on_device, num_shards, 0, num_parts)
+        parts = () if num_parts == 1 else (num_parts,)
+        size_bytes = self.workload.load_bytes(num_shards_on_device, num_shards, layer, *parts)
+        return Price(self.device.load_seconds(size_bytes))
 
     def _price_of(self, cost: Cost) -> Price:
         return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self.slowdown)

@@ -74,12 +74,12 @@ class Predictor(TransferPrices, Protocol):
         """Price a forward, loss, backward, backward_input or backward_weight of a layer."""
         ...
 
-    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
-        """Price an optimizer step on some shards of a layer."""
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
+        """Price an optimizer step on some shards of a layer, or of one of its parts."""
         ...
 
-    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
-        """Price loading some shards of a layer's weight."""
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
+        """Price loading some shards of a layer's weight, or of one of its parts."""
         ...
 
     def slowed(self, factor: float) -> Predictor:

@@ -69,6 +69,7 @@ class PreparedRun:
         of_models: dict[str, Any] = {
             "logs": [model.log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
+            "trained_model": trained_model_of(workload, sum(model.recomputed_flop for model in models)),
         }
         return kind(
             strategy=self.name,
@@ -84,7 +85,6 @@ class PreparedRun:
             oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
-            trained_model=trained_model_of(workload, 0.0),
             models=models,
             **(of_models | more),
         )

@@ -38,8 +38,9 @@ def from_schedule(schedule: Schedule) -> Strategy:
     """Return the strategy that runs a schedule.
 
     Its ranks are laid out on `model.mesh(pp=schedule.num_ranks, dp=...)`. The strategy has the schedule's name and
-    three options beside the model: `microbatch_size` (samples; a replica's share over the schedule's microbatches if
-    None), `zero` (ZeRO stage 0 to 3 of the replicas), and `layers_per_stage` (the layers of each stage).
+    four options beside the model: `microbatch_size` (samples; a replica's share over the schedule's microbatches if
+    None), `zero` (ZeRO stage 0 to 3 of the replicas), `layers_per_stage` (the layers of each stage), and `recompute`
+    (what backward computes again).
 
     Args:
         schedule: the order of every rank; num_layers must be a multiple of its stages where layers are alike.
@@ -63,7 +64,10 @@ def from_schedule(schedule: Schedule) -> Strategy:
         microbatch_size: int | None = None,
         zero: int = 0,
         layers_per_stage: Sequence[int] | None = None,
+        recompute: str | None = None,
     ) -> Model:
+        if recompute is not None:
+            model.recompute = recompute
         mesh = _mesh(model, schedule)
         if zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {schedule.name}, got {zero!r}")

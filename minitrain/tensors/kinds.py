@@ -7,10 +7,7 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from minitrain.errors import LawError
@@ -90,16 +87,7 @@ class Tensor:
         return tensor_html(self)
 
 
-def clone(value: T) -> T:
-    """Return an equal tensor, an object of its own; anything else as it is."""
-    kind = value.__class__
-    try:
-        return kind(*FIELDS[kind](value))
-    except KeyError:  # a subclass, or no tensor
-        return copy.copy(value) if isinstance(value, Tensor) else value
-
-
-def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
+def require_same(rule: str, left: Any, right: Any, *names: str) -> None:
     """Raise a LawError unless two tensors are of one kind and agree in the named fields."""
     if type(left) is not type(right):
         raise LawError(f"{rule}: both must be {type(left).__name__}, got {right!r}", left=left, right=right)
@@ -151,7 +139,7 @@ class Sharded(Tensor, Gatherable[O]):
         Raises:
             LawError: the two are of different kinds, layers, steps or samples, or are cut differently.
         """
-        _require_same(self._combines_as, self, other, *self._must_agree)
+        require_same(self._combines_as, self, other, *self._must_agree)
         others: Any = other
         return combined(self.with_shards(self.shards | others.shards, self.num_shards), self, other)
 
@@ -179,9 +167,19 @@ class Sharded(Tensor, Gatherable[O]):
 
 
 class Sampled(Tensor):
-    """What holds values for samples and is never cut: the common base of activations and their gradients."""
+    """What holds values for samples and is never cut: the common base of activations and their gradients.
 
-    __slots__ = ()
+    Its slots are unset where they do not matter (see `minitrain.rank.kept_for_backward`): `_mode` is how an activation
+    went through its layer, `_made_in` how it was made, `_kept_by` what stands for what was kept then, and
+    `_gathered_from` the shard of the sequence that it was gathered from.
+    """
+
+    __slots__ = ("_gathered_from", "_kept_by", "_made_in", "_mode")
+
+    _gathered_from: Any
+    _kept_by: Any
+    _made_in: Any
+    _mode: Any
 
     samples: frozenset[int]
 
@@ -269,7 +267,7 @@ class WeightGrad(Sharded["WeightGrad"], ReduceableGatherable["WeightGrad"]):
             and other.num_shards == num_shards
             and (other.shards is shards or other.shards == shards)
         ):
-            _require_same("gradients that add", self, other, "layer", "shards", "num_shards")
+            require_same("gradients that add", self, other, "layer", "shards", "num_shards")
         total = WeightGrad(
             layer, self.layers, union(self.samples, other.samples), self.total_samples, shards, num_shards
         )
@@ -323,8 +321,3 @@ class ActivationGrad(Sampled):
 
 KINDS: tuple[type[Any], ...] = (Weight, OptState, Activation, ActivationGrad, WeightGrad)
 """The five kinds."""
-
-FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    kind: attrgetter(*kind.__dataclass_fields__) for kind in KINDS
-}
-"""What returns the values of all fields of a tensor in order, by kind."""

@@ -24,6 +24,7 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
+from minitrain.tensors.parts import PARTED_KINDS
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 _COMPUTE_SHARES: Mapping[str, float] = MappingProxyType(
@@ -47,20 +48,25 @@ class MatmulLayer:
         if typ == "loss":
             return Cost(0, 0)
         tokens = num_samples * BLOCK_SIZE
+        rows = HIDDEN_SIZE // mode.num_parts  # a part takes some columns of the input and makes a sum of all outputs
         return Cost(
-            2 * HIDDEN_SIZE * HIDDEN_SIZE * tokens,
-            BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE + 2 * tokens * HIDDEN_SIZE),
+            2 * HIDDEN_SIZE * rows * tokens,
+            BYTES_PER_ELEMENT * (HIDDEN_SIZE * rows + tokens * (rows + HIDDEN_SIZE)),
             _COMPUTE_SHARES[typ],
         )
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:  # noqa: ARG002
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:  # noqa: ARG002
         """Return the cost of an optimizer step: one flop and three arrays of traffic an element."""
-        rows = HIDDEN_SIZE * num_shards_on_device // num_shards
+        rows = HIDDEN_SIZE // num_parts * num_shards_on_device // num_shards
         return Cost(HIDDEN_SIZE * rows, BYTES_PER_ELEMENT * 3 * HIDDEN_SIZE * rows)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:  # noqa: ARG002
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:  # noqa: ARG002
         """Return the bytes of some shards of a weight."""
-        return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE * num_shards_on_device // num_shards)
+        return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_parts * num_shards_on_device // num_shards)
+
+    def common_bytes(self, weight_grad: Any) -> int:  # noqa: ARG002  (a Workload's parameter)
+        """Return 0: parts have no row of the matrix in common."""
+        return 0
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
@@ -73,6 +79,8 @@ class MatmulLayer:
         if kind is OptState:
             num_shards: int = tensor.num_shards
             return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
+        if kind in PARTED_KINDS:
+            return _parted_bytes(tensor)
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -87,9 +95,23 @@ class MatmulLayer:
         """Return the size of a layer's input, which is all that its backward needs."""
         return num_samples * HIDDEN_SIZE * BLOCK_SIZE
 
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:  # noqa: ARG002
+        """Return 0: a layer keeps its input, and computes nothing again."""
+        return 0
+
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return 4 H^2 flop a token and layer: 2 H^2 forward and 2 H^2 backward."""
         return 4 * HIDDEN_SIZE * HIDDEN_SIZE * BLOCK_SIZE * num_samples * num_layers
+
+
+def _parted_bytes(tensor: Any) -> int:
+    """Return the bytes on the wire of a part, which counts whole, of a partial sum, or of a shard of a sequence."""
+    num_parts: int = getattr(tensor, "num_parts", 1)
+    if isinstance(tensor, Weight | WeightGrad):
+        return HIDDEN_SIZE * HIDDEN_SIZE // num_parts * BYTES_PER_ELEMENT
+    if isinstance(tensor, OptState):
+        return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_parts // tensor.num_shards)
+    return BYTES_PER_ELEMENT * int(tensor.memory())
 
 
 MATMUL_LAYER = MatmulLayer()

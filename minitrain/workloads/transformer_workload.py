@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.parts import SHARDS_OF_SEQUENCE, PartialActivation
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.faults import count_fault, refuse
 from minitrain.workloads.models import find_model
@@ -78,30 +79,41 @@ class TransformerWorkload:
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
         return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:
         """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter."""
-        held, sizes = self._shards(num_shards_on_device, num_shards, layer), self.model.precision
+        held, sizes = self._shards(num_shards_on_device, num_shards, layer, num_parts), self.model.precision
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
         return Cost(ADAM_FLOP * held, traffic * held)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:
         """Return the bytes of the parameters of some shards."""
-        return self.model.precision.parameter_bytes * self._shards(num_shards_on_device, num_shards, layer)
+        return self.model.precision.parameter_bytes * self._shards(num_shards_on_device, num_shards, layer, num_parts)
+
+    def common_bytes(self, weight_grad: Any) -> int:
+        """Return the bytes on the wire of what parts do not divide, such as norms."""
+        sizes, unit = self.model.precision, self.units[weight_grad.layer]
+        common: int = sum(weight.num_parameters for weight in unit.weights if weight.cut is None)
+        return (sizes.gradient_bytes or sizes.parameter_bytes) * common
 
     def message_bytes(self, tensor: Any) -> int:
-        """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded.
+        """Return the bytes on the wire; a weight, a part of one, or its gradient counts whole, however it is sharded.
 
-        Gradients are summed in the precision that they are kept in.
+        Gradients are summed in the precision that they are kept in. What parts of the head exchange is their loss's
+        statistics: maximum, sum and the target's logit of each token (Shoeybi et al. 2019, section 3).
         """
+        if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
+            num_samples: int = len(tensor.samples)
+            return 3 * STATISTIC_BYTES * self.seq_len * num_samples
         if isinstance(tensor, Activation | ActivationGrad):
             return self._sampled_bytes(tensor)
-        sizes = self.model.precision
+        sizes, num_parts = self.model.precision, int(getattr(tensor, "num_parts", 1))
         if isinstance(tensor, Weight):
-            return sizes.parameter_bytes * self._parameters(tensor.layer)
+            return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, WeightGrad):
-            return (sizes.gradient_bytes or sizes.parameter_bytes) * self._parameters(tensor.layer)
+            return (sizes.gradient_bytes or sizes.parameter_bytes) * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, OptState):
-            return sizes.optimizer_bytes * self._parameters(tensor.layer) // tensor.num_shards
+            num_shards: int = tensor.num_shards
+            return sizes.optimizer_bytes * self._parameters(tensor.layer, num_parts) // num_shards
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -110,10 +122,9 @@ class TransformerWorkload:
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
-        kind = tensor.__class__
-        if kind is Activation or kind is ActivationGrad:
+        if isinstance(tensor, Activation | ActivationGrad):
             return self._sampled_bytes(tensor)
-        size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer)
+        size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, getattr(tensor, "num_parts", 1))
         num_held: int = len(tensor.shards)
         return size_bytes if num_held == tensor.num_shards else size_bytes * num_held / tensor.num_shards
 
@@ -121,7 +132,7 @@ class TransformerWorkload:
         """Return the bytes that a unit keeps for its backward: see `Unit.saved_bytes`."""
         found = self._kept.get((layer, mode))
         if found is None:
-            found = self.units[layer].saved_bytes(self._work(1, mode), mode.recompute)  # type: ignore[arg-type]  # judged before
+            found = self.units[layer].saved_bytes(self._work(1, mode), mode.recompute)
             self._kept[layer, mode] = found
         return found * num_samples
 
@@ -132,7 +143,7 @@ class TransformerWorkload:
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
         """Return the FLOPs that a backward repeats for some samples, counted as those of `training_flop`."""
         unit = self.units[layer]
-        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / mode.num_parts  # type: ignore[arg-type]  # judged before
+        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / mode.num_parts
 
     def _work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
@@ -146,9 +157,9 @@ class TransformerWorkload:
             self._held[layer, num_parts] = found
         return found
 
-    def _shards(self, num_held: int, num_shards: int, layer: int) -> int:
+    def _shards(self, num_held: int, num_shards: int, layer: int, num_parts: int) -> int:
         """Return the parameters of some shards, rounded up as by padding."""
-        return -(-self._parameters(layer) * num_held // num_shards)
+        return -(-self._parameters(layer, num_parts) * num_held // num_shards)
 
     def _bytes_per_parameter(self, tensor: Any) -> int:
         """Return what a parameter takes in a weight, a gradient or an optimizer state."""
@@ -160,7 +171,12 @@ class TransformerWorkload:
     def _sampled_bytes(self, tensor: Activation | ActivationGrad) -> int:
         """Return the bytes of an activation, as its layer takes it from the one before, or of a gradient."""
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
-        return self._output_bytes[after] * len(tensor.samples) if after >= 0 else 0
+        if after < 0:
+            return 0
+        size_bytes = self._output_bytes[after] * len(tensor.samples)
+        if isinstance(tensor, SHARDS_OF_SEQUENCE):
+            return size_bytes * len(tensor.shards) // tensor.num_shards
+        return size_bytes
 
 
 def _require_length(model: Transformer, seq_len: int) -> None:

@@ -5,7 +5,7 @@ and bytes. The default is `minitrain.workloads.matmul`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,12 @@ class Cost:
     share: float = 1.0
 
 
+Recompute = Literal["none", "selective", "full"]
+"""What backward computes again: nothing, the attention core, or the whole transformer layer from its input."""
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
 @dataclass(frozen=True, slots=True)
 class PassMode:
     """How a rank takes samples through a layer.
@@ -33,7 +39,7 @@ class PassMode:
         sequence_parallel: whether what parts do not divide is divided along the sequence.
     """
 
-    recompute: str = "none"
+    recompute: Recompute = "none"
     num_parts: int = 1
     sequence_parallel: bool = False
 
@@ -70,17 +76,21 @@ class Workload(Protocol):
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = ...) -> Cost:
         """Return the cost of forward, loss, backward, backward_input or backward_weight for some samples.
 
-        The loss is of layer `num_layers`, one after the last. A workload whose layers are alike is never asked for
-        another `mode` than `USUAL`, and need not have that parameter.
+        The loss is of layer `num_layers`, one after the last. It is asked for another `mode` than `USUAL` where layers
+        differ, or are divided into parts.
         """
         ...
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:
-        """Return the cost of an optimizer step on some shards of a layer."""
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = ...) -> Cost:
+        """Return the cost of an optimizer step on some shards of a layer, or of one of its parts."""
         ...
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:
-        """Return the bytes read from storage to load some shards of a layer."""
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = ...) -> int:
+        """Return the bytes read from storage to load some shards of a layer, or of one of its parts."""
+        ...
+
+    def common_bytes(self, weight_grad: Any) -> int:
+        """Return the bytes on the wire of what all parts of a layer hold, of the gradient of one part."""
         ...
 
     def message_bytes(self, tensor: Any) -> int:
@@ -96,6 +106,10 @@ class Workload(Protocol):
 
         It is asked only where layers differ.
         """
+        ...
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
+        """Return the operations that a backward does again, counted as in `training_flop`; asked as `kept_elements`."""
         ...
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:

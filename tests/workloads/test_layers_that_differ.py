@@ -41,14 +41,18 @@ class Perceptron:
         traffic = self.weight_elements(layer) + num_samples * (WIDTHS[layer] + WIDTHS[layer + 1])
         return Cost(2 * self.weight_elements(layer) * num_samples, 2 * traffic, 1.0 if typ == "forward" else 2.0)
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:
         """Return the cost of an optimizer step."""
         held = self.weight_elements(layer) * num_shards_on_device // num_shards
         return Cost(held, 6 * held)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:
         """Return the bytes of some shards."""
         return 2 * self.weight_elements(layer) * num_shards_on_device // num_shards
+
+    def common_bytes(self, weight_grad: Any) -> int:
+        """Return 0: this workload has no parts."""
+        return 0
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; what is cut into shards counts whole."""
@@ -67,6 +71,10 @@ class Perceptron:
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:
         """Return the size of a layer's input."""
         return num_samples * WIDTHS[layer]
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
+        """Return 0: what is kept is the input alone."""
+        return 0
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return the flop of a forward and a backward, twice as long, through every layer."""

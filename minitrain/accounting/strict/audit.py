@@ -61,10 +61,12 @@ def _check_prices(model: StrictModel) -> None:
     known: dict[tuple[str, int], Price] = {}  # where they are the same in all layers
     is_uniform = model.runtime_predictor.workload.is_uniform
     columns = (rows[column::STRIDE] for column in (TYP, SAMPLES, LAYER, PRICE))
-    for typ, samples, layer, price in zip(*columns, strict=True):
+    for place, (typ, samples, layer, price) in enumerate(zip(*columns, strict=True)):
         if typ not in PASSES or (is_uniform and known.get((typ, len(samples))) is price):
             continue
-        known[typ, len(samples)] = expected = compute(typ, len(samples), layer or 0)
+        mode = model.pass_modes.get(place * STRIDE)
+        what = (typ, len(samples), layer or 0)
+        known[typ, len(samples)] = expected = compute(*what) if mode is None else compute(*what, mode)
         if price is not expected and price != expected:
             raise clock_error(model.rank, f"the duration of a {typ}", price.seconds, expected.seconds)
 
