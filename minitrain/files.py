@@ -1,4 +1,8 @@
-"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one."""
+"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one.
+
+What exists and is no regular file (a pipe, a device such as /dev/stdout) is opened and written to: a move would replace
+it.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +54,16 @@ def write_bytes(path: str | Path, chunks: Iterable[bytes]) -> Path:
 def _replacing(target: Path) -> Iterator[Path]:
     """Offer a temporary name beside the target; move it into place, or remove it after an error.
 
+    Where the target is a device or a pipe, offer the target itself.
+
     Raises:
-        OSError: the target is a folder, or a device, pipe or socket, in the place of which a file would come.
+        OSError: the target is a folder.
     """
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "expected a regular file, found a device, pipe or socket", str(target))
+        yield target
+        return
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary

@@ -1,4 +1,8 @@
-"""The specified library: exactly its names, nothing else. Import it as `lib` to run programs written for it."""
+"""The specified library: exactly its names, nothing else. Import it as `lib` to run programs written for it.
+
+The specification is that of the course library from which minitrain descends: one dense layer as the workload, prices
+by a roofline, and an event log. Elsewhere in minitrain, "specified" means what these names do by it, to the last float.
+"""
 
 from minitrain.events import Event
 from minitrain.hardware.predictor import RuntimePredictor

@@ -1,7 +1,8 @@
 """Text that others wrote, made harmless for where it goes: a terminal, or a table that a spreadsheet opens.
 
 A strategy's name, an option or the message of an exception may hold anything: escape sequences that move a terminal's
-cursor, or a formula that a spreadsheet would compute.
+cursor, or a formula that a spreadsheet would compute. It is a file of its own, since every room that shows text needs
+it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ from typing import Any
 
 STRATEGY, ENGINE, PYTHON, LOOP = range(4)
 
+UNKNOWN_PLACE = "a task of its own"
+"""What stands for the line of a coroutine in which no strategy runs."""
+
 _HERE = Path(__file__).parent
 _STRATEGY_FOLDERS = ("strategies", "exercises")  # an installed package has them inside
 _PYTHON_FILES = frozenset({copy.__file__, dataclasses.__file__})  # what makes tensors in the name of its caller
@@ -49,15 +52,15 @@ def count_as_strategy(filename: str) -> None:
 
 
 def place_of(coroutine: Any) -> str:
-    """Return the innermost line of a suspended coroutine that is not the engine's own, as "file.py:12"."""
+    """Return the innermost line of a strategy in a suspended coroutine, as "file.py:12"."""
     frames = []
     while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
         frames.append(coroutine.cr_frame)
         coroutine = coroutine.cr_await
     for frame in reversed(frames):
-        if OWNERS[frame.f_code.co_filename] != ENGINE:
+        if OWNERS[frame.f_code.co_filename] == STRATEGY:
             return _line(frame)
-    return "a task of its own"
+    return UNKNOWN_PLACE
 
 
 def present_place() -> str:

@@ -123,7 +123,7 @@ def intervals_of(rows: Sequence[Any]) -> list[Interval]:
 def busy_of(log: EventLog) -> BusyTime:
     """Return how long a rank is at work: the lengths of the unions of its streams' intervals."""
     sums = BusyTimeSum()
-    sums.add(sorted(intervals_of(log.rows)))
+    sums.add(sorted(intervals_of(log._rows)))
     return sums.busy
 
 
@@ -135,5 +135,5 @@ def passes_of(log: EventLog, typs: Collection[str]) -> PassTime | None:
         typs: the event types that count as passes.
     """
     sums = PassTimeSum(typs)
-    sums.add(log.rows)
+    sums.add(log._rows)
     return sums.passes

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.analysis.breakdown import Breakdown, breakdown
-from minitrain.analysis.critical_path import CriticalPath, critical_path
+from minitrain.analysis.critical_path import Binding, CriticalPath, binding, critical_path
 from minitrain.analysis.dependencies import Graph, make_graph
 from minitrain.analysis.memory_over_time import HighWater, Journals, high_water
 from minitrain.analysis.textbook_bubble import ClosedForm, closed_form
@@ -49,6 +49,11 @@ class Explanation:
         return make_graph(self.timeline)
 
     @cached_property
+    def binding(self) -> Binding:
+        """The dependency of each moment that was fulfilled last."""
+        return binding(self.graph)
+
+    @cached_property
     def breakdown(self) -> Breakdown:
         """Computing, exposed communication and waiting of each rank."""
         return breakdown(self.timeline, self.step_time)
@@ -56,12 +61,12 @@ class Explanation:
     @cached_property
     def gaps(self) -> Gaps:
         """Every idle time with its reason."""
-        return find_gaps(self.timeline, self.step_time, self.graph)
+        return find_gaps(self.timeline, self.step_time, self.graph, self.binding)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         """The chain of operations that sets the step time."""
-        return critical_path(self.graph)
+        return critical_path(self.graph, self.binding)
 
     @cached_property
     def what_ifs(self) -> Mapping[str, float]:

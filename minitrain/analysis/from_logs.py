@@ -90,7 +90,7 @@ def timeline_of_events(logs: Sequence[Sequence[Event]]) -> Timeline:
 
 def timeline_of_rows(logs: Sequence[EventLog]) -> Timeline:
     """Return the columns of one flat log a rank, equal to those of its events."""
-    rows = list(chain.from_iterable(log.rows for log in logs))
+    rows = list(chain.from_iterable(log._rows for log in logs))
     count = len(rows) // STRIDE
     starts, rank = _ranks(logs)
     price, prices = _by_object(rows[PRICE::STRIDE])

@@ -1,4 +1,8 @@
-"""Short texts for people: durations with their unit, and streams."""
+"""Short texts for people: durations with their unit, streams, and what each bubble is.
+
+There is one bubble: the share of all ranks' time spent waiting. It is `bubble_fraction`, what pages and tables show,
+and what the kinds of waits add up to. Papers measure pipelines in other ways; those figures have names of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,11 @@ if TYPE_CHECKING:
     from minitrain.analysis.timeline import Stream
 
 GIB = 2**30
+BUBBLE = "the share of all ranks' time spent waiting, neither computing nor communicating"
+MAKESPAN_BUBBLE = (
+    "the time from the first pass to the last that is not work of the busiest rank, communication included"
+)
+SPAN_BUBBLE = "the longest idle time of a rank between its own first and last pass"
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 

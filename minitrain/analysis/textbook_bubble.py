@@ -134,7 +134,7 @@ def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] 
     Returns:
         Both, or None for a strategy that has no closed form.
     """
-    form = _FORMS.get(re.sub(r" \(\d+\)$", "", strategy))
+    form = _FORMS.get(re.split("[: ]", strategy)[0])  # without options ("zb_h2:pp=4") and number ("gpipe (2)")
     graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
     line = graph.timeline
     passes = line.beginning_with("forward", "loss", "backward")

@@ -68,7 +68,7 @@ def totals_by_type(logs: Sequence[Sequence[Event]]) -> dict[str, TypeTotal]:
     sums = TypeSums()
     if are_flat(logs):
         for log in logs:
-            sums.add(log.rows)
+            sums.add(log._rows)
     else:
         for events in logs:
             sums.add_events(events)

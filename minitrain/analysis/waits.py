@@ -82,13 +82,16 @@ class Gaps:
         return f"{whose}'s send{of_layer}" if typ == RECV else f"{whose}, the last to come to {typ}{of_layer}"
 
 
-def find_gaps(timeline: Timeline, step_time: float | None = None, graph: Graph | None = None) -> Gaps:
+def find_gaps(
+    timeline: Timeline, step_time: float | None = None, graph: Graph | None = None, bound: Binding | None = None
+) -> Gaps:
     """Return every gap of every rank, with its reason and kind.
 
     Args:
         timeline: the run.
         step_time: the step time, s; the latest end of all ranks if None.
         graph: the dependencies, if they are known already.
+        bound: the last dependency of each moment, likewise.
     """
     step = checked_step_time(timeline.step_time, step_time)
     rank, start, end, event = gaps_of(timeline, step)
@@ -96,7 +99,7 @@ def find_gaps(timeline: Timeline, step_time: float | None = None, graph: Graph |
     kind = _kinds(timeline, rank, start, event)
     graph = graph or make_graph(timeline)
     waits = event != NONE
-    held = _held_by_communication(graph, binding(graph), start[waits], event[waits])
+    held = _held_by_communication(graph, bound or binding(graph), start[waits], event[waits])
     kind[waits] = np.where(held > 0.5 * (end - start)[waits], COMMUNICATION, kind[waits])
     return Gaps(timeline, rank, start, end, event, source, kind)
 

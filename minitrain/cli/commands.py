@@ -1,28 +1,39 @@
-"""The commands `minitrain compare`, `run` and `strategies`; the others are added from their modules."""
+"""The commands `minitrain compare` and `run`; the others are added from their modules."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 import minitrain as mt
 from minitrain.cli import options as given
-from minitrain.cli.failures import FAILED, Commands, message_of, print_error, running
+from minitrain.cli.failures import (
+    FAILED,
+    Commands,
+    RunFailedError,
+    message_of,
+    print_error,
+    running,
+    saying_what_is_kept,
+)
 from minitrain.cli.hw import hw
-from minitrain.cli.learn import learn
 from minitrain.cli.models import app as models
-from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.prove import prove
+from minitrain.cli.strategies import strategies
 from minitrain.cli.sweep import sweep
+from minitrain.cli.teach import learn
 from minitrain.cli.trace import trace as saved_runs
-from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison
+from minitrain.run.chosen_strategy import ChosenStrategy
+from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
-from minitrain.trace.run_folder import conditions, title_of, write_comparison, write_run
-from minitrain.trace.tables import comparison_notes, comparison_table, facts_table, ranks_table, run_table
+from minitrain.trace.run_folder import RUN_FILE, conditions, title_of, write_comparison, write_run
+from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
 
 app = typer.Typer(
     name="minitrain",
@@ -35,11 +46,13 @@ app = typer.Typer(
 app.add_typer(hw, name="hw")
 app.add_typer(learn, name="learn")
 app.add_typer(models, name="models")
+app.command()(prove)
+app.command()(strategies)
 app.command()(sweep)
 app.add_typer(saved_runs, name="trace")
 
 TRACES = Path("traces")
-_STRATEGY = "a strategy's name (see `minitrain strategies`) or path.py:function"
+_STRATEGY = "a strategy's name (see `minitrain strategies`), path.py or path.py:function, with options as in pp_dp:pp=4"
 
 
 def main() -> None:
@@ -86,26 +99,30 @@ def compare(
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
+    fold: given.Fold = given.DEFAULT.fold,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
+    shared_script: given.SharedScript = False,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
 ) -> None:
     """Simulate a training step of several strategies, and print which is fastest.
 
     Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given.
     """
-    with user_prints_to_stderr(as_json), Progress() as progress:
-        traced = given.writes_traces(trace, log, strict=strict)
-        chosen = given.strategy_options(option or (), microbatch)
+    with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
+        traced = given.writes_traces(trace, log, strict=strict, fold=fold)
+        common = given.strategy_options(option or (), microbatch)
         trained = given.trained(model, seq, layers)
         priced = given.priced(world_size, hw, network, durations)
-        functions = given.load_strategies(strategy or DEFAULT_STRATEGIES, chosen)
-        given.require_folder(out)
+        chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
+        if traced:
+            given.require_folder(out)
         with running():
             comparison = mt.compare(
-                functions,
-                progress=lambda name: progress.say(f"simulating {name}"),
+                chosen,
+                progress=progress.simulating,
+                watch=progress.watch,
                 world_size=world_size,
                 **trained,
                 global_batch_size=batch,
@@ -114,14 +131,16 @@ def compare(
                 strict_memory=strict_memory,
                 memory_by_kind=traced,
                 log=log,
-                **chosen,
+                fold=fold,
+                **common,
             )
-        progress.say("writing traces")
-        written = _written(lambda: write_comparison(comparison, out)) if traced else []
+        write = functools.partial(write_comparison, comparison, out, shared_script=shared_script)
+        written = _written(write, out, progress) if traced else []
     if as_json:
         print_json(comparison.summary())
     else:
         _print_comparison(comparison, written)
+    _tell_of_earlier_runs(out, written or [], to_stderr=as_json)
     for failure in comparison.failed:
         print_error(f"{failure.strategy} failed: {message_of(failure.error)}")
     if comparison.failed or written is None:
@@ -144,6 +163,7 @@ def run(
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
+    fold: given.Fold = given.DEFAULT.fold,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
@@ -153,56 +173,67 @@ def run(
 
     Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given.
     """
-    with user_prints_to_stderr(as_json), Progress() as progress:
-        traced = given.writes_traces(trace, log, strict=strict)
-        chosen = given.strategy_options(option or (), microbatch)
-        trained = given.trained(model, seq, layers)
-        priced = given.priced(world_size, hw, network, durations)
-        function = given.load_strategies([strategy], chosen)[0]
-        given.require_folder(out)
-        progress.say(f"simulating {strategy}")
-        with running():
-            result = mt.simulate(
-                function,
-                world_size=world_size,
-                **trained,
-                global_batch_size=batch,
-                hardware=priced,
-                strict=strict,
-                strict_memory=strict_memory,
-                memory_by_kind=traced,
-                log=log,
-                **chosen,
-            )
-        progress.say("writing traces")
-        written = _written(lambda: [write_run(result, out)]) if traced else []
+    with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
+        traced = given.writes_traces(trace, log, strict=strict, fold=fold)
+        common = given.strategy_options(option or (), microbatch)
+        parameters = {
+            "world_size": world_size,
+            **given.trained(model, seq, layers),
+            "global_batch_size": batch,
+            "hardware": given.priced(world_size, hw, network, durations),
+            "strict": strict,
+            "strict_memory": strict_memory,
+            "memory_by_kind": traced,
+            "log": log,
+            "fold": fold,
+            **common,
+        }
+        chosen = given.choose_strategies([strategy], common)[0]
+        if traced:
+            given.require_folder(out)
+        result = _simulated(chosen, parameters, progress)
+        written: Sequence[Path] | None = []
+        if traced and isinstance(result, Run):
+            written = _written(functools.partial(_write_one, result, out), out, progress)
     if as_json:
         print_json(result.summary())
-    else:
+    if isinstance(result, FailedRun):
+        raise RunFailedError from result.error
+    if not as_json:
         _print_run(result, written)
     if written is None:
         raise typer.Exit(FAILED)
 
 
-@app.command()
-def strategies(as_json: given.AsJson = False, debug: given.Debug = False) -> None:  # noqa: ARG001
-    """List the shipped strategies."""
-    docs = {name: _first_line(inspect.getmodule(function)) for name, function in mt.strategies().items()}
-    if as_json:
-        print_json([{"strategy": name, "description": doc} for name, doc in docs.items()])
-    else:
-        table = facts_table(docs)
-        table.columns[0].style = "bold"
-        print_table(table)
+def _simulated(chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: RunsInProgress) -> Run | FailedRun:
+    """Return a run, or its failure."""
+    progress.simulating(chosen.label)
+    try:
+        with running():
+            return mt.simulate(chosen, watch=progress.watch, **parameters)
+    except RunFailedError as failure:
+        cause = cast(Exception, failure.__cause__)  # even a SystemExit is told as others are
+        return FailedRun(chosen.name, {**parameters, **chosen.options}, cause)
 
 
-def _first_line(documented: object) -> str:
-    """Return the first line of a docstring."""
-    return (inspect.getdoc(documented) or "").partition("\n")[0]
+def _write_one(run: Run, out: Path) -> Sequence[Path]:
+    """Write the traces of a run."""
+    return [write_run(run, out)]
 
 
-def _written(write: Callable[[], Sequence[Path]]) -> Sequence[Path] | None:
+def _tell_of_earlier_runs(out: Path, written: Sequence[Path], *, to_stderr: bool) -> None:
+    """Say which runs of the traces' folder are not of the comparison that was written into it."""
+    runs = sorted(path.parent for path in out.glob(f"*/{RUN_FILE}")) if written else []
+    others = [path.name for path in runs if path not in written]
+    if others:
+        it = "a run that is" if len(others) == 1 else f"{len(others)} runs that are"
+        words = f"{out} also holds {it} not of this comparison: {', '.join(others)}"
+        print_error(words) if to_stderr else print_lines([words])
+
+
+def _written(write: Callable[[], Sequence[Path]], out: Path, progress: RunsInProgress) -> Sequence[Path] | None:
     """Return what was written, or None if that failed, with a message on stderr."""
+    progress.writing(out)
     try:
         return write()
     except OSError as error:
@@ -228,4 +259,5 @@ def _print_run(result: Run, written: Sequence[Path] | None) -> None:
     print_table(run_table(result))
     print_table(ranks_table(result))
     if written:
-        print_lines([f"wrote {written[0]}"])
+        why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
+        print_lines([f"wrote {written[0]}", why])

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,20 @@ def running() -> Iterator[None]:
         raise
     except BaseException as error:
         raise RunFailedError from error
+
+
+@contextlib.contextmanager
+def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """Say on Ctrl-C what is left of the work, before it ends the command.
+
+    Args:
+        kept: says it, when it is asked.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_error(f"interrupted; {kept()}")
+        raise
 
 
 class Commands(TyperGroup):

@@ -15,7 +15,9 @@ from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.config_files import is_bare, parse, read_file, shipped_names, shipped_text
-from minitrain.trace.tables import facts_table, plain_table
+from minitrain.hardware.figures import Figure, figures, sources_of
+from minitrain.plain_text import printable
+from minitrain.trace.tables import plain_table
 
 hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")
 
@@ -33,19 +35,24 @@ def list_configs(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa
 
 @hw.command()
 def show(config: Name, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Show the figures of one hardware config; with --json, all of it."""
+    """Show every figure of one hardware config, with its unit and its source; with --json, the config itself."""
     system = load_config(config)
     if as_json:
         print_json(_raw(config))
         return
     print_lines([system.name])
-    print_table(_config_table(system))
+    print_table(_figures_table(figures(_raw(config), sources_of(system.name) if _is_shipped(config) else {})))
+
+
+def _is_shipped(config: str) -> bool:
+    """Whether a name is that of a shipped config."""
+    return is_bare(config) and config.removesuffix(".json") in shipped_names()
 
 
 def _raw(config: str) -> Any:
     """Return the data in the file of a valid config."""
     name = config.removesuffix(".json")
-    text = shipped_text(name) if is_bare(config) and name in shipped_names() else read_file(config)
+    text = shipped_text(name) if _is_shipped(config) else read_file(config)
     return parse(text, config)
 
 
@@ -86,14 +93,13 @@ def _configs_table(systems: Sequence[SystemConfig]) -> Table:
     return table
 
 
-def _config_table(system: SystemConfig) -> Table:
-    """Return the figures of one hardware config, a row each; efficiencies are the best and the worst."""
-    rows = {f"matrix {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.matrix.items()}
-    rows |= {f"vector {name}": f"{rate.tflops:g} TFLOP/s" for name, rate in system.vector.items()}
-    for name, memory in (("HBM", system.mem1), ("host memory", system.mem2)):
-        rows[name] = f"{memory.GiB:g} GiB, {memory.GBps:g} GB/s"
-    for place, tier in enumerate(system.networks):
-        rows[f"network {place}"] = (
-            f"{tier.size} ranks, {tier.bandwidth:g} GB/s x {tier.efficiency:g}, {tier.latency * 1e6:g} us"
-        )
-    return facts_table(rows)
+def _figures_table(found: Sequence[Figure]) -> Table:
+    """Return a row for each figure of a config."""
+    table = plain_table()
+    has_sources = any(figure.source for figure in found)
+    for column in ("key path", "figure", *(["source"] if has_sources else [])):
+        table.add_column(column, overflow="fold")
+    for figure in found:
+        cells = (figure.path, figure.text, *([figure.source] if has_sources else []))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table

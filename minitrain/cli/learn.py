@@ -1,10 +1,10 @@
-"""The commands of `minitrain learn`: exercises, one at a time, graded at once."""
+"""The commands of `minitrain learn` for learners: exercises, one at a time, graded at once. `teach` has the others."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,24 +33,15 @@ Here = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Your folder.")
 Which = Annotated[str, typer.Argument(metavar="N", help="An exercise's number or name.")]
 HERE = Path()
 
-Isolated = Annotated[
-    str,
-    typer.Option(
-        "--isolation",
-        metavar="HOW",
-        help="auto: by all means of this machine; required: by the kernel, or not at all; none: a process of its own.",
-    ),
-]
 
-
-def _load(name: str, folder: Path | None) -> Exercise:
+def load(name: str, folder: Path | None) -> Exercise:
     """Return an exercise."""
     from minitrain.grading import load_exercise  # noqa: PLC0415  (not for `minitrain --help`)
 
     return load_exercise(name, folder)
 
 
-def _all(folder: Path | None) -> list[Exercise]:
+def all_exercises(folder: Path | None) -> list[Exercise]:
     """Return all exercises."""
     from minitrain.grading import shipped_exercises  # noqa: PLC0415
 
@@ -99,7 +90,7 @@ def list_exercises(dir: Here = HERE, exercises: Exercises = None, debug: Debug =
     table = Table(box=None, header_style="bold")
     for column in ("", "exercise", "about", "best"):
         table.add_column(column)
-    for exercise in _all(exercises):
+    for exercise in all_exercises(exercises):
         known = state.of(exercise)
         table.add_row(
             "✓" if known["passed"] else "", exercise.name, exercise.title, f"{known['best']}" if known["best"] else ""
@@ -110,7 +101,7 @@ def list_exercises(dir: Here = HERE, exercises: Exercises = None, debug: Debug =
 @learn.command()
 def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
     """Write an exercise's starter and statement into your folder, never over existing work."""
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     dir.mkdir(parents=True, exist_ok=True)
     path = dir / f"{exercise.name}.py"
     if path.exists():
@@ -121,6 +112,13 @@ def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None, debug:
     statement = path.with_suffix(".md")
     statement.write_text(_statement(exercise), encoding="utf-8")
     print_lines(["", *statement.read_text(encoding="utf-8").splitlines()])
+
+
+_MEMORY = (
+    "Memory is that of the fullest rank: what the reference holds, and a little for temporaries. Beside that, no rank",
+    "may keep more samples waiting for their backward than the reference does, nor more activations, except for one of",
+    "one layer.",
+)
 
 
 def _statement(exercise: Exercise) -> str:
@@ -135,24 +133,25 @@ def _statement(exercise: Exercise) -> str:
             f"{budget.communication_bytes / 2**20:.0f} |"
         )
     lines += ["", "Communication is of all ranks, an all_reduce counted twice. There are hidden sizes too."]
-    return exercise.statement + "\n" + "\n".join(lines) + "\n"
+    lines += [] if exercise.memory_limit_bytes else ["", *_MEMORY]
+    return exercise.page + "\n" + "\n".join(lines) + "\n"
 
 
 def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exercise]:
     """Return a file and its exercise, from either."""
-    from minitrain.grading.grader import exercise_of  # noqa: PLC0415
+    from minitrain.grading.submissions import exercise_of  # noqa: PLC0415
 
     if what.endswith(".py"):
         path = Path(what)
         if not path.is_file():
             raise UsageError(f"there is no file {path}; `minitrain learn start` writes one")
-        found = exercise_of(path, _all(exercises))
+        found = exercise_of(path, all_exercises(exercises))
         if found is None:
             raise UsageError(
                 f"which exercise is {path} for? name it like 02_ddp.py, or its function like the starter's"
             )
         return path, found
-    exercise = _load(what, exercises)
+    exercise = load(what, exercises)
     path = folder / f"{exercise.name}.py"
     if not path.is_file():
         raise UsageError(f"there is no file {path}; `minitrain learn start {exercise.number}` writes it")
@@ -160,11 +159,16 @@ def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exe
 
 
 def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
-    """Grade a file on the public sizes, print the grade, and note it."""
+    """Grade a file on the public sizes, print the grade, draw what failed, and note it."""
     from minitrain.grading import grade  # noqa: PLC0415
+    from minitrain.grading.picture import write_picture  # noqa: PLC0415
 
-    found = grade(path, exercise, hidden=False)
+    found = grade(path, exercise, hidden=False, keep_run=True)
     print_lines(str(found).splitlines())
+    picture = path.with_suffix(".check.html")
+    picture.unlink(missing_ok=True)  # that of the check before
+    if not found.passed and write_picture(found, exercise, picture):
+        print_lines([f"what happened beside what is expected, as far as there is a picture of each: {picture}"])
     if found.output.strip():
         print_lines(["it printed:", *found.output.splitlines()[:20]])
     state = State(folder)
@@ -212,7 +216,7 @@ def watch(
 @learn.command()
 def hint(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
     """Show the next hint, each more direct than the one before."""
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     state = State(dir)
     known = state.of(exercise)
     known["hints"] = min(known["hints"] + 1, len(exercise.hints))
@@ -223,25 +227,24 @@ def hint(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug =
 
 @learn.command()
 def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
-    """Show the reference solution, once you have passed."""
-    import inspect  # noqa: PLC0415
+    """Show the reference solution, once you have passed, and write it into a file that runs."""
+    from minitrain.grading.solution import solution_of  # noqa: PLC0415
 
-    from minitrain.run.strategy_loading import load_strategy  # noqa: PLC0415
-
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     if not State(dir).of(exercise)["passed"]:
         raise UsageError(f"pass exercise {exercise.number} first: `minitrain learn check {exercise.number}`")
-    _, function = load_strategy(exercise.reference)
-    texts = [(exercise.folder / "reference.py").read_text(encoding="utf-8")]
-    if inspect.getsourcefile(function) != str(exercise.folder / "reference.py"):
-        texts = [inspect.getsource(inspect.getmodule(function) or function)]
-    print("\n".join(texts))
+    text, path = solution_of(exercise), dir / f"{exercise.name}_solution.py"
+    is_there = path.exists()
+    if not is_there:
+        path.write_text(text, encoding="utf-8")
+    print(text, end="")
+    print(f"{path} is there already" if is_there else f"wrote {path}", file=sys.stderr)
 
 
 @learn.command()
 def reset(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
     """Begin an exercise again; your work is kept beside it."""
-    exercise = _load(n, exercises)
+    exercise = load(n, exercises)
     path = dir / f"{exercise.name}.py"
     if path.exists():
         number = 1
@@ -252,70 +255,3 @@ def reset(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(exercise.starter, encoding="utf-8")
     print_lines([f"wrote {path}"])
-
-
-@learn.command("grade")
-def grade_files(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Submissions.")],
-    exercise: Annotated[
-        str | None, typer.Option("--exercise", metavar="N", help="Of all files; else by their names.")
-    ] = None,
-    exercises: Exercises = None,
-    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text, json, junit or gradescope.")] = "text",
-    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time that a submission may take.")] = 20.0,
-    isolation: Isolated = "auto",
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Grade submissions on public and hidden sizes; the exit code is 0 for full marks."""
-    from minitrain.grading import grade  # noqa: PLC0415
-    from minitrain.grading.report import FORMATS  # noqa: PLC0415
-    from minitrain.grading.sandbox import Limits  # noqa: PLC0415
-
-    if form not in FORMATS:
-        raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
-    pairs = [(path, _load(exercise, exercises)) if exercise else _file_of(str(path), HERE, exercises) for path in files]
-    limits = Limits(seconds=seconds, isolation=isolation)
-    grades = [grade(path, asked, limits=limits) for path, asked in pairs]
-    print(FORMATS[form](grades))
-    if not all(found.passed for found in grades):
-        raise typer.Exit(FAILED)
-
-
-@learn.command()
-def verify(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="A folder of exercises, or one exercise.")
-    ] = None,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Verify exercises: reference passes, starter fails, wrong solutions fail for their reason."""
-    from minitrain.grading import load_exercise  # noqa: PLC0415
-    from minitrain.grading.verify import faults_of  # noqa: PLC0415
-
-    one = folder is not None and (folder / "exercise.json").is_file()
-    faulty = False
-    for exercise in [load_exercise(folder)] if one and folder else _all(folder):
-        faults = faults_of(exercise)
-        faulty = faulty or bool(faults)
-        print_lines([f"{exercise.name}: ok"] if not faults else [f"{exercise.name}: {fault}" for fault in faults])
-    if faulty:
-        raise typer.Exit(FAILED)
-
-
-@learn.command()
-def package(
-    path: Annotated[Path, typer.Argument(metavar="ZIP", help="What to write.")] = Path("autograder.zip"),
-    numbers: Annotated[list[str] | None, typer.Option("--exercise", metavar="N", help="Only these; repeat it.")] = None,
-    exercises: Exercises = None,
-    requirement: Annotated[
-        str | None, typer.Option(metavar="REQ", help="What pip installs there.", show_default="this version")
-    ] = None,
-    python: Annotated[str, typer.Option(metavar="PYTHON", help="The interpreter there.")] = "python3",
-    isolation: Isolated = "auto",
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Write an autograder zip for Gradescope."""
-    from minitrain.grading.package import write_package  # noqa: PLC0415
-
-    chosen: Sequence[Exercise] = [_load(n, exercises) for n in numbers] if numbers else _all(exercises)
-    print_lines([f"wrote {write_package(chosen, path, requirement=requirement, python=python, isolation=isolation)}"])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from minitrain.errors import UsageError
+from minitrain.errors import StrategyError, UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
-from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
+from minitrain.run.strategy_loading import load_strategy, takes_option
 
 DEFAULT = RunParameters()
 
@@ -132,13 +132,21 @@ StrictMemory = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=_OUTPUT)]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write traces into.", rich_help_panel=_OUTPUT)]
+SharedScript = Annotated[
+    bool,
+    typer.Option(
+        "--shared-script",
+        help="Let all pages share one plotly.min.js: 4.9 MB less each, but none can be moved without it.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 WriteTraces = Annotated[
     bool | None,
     typer.Option(
         "--trace/--no-trace",
         metavar="",
         help="Write traces.",
-        show_default="trace, unless --log summary",
+        show_default="trace, unless --log summary or --fold",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -148,6 +156,14 @@ Log = Annotated[
         "--log",
         metavar="KIND",
         help="full: keep every event; summary: keep totals, in memory that does not grow with events.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Fold = Annotated[
+    bool,
+    typer.Option(
+        "--fold",
+        help="Simulate ranks that do the same once: the same figures much sooner, no traces.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -164,12 +180,13 @@ _OWN_OPTIONS: Mapping[str, str] = {
     "strict": "--strict",
     "strict_memory": "--strict-memory",
     "log": "--log",
+    "fold": "--fold",
 }
 _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
-def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
-    """Return whether traces are to be written: where events are kept, unless --no-trace is given.
+def writes_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> bool:
+    """Return whether traces are to be written: where the events of every rank are kept, unless --no-trace is given.
 
     Raises:
         UsageError: there is no such log, or another option needs every event.
@@ -180,7 +197,14 @@ def writes_traces(trace: bool | None, log: str, *, strict: bool) -> bool:
     for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
         if name in excluded:
             raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
-    return log == "full" and trace is not False
+    if fold and log != "full":
+        raise UsageError(f"--fold does not go with --log {log}; leave one out")
+    for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
+        if name in EXCLUSIONS["fold"].found({"fold": fold, "memory_by_kind": trace, "strict": strict}):
+            raise UsageError(
+                f"{option} needs every rank, but --fold simulates ranks that do the same once; leave one out"
+            )
+    return log == "full" and not fold and trace is not False
 
 
 def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[str, Any]:
@@ -258,25 +282,34 @@ def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
     return name, value
 
 
-def literal(text: str) -> Any:
-    """Return the Python literal that a text is, or the text."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # warnings about odd spellings such as "1if"
-            return ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return text
-
-
-def load_strategies(names: Sequence[str], options: Mapping[str, Any]) -> list[Strategy]:
-    """Return strategies by name or "path.py:function"; each must take the options.
+def choose_strategies(names: Sequence[str], common: Mapping[str, Any]) -> list[ChosenStrategy]:
+    """Return strategies by name, "path.py:function" or either with options; each must take the common options too.
 
     Raises:
         StrategyError: a strategy cannot be found, loaded, or called so.
     """
-    found = [load_strategy(name) for name in names]
-    for name, function in found:
-        require_options(name, function, dict(options))
-    return [function for _, function in found]
+    found = [_named_by_its_function(choose_strategy(name)) for name in names]
+    for chosen in found:
+        try:
+            chosen.options_with(common, DEFAULTS)
+        except StrategyError as error:
+            raise _with_remedy(error, found, common) from error
+    return found
+
+
+def _named_by_its_function(chosen: ChosenStrategy) -> ChosenStrategy:
+    """Return a strategy under the name that its function has, whatever its file calls it."""
+    name, _ = load_strategy(chosen.function)
+    return replace(chosen, name=name, label=f"{name}{chosen.label.removeprefix(chosen.name)}")
+
+
+def _with_remedy(error: StrategyError, found: Sequence[ChosenStrategy], common: Mapping[str, Any]) -> StrategyError:
+    """Return an error that says how to give an option to one of several strategies, if one of them takes it."""
+    takers = [(chosen, name) for name in common for chosen in found if takes_option(chosen.function, name)]
+    if len(found) == 1 or not takers:
+        return error
+    chosen, name = takers[0]
+    return StrategyError(f"{error}; an option for one strategy is written {chosen.name}:{name}={common[name]}")
 
 
 def require_folder(path: Path) -> None:

@@ -3,26 +3,87 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, cast
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from minitrain.plain_text import printable
+from minitrain.run.progress import RunProgress
 
 PATIENCE_S = 1.0  # before progress is shown
+REPEAT_S = 10.0  # before it is shown again where no terminal is
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal allows."""
-    Console(markup=False, emoji=False).print(table)
+    """Print a table; on a terminal that is too narrow, in blocks of columns below one another, none left out."""
+    console = Console(markup=False, emoji=False)
+    for block in blocks_of_columns(table, console):
+        width = max(console.width, _narrowest(block, console))  # a terminal folds what is still too wide
+        Console(markup=False, emoji=False, width=width).print(_folded(block, console, width))
+
+
+def blocks_of_columns(table: Table, console: Console) -> Iterator[Table]:
+    """Yield a table if it fits, or else blocks of its columns that do, each after the columns that name the rows."""
+    width = console.width
+    if _narrowest(table, console) <= width:
+        yield table
+        return
+    names = 1 + next((place for place, column in enumerate(table.columns) if str(column.header).strip()), 0)
+    shown = list(range(names))
+    for place in range(names, len(table.columns)):
+        if len(shown) > names and _narrowest(_with_columns(table, [*shown, place]), console) > width:
+            yield _with_columns(table, shown)
+            shown = list(range(names))
+        shown.append(place)
+    yield _with_columns(table, shown)
+
+
+def _narrowest(table: Table, console: Console) -> int:
+    """Return how wide a table is at least, characters, if no figure is cut."""
+    fixed = _with_columns(table, range(len(table.columns)))
+    options = console.options.update(width=10_000)
+    for column in fixed.columns:
+        if column.no_wrap:
+            column.min_width = max(_widest(cell, console) for cell in (column.header, *column.cells))
+        elif column.overflow == "fold":  # a long name may take several lines
+            column.max_width = max(column.min_width or 8, _widest(column.header, console))
+    return Measurement.get(console, options, fixed).minimum
+
+
+def _folded(table: Table, console: Console, width: int) -> Table:
+    """Return a table whose folding columns leave it no wider than that; rich alone may cut off a character."""
+    shown = _with_columns(table, range(len(table.columns)))
+    for column in shown.columns:
+        excess = Measurement.get(console, console.options.update(width=10_000), shown).maximum - width
+        if column.overflow == "fold" and excess > 0:
+            widest = max(_widest(cell, console) for cell in (column.header, *column.cells))
+            column.max_width = max(column.min_width or 8, _widest(column.header, console), widest - excess)
+    return shown
+
+
+def _widest(cell: Any, console: Console) -> int:
+    """Return the width of the longest line in a cell, characters."""
+    return Measurement.get(console, console.options.update(width=10_000), cell).maximum
+
+
+def _with_columns(table: Table, places: Iterable[int]) -> Table:
+    """Return some columns of a table as a table."""
+    part = copy.copy(table)
+    part.columns = [copy.copy(table.columns[place]) for place in places]
+    for place, column in enumerate(part.columns):
+        column._index = place
+    return part
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -45,7 +106,8 @@ def user_prints_to_stderr(wanted: bool) -> contextlib.AbstractContextManager[Any
 class Progress:
     """Say what is going on, on stderr, once work has taken longer than `patience_s`.
 
-    On a terminal the words change in place and vanish at the end; elsewhere each gets a line.
+    On a terminal the words change in place and vanish at the end; elsewhere each gets a line. Words that change while
+    the work goes on are asked for again: on a terminal all the time, elsewhere every `REPEAT_S`.
 
     Args:
         console: where to say it; stderr by default.
@@ -54,30 +116,35 @@ class Progress:
 
     def __init__(self, console: Console | None = None, patience_s: float | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._words = ""
+        self._words: Callable[[], str] = str
+        self._said = ""
         self._status: Status | None = None
         self._lock = threading.Lock()
-        self._timer = threading.Timer(PATIENCE_S if patience_s is None else patience_s, self._begin)
-        self._timer.daemon = True
+        self._timer = self._in(PATIENCE_S if patience_s is None else patience_s, self._begin)
+        self._is_over = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._timer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        self._is_over = True
         self._timer.cancel()
         self._timer.join()
         if self._status is not None:
             self._status.stop()
 
-    def say(self, words: str) -> None:
-        """Say what is going on from now on."""
+    def say(self, words: str | Callable[[], str]) -> None:
+        """Say what is going on from now on; words that change are given as what tells them."""
         with self._lock:
-            self._words = printable(words)
+            self._words = words if callable(words) else lambda: words
             if self._status is not None:
                 self._show()
+
+    def __rich__(self) -> Text:
+        return Text(printable(self._words()))  # not as markup: a strategy's name may look like it
 
     def _begin(self) -> None:
         """Begin to show what is going on."""
@@ -85,10 +152,61 @@ class Progress:
             self._status = Status("", console=self._console)
             self._status.start()
             self._show()
+            self._repeat()
 
     def _show(self) -> None:
         """Show what was said last."""
         assert self._status is not None
-        self._status.update(Text(self._words))  # not as markup: a strategy's name may look like it
-        if not self._console.is_terminal:
-            self._console.print(self._words, markup=False, highlight=False)
+        self._status.update(cast(Any, self))  # asked for its words whenever the status is drawn
+        words = printable(self._words())
+        if not self._console.is_terminal and words != self._said:
+            self._console.print(words, markup=False, highlight=False)
+        self._said = words
+
+    def _repeat(self) -> None:
+        """Show the words again and again, where the status is not drawn all the time."""
+        if not self._console.is_terminal and not self._is_over:
+            self._timer = self._in(REPEAT_S, self._say_again)
+            self._timer.start()
+
+    def _say_again(self) -> None:
+        """Show what the words are by now."""
+        with self._lock:
+            if not self._is_over:
+                self._show()
+                self._repeat()
+
+    @staticmethod
+    def _in(seconds: float, do: Callable[[], None]) -> threading.Timer:
+        """Return a timer that does something after a while, and keeps no process alive."""
+        timer = threading.Timer(seconds, do)
+        timer.daemon = True
+        return timer
+
+
+class RunsInProgress(Progress):
+    """Say which strategy is being simulated and how far its ranks are, and what is left after an interruption."""
+
+    def __init__(self, console: Console | None = None, patience_s: float | None = None) -> None:
+        super().__init__(console, patience_s)
+        self._strategy = ""
+        self._kept = "nothing was kept"
+
+    def simulating(self, strategy: str) -> None:
+        """Say that a strategy is being simulated."""
+        self._strategy = strategy
+        self.say(f"simulating {strategy}")
+
+    def watch(self, run: RunProgress) -> None:
+        """Say from now on how far the ranks of a run are."""
+        strategy = self._strategy
+        self.say(lambda: f"simulating {strategy}: {run}" if run.num_events else f"simulating {strategy}")
+
+    def writing(self, folder: Path) -> None:
+        """Say that traces are being written into a folder."""
+        self._kept = f"every file in {folder} is whole, but some may be missing"
+        self.say("writing traces")
+
+    def kept(self) -> str:
+        """Return what an interruption leaves."""
+        return self._kept

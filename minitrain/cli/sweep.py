@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +13,13 @@ from rich.table import Table
 import minitrain as mt
 from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
-from minitrain.cli.failures import FAILED
+from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
+from minitrain.run.chosen_strategy import literal
 from minitrain.sweeps.batches import Row, succeeded
+from minitrain.sweeps.sweep import Sweep
 
 SHOWN = 10
 _LONG_NAMES = {
@@ -36,7 +39,13 @@ Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="FILE", help="JSON Lines file to write rows into, and to go on from."),
 ]
-Fold = Annotated[bool, typer.Option("--fold", help="Simulate ranks that do the same once.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes; one a core by default.")
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="PAGE", help="Write all rows as a page: table, scatter, parallel coordinates."),
+]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write all rows as a table.")]
 
 
@@ -54,9 +63,11 @@ def sweep(
     network: given.Network = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    fold: Fold = given.DEFAULT.fold,
+    fold: given.Fold = given.DEFAULT.fold,
+    jobs: Jobs = None,
     results: Results = None,
     csv: Csv = None,
+    html: Html = None,
     as_json: given.AsJson = False,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
 ) -> None:
@@ -77,21 +88,21 @@ def sweep(
         **({} if network is None else {"network": network}),
         **given.strategy_options(option or (), microbatch),
     }
-    with user_prints_to_stderr(as_json), Progress() as progress:
+    with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: _kept(done, results)):
         done = mt.sweep(
-            strategy,
-            axes,
-            results=results,
-            progress=lambda num, total: progress.say(f"{num} of {total} configurations"),
-            **fixed,
+            strategy, axes, jobs=jobs, results=results, progress=_Remaining(progress, lambda: done), **fixed
         )
         if csv is not None:
             done.write_csv(csv)
         rows = done.rows()
+        if html is not None:
+            progress.say("drawing the fastest runs")
+            done.write_html(html)
     if as_json:
         print_json(rows)
     else:
         _print(rows, list(axes))
+        print_lines([f"wrote {html}"] if html is not None else [])
     if not succeeded(rows) and all(row["status"] == "failed" for row in rows):
         raise typer.Exit(FAILED)
 
@@ -119,18 +130,69 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise UsageError(f"--grid takes name=value,value,..., got {text!r}")
         if name in axes:
             raise UsageError(f"--grid: {name} is given twice")
-        axes[name] = [given.literal(value.strip()) for value in values.split(",")]
+        axes[name] = [literal(value.strip()) for value in values.split(",")]
     return axes
+
+
+class _Remaining:
+    """Say how many configurations are done, and about how long the others take.
+
+    Args:
+        progress: where to say it.
+        sweep: returns the sweep, which knows how many of the rows it had to simulate.
+    """
+
+    def __init__(self, progress: Progress, sweep: Callable[[], Sweep]) -> None:
+        self._progress = progress
+        self._sweep = sweep
+        self._start = time.monotonic()
+        self._num_done = 0
+        self._total: int | None = None
+
+    def __call__(self, num_done: int, total: int | None) -> None:
+        if not self._num_done:
+            self._progress.say(self._words)
+        self._num_done, self._total = max(num_done, self._num_done), total  # rows may be asked for again
+
+    def _words(self) -> str:
+        """Return how far the sweep is by now."""
+        num_simulated, total = self._sweep().num_simulated, self._total
+        words = f"{self._num_done} of {'?' if total is None else total} configurations"
+        if total is None or not num_simulated > 0 or self._num_done >= total:
+            return words
+        remaining_s = (time.monotonic() - self._start) / num_simulated * (total - self._num_done)
+        return f"{words}, about {in_words(remaining_s)} left"
+
+
+def in_words(seconds: float) -> str:
+    """Return a time to wait in words, no more exact than such a guess is.
+
+    >>> in_words(0.2), in_words(89), in_words(1000), in_words(9000)
+    ('1 s', '89 s', '17 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _kept(done: Sweep, results: Path | None) -> str:
+    """Return what is left of a sweep that was interrupted."""
+    if results is None:
+        return "nothing was kept; with --results FILE the same sweep would go on from here"
+    return f"{done.num_simulated} new rows are kept in {results}; the same command goes on from there"
 
 
 def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
     """Print the fastest rows, and how many there are of each kind."""
     best = succeeded(rows)
     table = Table(box=None, pad_edge=False)
-    for column in ("strategy", *axes, "step ms", "peak GiB"):
-        table.add_column(column, justify="left" if column == "strategy" else "right")
+    table.add_column("strategy", overflow="fold", min_width=8)
+    for column in (*axes, "step ms", "peak GiB", "samples/s", "MFU %"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in best[:SHOWN]:
-        figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{row['peak_memory_bytes'] / GIB:.2f}")
+        rate = "-" if not row["step_time_s"] else _rate(row["global_batch_size"] / row["step_time_s"])
+        mfu = "-" if row["mfu"] is None else f"{row['mfu'] * 100:.1f}"
+        figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{row['peak_memory_bytes'] / GIB:.2f}", rate, mfu)
         table.add_row(*map(printable, (row["strategy"], *(str(row[axis]) for axis in axes))), *figures)
     if best:
         print_table(table)
@@ -139,3 +201,12 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
     print_lines([f"{len(rows)} configurations: {len(best)} ok, {out_of_memory} out of memory, {len(failures)} failed"])
     if failures:
         print_lines([f"the first failure: {failures[0]['strategy']}: {failures[0]['error']}"])
+
+
+def _rate(per_s: float) -> str:
+    """Return a rate in at least four digits.
+
+    >>> _rate(10365.2), _rate(3.14159)
+    ('10,365', '3.142')
+    """
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"

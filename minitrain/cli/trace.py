@@ -5,7 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -17,6 +17,9 @@ from minitrain.errors import UsageError
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import conditions, view_of
 from minitrain.trace.tables import facts_table, plain_table
+
+if TYPE_CHECKING:
+    from minitrain.analysis.explanation import Explanation
 
 trace = typer.Typer(no_args_is_help=True, help="Show, explain and export saved runs.")
 
@@ -163,9 +166,20 @@ def _facts(run: Run) -> dict[str, str]:
     facts["step if free"] = ", ".join(saved[:6]) or "nothing alone would shorten it"
     highest = max(explained.high_water, key=lambda mark: (mark.elements, -mark.rank))
     facts["most memory"] = highest.text(run.timeline, run.bytes_per_element)
+    return facts | _bubbles(explained)
+
+
+def _bubbles(explained: Explanation) -> dict[str, str]:
+    """Return the bubble and, for a pipeline, the figure that textbooks and papers compare, each with what it is."""
+    from minitrain.analysis.labels import BUBBLE, MAKESPAN_BUBBLE  # noqa: PLC0415
+
+    facts = {"bubble": f"{explained.breakdown.bubble_fraction:.1%}: {BUBBLE}"} if len(explained.gaps) else {}
     form = explained.closed_form
     if form is not None:
-        parts = {"textbook": form.textbook_s, "free communication": form.free_s, "measured": form.measured_s}
-        shares = ", ".join(f"{name} {form.fraction(part):.1%}" for name, part in parts.items())
-        facts["bubble"] = f"{form.formula}{'' if form.holds else f' (if {form.condition})'}: {shares}"
+        condition = "" if form.holds else f" (if {form.condition})"
+        facts["makespan bubble"] = f"{form.fraction(form.measured_s):.1%}: {MAKESPAN_BUBBLE}"
+        facts["textbook bubble"] = (
+            f"{form.fraction(form.textbook_s):.1%}: the makespan bubble by the formula {form.formula}{condition}, "
+            f"where communication is free; this run with free communication: {form.fraction(form.free_s):.1%}"
+        )
     return facts

@@ -36,6 +36,7 @@ from minitrain.events.event_log import (
     WAITED_FOR,
     EventLog,
     Note,
+    ReadOnlyLog,
     Stream,
 )
 
@@ -69,5 +70,6 @@ __all__ = [
     "EventLog",
     "MemoryChange",
     "Note",
+    "ReadOnlyLog",
     "Stream",
 ]

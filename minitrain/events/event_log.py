@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
+from minitrain.errors import UsageError
 from minitrain.events.event import COMPUTE, Event
 
 UNITS_PER_ELEMENT = 2**40
@@ -56,7 +57,27 @@ TYP, LAYER, TIME, PRICE, MEMORY, SAMPLES, STREAM, WAITED_FOR, LAUNCHED, NOTE = r
 STRIDE = 10
 
 
-class EventLog(Sequence[Event]):
+class ReadOnlyLog(Sequence[Event]):
+    """A log that its readers cannot change: what looks like a change raises a `UsageError` that says so."""
+
+    __slots__ = ()
+
+    def _refuse_change(self, *_: Any) -> NoReturn:
+        raise UsageError("a log is for reading: it holds what operations wrote, and only they add to it")
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_change
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse_change
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") or name.startswith("__"):
+            self._refuse_change()
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse_change()
+
+
+class EventLog(ReadOnlyLog):
     """The events of one rank in program order, as a list that cannot be changed.
 
     Args:
@@ -64,16 +85,25 @@ class EventLog(Sequence[Event]):
         rows: the flat list that the log reads, which the rank's operations write; an empty one by default.
     """
 
-    __slots__ = ("_recomputed", "_seen", "rank", "rows")
+    __slots__ = ("_rank", "_recomputed", "_rows", "_seen")
 
     def __init__(self, rank: int, rows: list[Any] | None = None) -> None:
-        self.rank = rank
-        self.rows: list[Any] = [] if rows is None else rows
+        self._rank = rank
+        self._rows: list[Any] = [] if rows is None else rows
         self._recomputed: list[bool] = []
         self._seen: dict[int | None, set[int]] = {}
 
+    @property
+    def rank(self) -> int:
+        """Whose log it is."""
+        return self._rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle what it was made of."""
+        return EventLog, (self._rank, self._rows)
+
     def __len__(self) -> int:
-        return len(self.rows) // STRIDE
+        return len(self._rows) // STRIDE
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
@@ -104,17 +134,17 @@ class EventLog(Sequence[Event]):
         return [*other, *self]
 
     def __repr__(self) -> str:
-        return f"EventLog(rank={self.rank}, {list(self)!r})"
+        return f"EventLog(rank={self._rank}, {list(self)!r})"
 
     def _event(self, place: int) -> Event:
         """Make the event of one place."""
-        row = self.rows[place * STRIDE : (place + 1) * STRIDE]
+        row = self._rows[place * STRIDE : (place + 1) * STRIDE]
         typ, layer, time, price, units, samples, stream, waited_for, launched, note = row
         blocking = None if stream is ON_COMPUTE else place + 1
         return Event(
             typ,
             layer,
-            self.rank,
+            self._rank,
             time,
             price.seconds,
             units / UNITS_PER_ELEMENT,
@@ -136,9 +166,9 @@ class EventLog(Sequence[Event]):
         for later in range(len(self._recomputed), place + 1):
             row = later * STRIDE
             again = False
-            if self.rows[row + TYP] == "forward":
-                seen = self._seen.setdefault(self.rows[row + LAYER], set())
-                samples = self.rows[row + SAMPLES]
+            if self._rows[row + TYP] == "forward":
+                seen = self._seen.setdefault(self._rows[row + LAYER], set())
+                samples = self._rows[row + SAMPLES]
                 again = not seen.isdisjoint(samples)
                 seen.update(samples)
             self._recomputed.append(again)

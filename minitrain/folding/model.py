@@ -20,6 +20,7 @@ from minitrain.rank import laws
 from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.model import Model
 from minitrain.rank.operations import Operation
+from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.transport.dist import Dist
@@ -103,8 +104,8 @@ class FoldedModel(Model):
         return self._rank_of_each
 
     @rank.setter
-    def rank(self, rank: int) -> None:
-        self._rank = rank
+    def rank(self, _: Any) -> None:
+        refuse_change(self, "rank")
 
     @property
     def log(self) -> EventLog:
@@ -114,8 +115,8 @@ class FoldedModel(Model):
         return self._log
 
     @log.setter
-    def log(self, log: EventLog) -> None:
-        self._log = log
+    def log(self, _: Any) -> None:
+        refuse_change(self, "log")
 
     def mesh(self, **axes: int) -> Mesh:
         """Lay the ranks out on named axes, which are then those along which they are folded."""

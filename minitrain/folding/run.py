@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minitrain.folding.attempt import FoldAttempt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FoldedRun(Run):
     """A run whose `logs` and `models` hold one for each class of ranks, in the order of their lowest ranks.
 
@@ -71,6 +71,14 @@ class FoldedRun(Run):
     def write_chrome_trace(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse, as `figure` does."""
         self._refuse("drawn")
+
+    def to_pandas(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: a table of events holds every rank's."""
+        self._refuse("turned into a table of events")
+
+    def _mime_bundle(self) -> dict[str, Any]:
+        """Return no picture: it would show every rank."""
+        return {}
 
     def explain(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: who waits for whom is read from every rank."""

@@ -6,16 +6,19 @@ that program itself, on its own engine, with strict accounting and real numbers,
 that a submission does to its own process (patching minitrain, leaving early, forging tensors) can earn a point: it can
 only choose which operations to ask for. What it does to the rest of the machine is up to the kernel to refuse.
 
+May import: the rooms up to `numerics`, `schedules` and `trace`. Open `grader` first.
+
 | module | what it does |
 |---|---|
 | `exercise`, `budgets` | know what is asked, and what the reference needs |
 | `sandbox` | runs a submission in a process of its own, whose side is `worker` |
 | `isolation`, `readable`, `syscalls` | work out how that process is kept apart; `confinement` does it, in the process |
-| `recorder`, `wire`, `replay` | write programs down, send them, and run them again |
-| `checks`, `grader`, `report` | judge one run, put all of them together, and write the grade down |
-| `verify`, `package`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
-
-Open `grader` first.
+| `recorder`, `error_reports`, `wire`, `replay` | write programs and errors down, send them, and run programs again |
+| `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
+| `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together |
+| `submissions`, `classes`, `report` | find what was handed in, grade it on all cores, and write the grades down |
+| `picture`, `solution` | are for learners: what failed beside what is expected, and a reference as one file |
+| `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
 """
 
 from minitrain.grading.exercise import Exercise, load_exercise, shipped_exercises

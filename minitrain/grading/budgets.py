@@ -1,26 +1,31 @@
-"""The budgets of a submission: communication, time and memory of the reference solution, with a margin."""
+"""The budgets of a submission: communication, time and memory of the reference solution, with a margin.
+
+What a statement bounds has no margin: the microbatches that a rank keeps, and, in exercises about whole or sharded
+tensors, how many of a layer's tensors may be there beside those of the reference (`memory_slack` of `exercise.json`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from minitrain.events import COMMUNICATIONS
+from minitrain.errors import UsageError
 from minitrain.grading.exercise import Case, Exercise, load_exercise
+from minitrain.grading.recorder import recording_kind
+from minitrain.grading.replay import replayed
+from minitrain.grading.usage import ActivationMeter, communication_by_kind, kept_by_rank
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.tensors import OptState, Weight, WeightGrad
+from minitrain.tensors import Activation, OptState, Weight, WeightGrad
 
 TIME_MARGIN = 1.02
 """Other orders of the same work may wait a little longer."""
 
-_WEIGHTS: Mapping[str, int] = {"all_reduce": 2, "recv": 0, "barrier": 0}
-"""How often what an operation carries crosses the wire; once if it is not here. A receive is its send's other end."""
+_KINDS = ("weight", "grad", "opt_state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,48 +37,102 @@ class Budget:
         communication_by_kind: the same by operation.
         step_time_s: s.
         memory_bytes: the peak of any rank.
+        kept: inputs of layers that a rank may keep for its backward passes, by rank and sample by sample; empty if the
+            exercise does not limit them.
+        activation_bytes: the most activations that a rank may hold, by rank; empty if the exercise does not limit them.
+        reference_memory_bytes: the peak of the reference, which is less than the budget.
     """
 
     communication_bytes: float
     communication_by_kind: Mapping[str, float]
     step_time_s: float
     memory_bytes: float
+    kept: Sequence[int] = ()
+    activation_bytes: Sequence[float] = ()
+    reference_memory_bytes: float = 0.0
 
 
-def communication_by_kind(run: Run) -> dict[str, float]:
-    """Return the bytes of all ranks' communication by kind."""
-    moved: dict[str, float] = defaultdict(float)
-    for log in run.logs:
-        for event in log:
-            if event.typ in COMMUNICATIONS and (weight := _WEIGHTS.get(event.typ, 1)):
-                moved[event.typ] += weight * event.size_bytes
-    return {kind: moved[kind] for kind in sorted(moved) if moved[kind]}
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, and what was measured beside it.
+
+    Args:
+        run: the run.
+        activation_bytes: the most activations that each rank held.
+    """
+
+    run: Run
+    activation_bytes: Sequence[float]
 
 
-def budget_of(run: Run, exercise: Exercise) -> Budget:
+def budget_of(measured: Measured, exercise: Exercise) -> Budget:
     """Return the budget that a reference's run sets."""
+    run = measured.run
     by_kind = communication_by_kind(run)
-    memory = exercise.memory_limit_bytes or run.peak_memory_bytes + _largest_layer_bytes(run)
-    return Budget(sum(by_kind.values()), by_kind, run.step_time * TIME_MARGIN, memory)
+    total, time_s = sum(by_kind.values()), run.step_time * TIME_MARGIN
+    if exercise.memory_limit_bytes:
+        limit = exercise.memory_limit_bytes
+        return Budget(total, by_kind, time_s, limit, reference_memory_bytes=run.peak_memory_bytes)
+    slack = _layer_bytes(run, exercise.memory_slack)
+    activation = _activation_bytes(run)
+    return Budget(
+        total,
+        by_kind,
+        time_s,
+        run.peak_memory_bytes + slack,
+        [kept.most for kept in kept_by_rank(run)],
+        [held + activation for held in measured.activation_bytes],
+        run.peak_memory_bytes,
+    )
 
 
-def _largest_layer_bytes(run: Run) -> float:
-    """Return the size of one layer's weight, gradient and optimizer state: room for temporaries."""
+def _layer_bytes(run: Run, times: Mapping[str, float]) -> float:
+    """Return the size of some tensors of the largest layer: room for temporaries.
+
+    Args:
+        run: of the reference.
+        times: how many of each kind, of "weight", "grad" and "opt_state".
+    """
     num_layers, workload = run.num_layers, run.models[0].runtime_predictor.workload
     nothing: frozenset[int] = frozenset()
+
+    def elements(layer: int) -> float:
+        tensors = (
+            Weight(layer, num_layers, 0),
+            WeightGrad(layer, num_layers, nothing, run.global_batch_size),
+            OptState(layer, num_layers, 0),
+        )
+        sizes = zip(_KINDS, tensors, strict=True)
+        return sum(times.get(kind, 0) * workload.memory_elements(tensor) for kind, tensor in sizes)
+
+    return run.bytes_per_element * max(map(elements, range(num_layers)))
+
+
+def _activation_bytes(run: Run) -> float:
+    """Return the size of the largest activation of a layer: room for one that comes or goes."""
+    workload = run.models[0].runtime_predictor.workload
+    forwards = {(event.layer or 0, event.samples) for log in run.logs for event in log if event.typ == "forward"}
     return run.bytes_per_element * max(
-        workload.memory_elements(Weight(layer, num_layers, 0))
-        + workload.memory_elements(WeightGrad(layer, num_layers, nothing, run.global_batch_size))
-        + workload.memory_elements(OptState(layer, num_layers, 0))
-        for layer in range(num_layers)
+        workload.memory_elements(Activation(layer, run.num_layers, samples, run.global_batch_size))
+        for layer, samples in forwards
     )
 
 
 def budget_for(exercise: Exercise, case: Case) -> Budget:
-    """Return the budget of a case: from the exercise's `budgets.json`, or else from its reference."""
+    """Return the budget of a case: from the exercise's `budgets.json`, or else from its reference.
+
+    Raises:
+        UsageError: neither of them knows the case.
+    """
     path = exercise.folder / "budgets.json"
-    if path.is_file():
-        return Budget(**json.loads(path.read_text(encoding="utf-8"))[case.key])
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if case.key in known:
+        return Budget(**known[case.key])
+    if not exercise.has_reference:
+        raise UsageError(
+            f"there is no budget for {case} in {path}, and no reference to compute it from; "
+            "write the package anew where the reference is"
+        )
     return _from_reference(exercise.folder, case.key)
 
 
@@ -81,8 +140,22 @@ def budget_for(exercise: Exercise, case: Case) -> Budget:
 def _from_reference(folder: Path, key: str) -> Budget:
     """Return the budget of a case by running the reference, once."""
     exercise = load_exercise(folder)
-    case = next(case for case in (*exercise.public, *exercise.hidden) if case.key == key)
-    return budget_of(run_reference(exercise, case), exercise)
+    return budget_of(measure_reference(exercise, Case.of_key(key)), exercise)
+
+
+def budgets_json(exercise: Exercise, cases: Sequence[Case]) -> str:
+    """Return the budgets of some sizes as `budgets.json` has them, for where the reference is not there."""
+    return json.dumps({case.key: asdict(budget_for(exercise, case)) for case in cases}, indent=2)
+
+
+def measure_reference(exercise: Exercise, case: Case) -> Measured:
+    """Run the reference with some sizes, under strict accounting, and measure it as submissions are measured."""
+    recorded = run_reference(exercise, case, model_kind=recording_kind())
+    models: list[Any] = [*recorded.models]
+    meter = ActivationMeter()
+    strategy = replayed([model.program.steps for model in models], exercise.function, watch=meter)
+    run = simulate(strategy, strict=True, hardware=exercise.hardware, **case.sizes)
+    return Measured(run, meter.most_bytes(run))
 
 
 def run_reference(exercise: Exercise, case: Case, **more: Any) -> Run:

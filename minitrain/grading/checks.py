@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minitrain import errors
 from minitrain.errors import LawError, MinitrainError, ProofError
-from minitrain.grading.budgets import budget_for, communication_by_kind
+from minitrain.grading.budgets import budget_for
 from minitrain.grading.exercise import Case, Exercise
-from minitrain.grading.replay import replayed
+from minitrain.grading.hints import hint_for
+from minitrain.grading.memory import Excess, Moment, excess_of
+from minitrain.grading.replay import Player, replayed
 from minitrain.grading.result import CheckResult, printable
+from minitrain.grading.usage import ActivationMeter, communication_by_kind
 from minitrain.grading.wire import MOST_STEPS
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.proof import compare_with_reference
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-
-HINTS: Mapping[str, str] = {
-    "runs": "run it alone, `minitrain run FILE.py:FUNCTION --world-size ...` with these sizes, and read where it ends",
-    "laws": "the message names the law; print(model.rank, tensor) just before that line shows what you really have",
-    "numerics": "a sample is missing, counted twice, or summed over the wrong ranks: which rank brings which samples?",
-    "communication": "count by hand what each rank must send in one step, and compare it with the kinds above",
-    "time": "draw it, `minitrain run ... ` writes a Gantt chart: which rank waits, and for whom?",
-    "memory": "which tensor lives longer than its last use, or is whole where a shard would do?",
-}
 
 LONGEST = 2000
 """Characters of a message."""
@@ -67,22 +63,51 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
     except (LookupError, TypeError, ValueError, AttributeError):
         return _up_to("runs", failed(exercise, case, "runs", "what came back from its process makes no sense"))
     problem = Problem()
+    replay = _Replay(exercise, case, programs, lines, seconds)
     try:
-        run = simulate(
-            replayed(programs, exercise.function, seconds),
-            strict=True,
-            numerics=problem,
-            hardware=exercise.hardware,
-            **case.sizes,
-        )
+        replay.run = replay.again(replay.meter, numerics=problem)
         judged = _passed("runs", "laws")
-        judged.run = run
-        compare_with_reference(run, problem)
+        judged.run = replay.run
+        compare_with_reference(replay.run, problem)
     except MinitrainError as error:
         return _broken(exercise, case, error, lines)
     judged.update(_passed("numerics"))
-    judged.update(_budgets(exercise, case, run))
+    judged.update(_budgets(exercise, case, replay))
     return judged
+
+
+@dataclass
+class _Replay:
+    """What a submission did with some sizes, to be done again here.
+
+    Args:
+        exercise: what was asked.
+        case: the sizes.
+        programs: the steps of the ranks.
+        lines: where in the submission they stand.
+        seconds: real time that one run of them may take, s.
+
+    Attributes:
+        meter: what was measured beside the run.
+        run: the run.
+    """
+
+    exercise: Exercise
+    case: Case
+    programs: Sequence[Sequence[Any]]
+    lines: Sequence[Sequence[Any]]
+    seconds: float
+    meter: ActivationMeter = field(default_factory=ActivationMeter)
+    run: Run = field(init=False)
+
+    def again(self, watch: Callable[[Player, int], None], **more: Any) -> Run:
+        """Run the programs, watched by something, and return the run.
+
+        Raises:
+            MinitrainError: they do not run, or do not train.
+        """
+        strategy = replayed(self.programs, self.exercise.function, self.seconds, watch)
+        return simulate(strategy, strict=True, hardware=self.exercise.hardware, **self.case.sizes, **more)
 
 
 def _programs_of(found: Mapping[str, Any], case: Case) -> tuple[list[list[Any]], list[list[Any]]]:
@@ -116,20 +141,21 @@ def failed(
         name: of the check.
         message: what is wrong.
         kind: the class of the error, where the submission may have had a say in the message.
-        facts: further fields of the result.
+        facts: further fields of the result; `never_awaited` is for its hint (see `hint_for`).
 
     Returns:
         The result. That of a hidden size has neither numbers nor words that the submission could have chosen.
     """
-    hint = exercise.hints_by_check.get(name, HINTS[name])
+    never_awaited = facts.pop("never_awaited", "")
     if case is None or not case.hidden:
+        hint = hint_for(exercise, name, message, case=case, never_awaited=never_awaited)
         shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
         size = "" if case is None else str(case)
         return CheckResult(name, "failed", printable(message)[:LONGEST], size=size, hint=hint, **shown)
     if kind:
         known = kind if kind in _KINDS else "an error of the submission's own"
         message = f"{known}; its text is kept back, since it may tell the size: run it with sizes that are not public"
-    return CheckResult(name, "failed", message, size="a hidden size", hint=hint)
+    return CheckResult(name, "failed", message, size="a hidden size", hint=hint_for(exercise, name, message))
 
 
 def _shown(value: Any) -> Any:
@@ -155,6 +181,8 @@ def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any]) -> Ju
     facts: dict[str, Any] = {fact: _count(error.get(fact)) for fact in ("rank", "layer", "step")}
     line = error.get("line")
     facts["line"] = line if isinstance(line, str) else None
+    forgotten = error.get("never_awaited")
+    facts["never_awaited"] = _shown(forgotten) if isinstance(forgotten, str) else ""
     return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
 
 
@@ -191,9 +219,9 @@ def _difference(error: MinitrainError) -> str:
     return f"differences up to {error.difference:.3g}" + (f" ({found.group(0)})" if found else "")
 
 
-def _budgets(exercise: Exercise, case: Case, run: Run) -> Results:
+def _budgets(exercise: Exercise, case: Case, replay: _Replay) -> Results:
     """Compare a run that trains with its budgets."""
-    budget = budget_for(exercise, case)
+    budget, run = budget_for(exercise, case), replay.run
     moved = communication_by_kind(run)
     results: Results = dict(_passed("communication", "time", "memory"))
     if sum(moved.values()) > budget.communication_bytes * (1 + 1e-9):
@@ -214,18 +242,21 @@ def _budgets(exercise: Exercise, case: Case, run: Run) -> Results:
             expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
             got=f"{run.step_time * 1e3:.3f} ms",
         )
-    if run.peak_memory_bytes > budget.memory_bytes:
-        rank = run.peak_memory_per_rank.index(run.peak_memory)
-        results["memory"] = failed(
-            exercise,
-            case,
-            "memory",
-            "a rank holds more than the budget",
-            rank=rank,
-            expected=f"at most {budget.memory_bytes / 2**30:.3f} GiB",
-            got=f"{run.peak_memory_bytes / 2**30:.3f} GiB",
-        )
+    excess = excess_of(run, replay.meter.most_bytes(run), budget)
+    if excess is not None:
+        results["memory"] = _too_much(exercise, case, replay, excess)
     return results
+
+
+def _too_much(exercise: Exercise, case: Case, replay: _Replay, excess: Excess) -> CheckResult:
+    """Return that a rank holds too much, with what it held then where the learner may see the size."""
+    facts: dict[str, Any] = {"rank": excess.rank, "expected": excess.expected, "got": excess.got}
+    if not case.hidden:
+        moment = Moment(excess, replay.lines)
+        with contextlib.suppress(MinitrainError):  # the time that is left may not be enough
+            replay.again(moment)
+        facts["held"] = tuple(map(_shown, moment.text))
+    return failed(exercise, case, "memory", excess.message, **facts)
 
 
 def _by_kind(moved: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,10 @@ from typing import Any
 from minitrain.errors import UsageError
 
 SHIPPED = Path(__file__).parent.parent / "exercises"
+
+
+ONE_LAYER: Mapping[str, float] = {"weight": 1, "grad": 1, "opt_state": 1}
+"""Room for temporaries: a weight, a gradient and an optimizer state of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,16 @@ class Case:
         """The case as text, the same for equal cases."""
         return json.dumps([*self.sizes.values(), dict(self.options)], sort_keys=True)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the case as `exercise.json` has it."""
+        return {**self.sizes, "options": dict(self.options)}
+
+    @classmethod
+    def of_key(cls, key: str) -> Case:
+        """Return the case that a key stands for."""
+        world_size, num_layers, global_batch_size, options = json.loads(key)
+        return cls(world_size, num_layers, global_batch_size, options)
+
     def __str__(self) -> str:
         ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
         options = "".join(f", {name} {value}" for name, value in self.options.items())
@@ -77,6 +91,7 @@ class Exercise:
         hints_by_check: what to say when a check fails.
         hardware: config that it is priced on.
         memory_limit_bytes: the device's memory, where it is part of the task instead of a budget; else None.
+        memory_slack: how many of a layer's tensors a rank may hold beside what the reference holds, by kind.
     """
 
     folder: Path
@@ -88,6 +103,7 @@ class Exercise:
     hints_by_check: Mapping[str, str]
     hardware: str = "h100_80g_nvl8"
     memory_limit_bytes: float | None = None
+    memory_slack: Mapping[str, float] = field(default_factory=lambda: dict(ONE_LAYER))
 
     @property
     def name(self) -> str:
@@ -104,6 +120,12 @@ class Exercise:
         """What the learner reads."""
         return (self.folder / "statement.md").read_text(encoding="utf-8")
 
+    @property
+    def page(self) -> str:
+        """The statement, and the card of operations with the rule of the stores, which all exercises share."""
+        card = (SHIPPED / "operations.md").read_text(encoding="utf-8")
+        return f"{self.statement.strip()}\n\n{card}"
+
     @cached_property
     def starter(self) -> str:
         """What the learner begins with."""
@@ -113,6 +135,11 @@ class Exercise:
     def reference(self) -> str:
         """The reference solution, as `simulate` takes it."""
         return f"{self.folder / 'reference.py'}:{self.function}"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the reference solution is there; students may have the exercise without it."""
+        return (self.folder / "reference.py").is_file()
 
     @property
     def wrong(self) -> list[tuple[Path, str]]:
@@ -150,9 +177,22 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
             hints_by_check=data.get("hints_by_check", {}),
             hardware=data.get("hardware", "h100_80g_nvl8"),
             memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
+            memory_slack=_slack(data.get("memory_slack", ONE_LAYER)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the exercise {path} is not as it must be: {error!r}; see docs/teach.md") from error
+
+
+def _slack(data: Mapping[str, float]) -> dict[str, float]:
+    """Return how many of a layer's tensors may be held beside the reference's.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    unknown = sorted(set(data) - set(ONE_LAYER))
+    if unknown:
+        raise ValueError(f"memory_slack may name {', '.join(ONE_LAYER)}, got {', '.join(unknown)}")
+    return {kind: float(times) for kind, times in data.items()}
 
 
 def _case(data: Mapping[str, Any], *, hidden: bool) -> Case:

@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.grading.checks import Judged, failed, judge
 from minitrain.grading.exercise import Case, Exercise, load_exercise
+from minitrain.grading.hints import FILE
 from minitrain.grading.isolation import HERE, Isolation
 from minitrain.grading.result import CHECKS, POINTS, CheckResult
-from minitrain.grading.sandbox import Limits, Outcome, source_of, submitted
+from minitrain.grading.sandbox import Limits, Outcome, submitted
+from minitrain.grading.submissions import imported
 
 if TYPE_CHECKING:
+    from minitrain.run.result import Run
     from minitrain.run.strategy_loading import Strategy
 
 _GATE = ("runs", "laws", "numerics")
@@ -37,6 +41,8 @@ class Grade:
         output: what the submission printed with the public sizes.
         leaderboard: figures of the first size, where it trains: MFU, step time, peak memory.
         isolation: what kept the submission's process apart from the grader.
+        failed_case: the first sizes that failed, where `keep_run` asks for them.
+        failed_run: its run likewise, where it came to its end.
     """
 
     exercise: str
@@ -45,6 +51,8 @@ class Grade:
     output: str = field(default="", repr=False)
     leaderboard: Mapping[str, float] = field(default_factory=dict)
     isolation: Isolation = HERE
+    failed_case: Case | None = field(default=None, repr=False)
+    failed_run: Run | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -76,6 +84,14 @@ class Grade:
         """The checks that failed."""
         return [result for result in self.results if result.status == "failed"]
 
+    def __repr__(self) -> str:
+        failed = ", ".join(result.name for result in self.failures)
+        return f"<Grade {self.exercise}: {self.score} of {self.max_score} points{failed and f', failed: {failed}'}>"
+
+    def _repr_html_(self) -> str:
+        """Show the points in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         lines = [f"{self.exercise}: {self.score} of {self.max_score} points"]
         for result in self.results:
@@ -90,6 +106,8 @@ def grade(
     *,
     hidden: bool = True,
     limits: Limits | None = None,
+    beside: Sequence[Path] | None = None,
+    keep_run: bool = False,
 ) -> Grade:
     """Grade a submission.
 
@@ -99,6 +117,8 @@ def grade(
         exercise: its name or number, its folder, or a loaded exercise.
         hidden: whether to use the hidden sizes too.
         limits: of the process, and how it is kept apart.
+        beside: further files that it may import; those of its own folder that it does import if None.
+        keep_run: whether the grade is to hold the first run that failed, for pictures.
 
     Returns:
         The grade.
@@ -113,11 +133,17 @@ def grade(
     if callable(strategy):
         grading.judge(cases, _record_here(strategy, asked, cases))
     else:
-        grading.submission(strategy, cases)
+        grading.submission(strategy, cases, beside)
     outcome, judged = grading.outcome, grading.judged
     results = _sum_up(asked, cases, judged, outcome)
+    if not callable(strategy):
+        name = str(_file_of(strategy, asked)[0])
+        results = [replace(result, hint=result.hint.replace(FILE, name)) for result in results]
     seconds = time.monotonic() - began
-    return Grade(asked.name, results, seconds, outcome.output, _leaderboard(judged), outcome.isolation)
+    failed_case, failed_run = _first_failed(cases, judged) if keep_run else (None, None)
+    return Grade(
+        asked.name, results, seconds, outcome.output, _leaderboard(judged), outcome.isolation, failed_case, failed_run
+    )
 
 
 class _Grading:
@@ -134,10 +160,12 @@ class _Grading:
         self.outcome = Outcome([], None, "", 0.0)
         self.judged: list[Judged] = []
         self._seconds_left = limits.seconds
+        self._beside: Sequence[Path] = ()
 
-    def submission(self, strategy: str | Path, cases: Sequence[Case]) -> None:
+    def submission(self, strategy: str | Path, cases: Sequence[Case], beside: Sequence[Path] | None) -> None:
         """Run and judge a submission's file, its public sizes apart from the hidden ones."""
         path, function = _file_of(strategy, self.exercise)
+        self._beside = imported(path) if beside is None else beside
         public, hidden = ([case for case in cases if case.hidden is kind] for kind in (False, True))
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(self._process(path, function, public))
@@ -152,7 +180,8 @@ class _Grading:
 
     def _process(self, path: Path, function: str, cases: Sequence[Case]) -> Any:
         """Return the process of some cases, which is yet to be entered."""
-        return submitted(path, function, cases, self.exercise.hardware, self.limits, [self.exercise.folder])
+        secrets = [self.exercise.folder]
+        return submitted(path, function, cases, self.exercise.hardware, self.limits, secrets, self._beside)
 
     def judge(self, cases: Sequence[Case], found: Outcome) -> None:
         """Judge what came back with some cases, and add it to what is known."""
@@ -215,6 +244,14 @@ def _sum_up(exercise: Exercise, cases: Sequence[Case], judged: Sequence[Judged],
     return results
 
 
+def _first_failed(cases: Sequence[Case], judged: Sequence[Judged]) -> tuple[Case | None, Run | None]:
+    """Return the first sizes that failed and their run, each None if there is none."""
+    for case, found in zip(cases, judged, strict=False):
+        if any(not result.passed for result in found.values()):
+            return case, found.run
+    return (cases[len(judged)], None) if len(judged) < len(cases) else (None, None)
+
+
 def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:
     """Return the figures of the first size."""
     run = judged[0].run if judged else None
@@ -225,13 +262,3 @@ def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:
         "step_time_s": run.step_time,
         "peak_memory_gib": run.peak_memory_bytes / 2**30,
     }
-
-
-def exercise_of(path: Path, exercises: Sequence[Exercise]) -> Exercise | None:
-    """Return the exercise that a file is for, by its name or by the function that it defines."""
-    text = source_of(path).decode(errors="replace")
-    for exercise in exercises:
-        if path.stem in (exercise.name, exercise.function) or path.stem.startswith(f"{exercise.number}_"):
-            return exercise
-    defined = [exercise for exercise in exercises if f"async def {exercise.function}(" in text]
-    return defined[0] if defined else None

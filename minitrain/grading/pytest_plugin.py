@@ -1,6 +1,7 @@
 """For pytest: a marker an exercise, so that `pytest -m exercise_02` grades one of them.
 
-Add `pytest_plugins = ["minitrain.grading.pytest_plugin"]` to the `conftest.py` of your tests.
+Add `pytest_plugins = ["minitrain.grading.pytest_plugin"]` to the `conftest.py` of your tests. It is a file of its own,
+since pytest loads a plugin by its module.
 """
 
 from __future__ import annotations

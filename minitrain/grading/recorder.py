@@ -169,7 +169,7 @@ class RecordingModel(StrictModel):
         forward, loss, backward, backward_input, backward_weight, update: the same.
         _collective, _send, _receive, launch: write a step when the communication is submitted.
         after_collective: names the results.
-        operation_kind: operations that write down that they were awaited and freed.
+        _operation_kind: operations that write down that they were awaited and freed.
         _store: makes stores that write down what enters and leaves.
 
     Attributes:
@@ -179,7 +179,7 @@ class RecordingModel(StrictModel):
         started: the models of the run, as far as they were made, where a subclass has a list of its own.
     """
 
-    operation_kind = RecordedOperation
+    _operation_kind = RecordedOperation
     tags = Interned()
     started: ClassVar[list[Any] | None] = None
 
@@ -192,7 +192,7 @@ class RecordingModel(StrictModel):
 
     def _store(self, name: str) -> Store[Any]:
         super()._store(name)  # makes the ledger
-        return RecordedStore(self.account, name, self.program)
+        return RecordedStore(self._account, name, self.program)
 
     def _made(self, step: int, *tensors: Any) -> None:
         """Name the results of a step."""
@@ -303,6 +303,15 @@ class RecordingModel(StrictModel):
         if work.op == "recv" and not hasattr(result, "_content"):
             self._made(step, result)
         self.program.add("await", step, [name_of(leaf) for leaf in leaves(result)])
+
+
+def recording_kind(started: list[Any] | None = None) -> type[RecordingModel]:
+    """Return the models of one run, whose tags are numbered apart from those of other runs.
+
+    Args:
+        started: a list to which each model is added when it is made.
+    """
+    return type("Model", (RecordingModel,), {"tags": Interned(), "started": started})  # the name that errors use
 
 
 def _forget(tensor: Any) -> None:

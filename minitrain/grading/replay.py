@@ -25,7 +25,10 @@ MOST_TENSORS = 100_000
 
 
 def replayed(
-    programs: Sequence[Sequence[Step]], name: str, seconds: float = float("inf")
+    programs: Sequence[Sequence[Step]],
+    name: str,
+    seconds: float = float("inf"),
+    watch: Callable[[Player, int], None] | None = None,
 ) -> Callable[[Model], Awaitable[Model]]:
     """Return a strategy in which each rank replays its program.
 
@@ -33,16 +36,19 @@ def replayed(
         programs: steps of the ranks.
         name: of the strategy.
         seconds: real time that all ranks together may take, s.
+        watch: called after each step with the rank's player and the number of the step.
     """
     end = time.monotonic() + seconds
 
     async def strategy(model: Model) -> Model:
-        player = _Player(model)
+        player = Player(model)
         steps = programs[model.rank]
         for number in range(len(steps)):
             _require_within(model, number, len(steps), end, seconds)
             try:
                 await player.play(number, steps[number])
+                if watch is not None:
+                    watch(player, number)
             except MinitrainError as error:
                 error.place = model.rank, number, len(model.log)  # type: ignore[attr-defined]  # for who knows its line
                 raise
@@ -64,13 +70,20 @@ def _require_within(model: Model, number: int, steps: int, end: float, seconds: 
         )
 
 
-class _Player:
-    """The tensors and pending operations of one rank, by the steps that made them."""
+class Player:
+    """The tensors and pending operations of one rank, by the steps that made them.
+
+    Attributes:
+        values: the tensors that the strategy can reach, by step and place among its results.
+        works: the operations that it can reach, by step.
+        activation_units: what the activations among the tensors take, in units of the account of memory.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.values: dict[tuple[int, int], Any] = {}
         self.works: dict[int, Any] = {}
+        self.activation_units = 0
         self.special: Mapping[str, Callable[..., None]] = {
             "put": self.put,
             "drop": self.drop,
@@ -114,7 +127,18 @@ class _Player:
         if len(self.values) * self.model.world_size >= MOST_TENSORS:
             raise ValueError(f"a rank has {len(self.values)} tensors at once; let go of those that it needs no more")
         for place, tensor in enumerate(result if isinstance(result, tuple) else (result,)):
-            self.values[number, place] = tensor
+            self.name((number, place), tensor)
+
+    def name(self, name: tuple[int, int], tensor: Any) -> None:
+        """Name a tensor, which the strategy can reach from now on."""
+        self._count(self.values.get(name), -1)
+        self.values[name] = tensor
+        self._count(tensor, 1)
+
+    def _count(self, tensor: Any, sign: int) -> None:
+        """Count an activation in or out."""
+        if isinstance(tensor, tensors.Activation):
+            self.activation_units += sign * self.model._account.units_of(tensor)
 
     def compute(self, number: int, kind: str, *what: Any) -> None:
         """Do an operation of the rank alone."""
@@ -160,7 +184,7 @@ class _Player:
 
     def free(self, name: Any) -> None:
         """Drop the reference to a tensor, which the strategy dropped too."""
-        self.values.pop((name[0], name[1]), None)
+        self._count(self.values.pop((name[0], name[1]), None), -1)
 
     def forget(self, number: int) -> None:
         """Drop the reference to an operation, which the strategy dropped too."""
@@ -203,4 +227,4 @@ class _Player:
     async def wait(self, number: int, names: Sequence[Any]) -> None:
         """Await an operation and name its results."""
         for name, leaf in zip(names, leaves(await self.works[number]), strict=True):
-            self.values[name[0], name[1]] = leaf
+            self.name((name[0], name[1]), leaf)

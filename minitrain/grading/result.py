@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ class CheckResult:
         expected: what was allowed.
         got: what was found.
         hint: how to go on.
+        held: what the rank held at the moment in question, a line each, the largest first.
     """
 
     name: str
@@ -52,6 +54,7 @@ class CheckResult:
     expected: str | None = None
     got: str | None = None
     hint: str = ""
+    held: Sequence[str] = ()
 
     @property
     def passed(self) -> bool:
@@ -77,13 +80,15 @@ class CheckResult:
             found.append(f"where: {self.where()}")
         if self.expected is not None:
             found.append(f"expected {self.expected}, got {self.got}")
+        if self.held:
+            found += [f"held by {self.held[0]}:", *(f"  {line}" for line in self.held[1:])]
         if self.hint:
             found.append(f"hint: {self.hint}")
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, ready for JSON."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+        return {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
 
 
 def printable(text: str) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.grading.error_reports import SUBMISSION
 from minitrain.grading.exercise import Case
 from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for
 from minitrain.grading.readable import packages
@@ -33,7 +34,7 @@ from minitrain.grading.wire import decoded
 
 _PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs")
-_OF_GRADING = ("recorder", "worker", "confinement", "wire")
+_OF_GRADING = ("recorder", "worker", "confinement", "wire", "error_reports")
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""
 
@@ -42,6 +43,9 @@ LONGEST_SOURCE = 2**20
 
 MOST_PRINTED = 2**16
 """Bytes that are kept of what it prints."""
+
+_GRACE_S = 1.0
+"""After its time is over, a submission's process may say at which line it is."""
 
 _KILLED = (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL)
 
@@ -83,7 +87,13 @@ class Outcome:
 
 @contextlib.contextmanager
 def submitted(
-    file: Path, function: str, cases: Sequence[Case], hardware: str, limits: Limits, secrets: Sequence[Path] = ()
+    file: Path,
+    function: str,
+    cases: Sequence[Case],
+    hardware: str,
+    limits: Limits,
+    secrets: Sequence[Path] = (),
+    beside: Sequence[Path] = (),
 ) -> Iterator[_Process]:
     """Run a submission while the caller does something else; `outcome` waits for its end.
 
@@ -94,13 +104,14 @@ def submitted(
         hardware: config that it is priced on.
         limits: of the process.
         secrets: folders that it must not read, beside minitrain itself.
+        beside: files of the submission's folder that it may import.
 
     Raises:
         UsageError: there is no such isolation.
     """
     with tempfile.TemporaryDirectory(prefix="minitrain-grading-") as folder:
         home = Path(folder)
-        staged = _stage(home, file)
+        staged = _stage(home, file, beside)
         refused = [*_refused(), *(path.resolve() for path in secrets)]
         command = command_for(limits.isolation, home, refused)
         job = {
@@ -147,7 +158,7 @@ def source_of(file: Path) -> bytes:
     return text
 
 
-def _stage(home: Path, file: Path) -> Path:
+def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
     package = home / "minitrain"
     shutil.copytree(_PACKAGE, package, ignore=_left_out)  # with compiled modules, which spares half of the start
@@ -158,9 +169,10 @@ def _stage(home: Path, file: Path) -> Path:
     (home / "packages").mkdir()
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
-    (home / "submission").mkdir()
-    staged = home / "submission" / file.name
-    staged.write_bytes(source_of(file))
+    for path in (*beside, file):
+        staged = home / SUBMISSION / path.relative_to(file.parent)
+        staged.parent.mkdir(parents=True, exist_ok=True)
+        staged.write_bytes(source_of(path))
     return staged
 
 
@@ -218,7 +230,9 @@ class _Process:
         """Tell the process what to do, which it waits for."""
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin is not None
-            self.process.stdin.write(json.dumps({**job, "result": self._result}).encode())
+            self.process.stdin.write(
+                json.dumps({**job, "result": self._result, "until": self.began + self.limits.seconds}).encode()
+            )
             self.process.stdin.close()
 
     def outcome(self) -> Outcome:
@@ -229,7 +243,7 @@ class _Process:
         """
         failure, code = None, 0
         try:
-            code = self.process.wait(max(0.0, self.began + self.limits.seconds - time.monotonic()))
+            code = self.process.wait(max(0.0, self.began + self.limits.seconds + _GRACE_S - time.monotonic()))
         except subprocess.TimeoutExpired:
             failure = f"it was stopped after {self.limits.seconds:g} s; does it wait or loop for ever?"
         self.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minitrain.errors import MinitrainError
-from minitrain.grading.budgets import budget_for, budget_of, run_reference
+from minitrain.grading.budgets import budget_for, budget_of, measure_reference, run_reference
 from minitrain.grading.exercise import Exercise
 from minitrain.grading.grader import grade
 from minitrain.numerics.problem import Problem
@@ -12,6 +12,8 @@ from minitrain.numerics.proof import compare_with_reference
 
 def faults_of(exercise: Exercise) -> list[str]:
     """Return what is wrong with an exercise, one line a fault."""
+    if not exercise.has_reference:
+        return ["its reference.py is not there"]
     faults = [f"it has {len(exercise.hints)} hints; give three"] if len(exercise.hints) != 3 else []
     faults += _faults_of_reference(exercise)
     if faults:
@@ -34,7 +36,7 @@ def _faults_of_reference(exercise: Exercise) -> list[str]:
         try:
             run = run_reference(exercise, case, numerics=problem)
             compare_with_reference(run, problem)
-            budget, own = budget_for(exercise, case), budget_of(run, exercise)
+            budget, own = budget_for(exercise, case), budget_of(measure_reference(exercise, case), exercise)
         except (MinitrainError, KeyError) as error:
             faults.append(f"the reference fails with {case}: {error}")
             continue

@@ -8,15 +8,18 @@ explanation and no protection: Python code can reach and replace Python objects,
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
-import re
+import signal
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 REFUSED = (
@@ -86,71 +89,27 @@ def readable_folders(*own: str) -> list[str]:
 def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     """Run the submission with some sizes, and return its programs, or what went wrong."""
     import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
-    from minitrain.grading.recorder import Interned, RecordingModel  # noqa: PLC0415
+    from minitrain.grading.error_reports import describe, noting_what_is_never_awaited  # noqa: PLC0415
+    from minitrain.grading.recorder import recording_kind  # noqa: PLC0415
 
     started: list[Any] = []
-    kind = type("Recorder", (RecordingModel,), {"tags": Interned(), "started": started})  # of this run alone
-    try:
-        run = mt.simulate(
-            function,
-            strict=True,
-            model_kind=kind,
-            hardware=case["hardware"],
-            **case["sizes"],
-            **case["options"],
-        )
-    except BaseException as error:  # whatever it is, it is the submission's
-        return {"error": describe(error, started)}
+    with noting_what_is_never_awaited() as forgotten:
+        try:
+            run = mt.simulate(
+                function,
+                strict=True,
+                model_kind=recording_kind(started),
+                hardware=case["hardware"],
+                **case["sizes"],
+                **case["options"],
+            )
+        except BaseException as error:  # whatever it is, it is the submission's
+            return {"error": describe(error, started) | {"never_awaited": next(iter(forgotten), None)}}
     models: list[Any] = [*run.models]
     return {
         "programs": [model.program.steps for model in models],
         "lines": [model.program.lines for model in models],
     }
-
-
-def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return an error as plain data.
-
-    Args:
-        error: what ended the run, or kept it from beginning.
-        models: of the ranks that had begun.
-    """
-    facts = {name: getattr(error, name, None) for name in ("rank", "layer", "op")}
-    on_rank = re.search(r"^on rank (\d+) of", "\n".join(map(str, _notes_of(error))), re.MULTILINE)
-    if facts["rank"] is None and on_rank and "DeadlockError" not in type(error).__name__:
-        facts["rank"] = int(on_rank.group(1))
-    rank = facts["rank"]
-    return {
-        "kinds": [kind.__name__ for kind in type(error).__mro__],
-        "message": _text_of(error)[:2000] or type(error).__name__,
-        "line": _line_in_submission(error),
-        "step": len(models[rank].log) if isinstance(rank, int) and rank < len(models) else None,
-        **{name: value if isinstance(value, int | str) else None for name, value in facts.items()},
-    }
-
-
-def _text_of(error: BaseException) -> str:
-    """Return what an error says, which the submission's own code may have to answer."""
-    try:
-        return str(error)
-    except BaseException as second:  # whatever it raises
-        return f"its text cannot be had: __str__ raised {type(second).__name__}"
-
-
-def _notes_of(error: BaseException) -> Sequence[Any]:
-    """Return the notes of an error."""
-    notes = getattr(error, "__notes__", ())
-    return notes if isinstance(notes, list) else ()
-
-
-def _line_in_submission(error: BaseException) -> str | None:
-    """Return the innermost line of the submission that an error came through."""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith("minitrain_strategy_"):
-            line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
 
 
 def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only in a submission's process)
@@ -166,6 +125,54 @@ def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only
         (resource.RLIMIT_NOFILE, 64),
     ):
         resource.setrlimit(what, (most, most))
+
+
+class Deadline:
+    """What happens when a submission's time is over: the grader is told the line that runs, and the process ends.
+
+    The grader ends the process itself a moment later, whatever a submission does about this.
+
+    Args:
+        seconds: the time that it has.
+        until: when it is over, by the clock that both processes read, s.
+        result: descriptor of the grader.
+
+    Attributes:
+        holds: whether the submission runs now, so that a message fits between those of its cases.
+    """
+
+    def __init__(self, seconds: float, until: float, result: int) -> None:
+        self.seconds = seconds
+        self.until = until
+        self.result = result
+        self.holds = False
+
+    def set(self) -> None:  # pragma: no cover  (only in a submission's process)
+        """Begin; a call of the kernel that is not allowed later."""
+        signal.signal(signal.SIGALRM, self.is_over)
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, self.until - time.monotonic()))
+
+    def is_over(self, _signal: int, frame: FrameType | None) -> None:  # pragma: no cover
+        """Tell the grader, and end."""
+        if self.holds:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            _send(
+                os.write,
+                self.result,
+                json.dumps({"error": self.error(_error_reports().line_of(frame))}).encode() + b"\n",
+            )
+            os._exit(0)
+
+    def error(self, line: str | None) -> dict[str, Any]:
+        """Return the error of a submission that needs too long."""
+        message = f"it was stopped after {self.seconds:g} s; does it wait or loop for ever?"
+        return {"kinds": ["TimeoutError", "MinitrainError"], "message": message, "line": line}
+
+
+def _error_reports() -> Any:  # pragma: no cover  (only in a submission's process)
+    """Return the module of that name, which is not on the path before `main`."""
+    return importlib.import_module("minitrain.grading.error_reports")
 
 
 def disarm() -> None:  # pragma: no cover  (only in a submission's process)
@@ -188,6 +195,7 @@ def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submissio
         "accounting.strict.audit",
         "accounting.strict.unusable_tensors",
         "grading.recorder",
+        "grading.error_reports",
         "grading.wire",
     )
     for name in parts:
@@ -198,23 +206,27 @@ def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submissio
 
 
 def run_all(
-    load: Callable[[str], Any], job: Mapping[str, Any]
+    load: Callable[[str], Any], job: Mapping[str, Any], deadline: Deadline
 ) -> Iterator[dict[str, Any]]:  # pragma: no cover  (only in a submission's process)
     """Load the submission and run it with all sizes, up to the first that fails."""
+    deadline.holds = True
     try:
         function = load(f"{job['file']}:{job['function']}")
     except BaseException as error:  # also what its top level raises
-        yield {"error": describe(error)}
+        deadline.holds = False
+        yield {"error": _error_reports().describe(error)}
         return
     for case in job["cases"]:
+        deadline.holds = True
         result = run_case(function, case)
+        deadline.holds = False
         yield result
         if "error" in result:
             return
 
 
 def isolate(
-    job: Mapping[str, Any], prepared: Callable[[], Any]
+    job: Mapping[str, Any], prepared: Callable[[], Any], deadline: Deadline
 ) -> tuple[Any, dict[str, str]]:  # pragma: no cover  (only in a submission's process)
     """Confine this process between preparing a run and loading the submission.
 
@@ -228,6 +240,7 @@ def isolate(
         means = {"bubblewrap": "a mount namespace"} if job["wrapped"] else confinement.hold(kernel, job["covered"])
     ready = prepared()
     disarm()
+    deadline.set()
     limit(job["seconds"], job["memory_bytes"])
     return ready, means if kernel is None else confinement.confine(kernel, job, means)
 
@@ -236,7 +249,9 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
     """Read a job from stdin, run it, and write its results to the job's descriptor."""
     job = json.loads(sys.stdin.read())
     sys.path[:0] = [job["home"], os.path.join(job["home"], "packages")]  # noqa: PTH118  (before the path is prepared)
-    load, means = isolate(job, prepare)
+    sys.path.append(os.path.dirname(job["file"]))  # noqa: PTH120  (last: it shadows nothing)
+    deadline = Deadline(job["seconds"], job["until"], job["result"])
+    load, means = isolate(job, prepare, deadline)
     wire: Any = importlib.import_module("minitrain.grading.wire")
     send = partial(_send, os.write, job["result"])
     send(json.dumps({"isolation": means}).encode() + b"\n")
@@ -244,7 +259,8 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
     if job["required"] and confinement.not_held(means):
         return
     sys.addaudithook(Guard(readable_folders(job["home"], *job["packages"]), job["refused"]))
-    for result in run_all(load, job):
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # hints tell of it
+    for result in run_all(load, job, deadline):
         for part in batched(wire.encoded(result)):
             send(part)
 

@@ -6,8 +6,9 @@ state of ranks.
 Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
 a price is, and what every predictor answers. `device` is a processor with its memory. `network` is one tier of a
 network, and `topology` says which tier carries what. `fixed_durations` is the predictor for durations given by hand.
-`config` loads the description of a machine: `config_files` reads it, `config_schema` validates it, and `config_faults`
-words what is wrong with it.
+`kernel_device` and `measured_topology` price single kernels and transfers by what was measured. `config` loads the
+description of a machine: `config_files` reads it, `config_schema` validates it, and `config_faults` words what is wrong
+with it.
 """
 
 from minitrain.hardware.config import SystemConfig, load_config, shipped_configs

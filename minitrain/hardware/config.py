@@ -2,8 +2,8 @@
 
 The format is that of Calculon's `systems/*.json` (github.com/calculon-ai/calculon), so files written for it
 load unchanged: `matrix` and `vector` by datatype, `mem1` (HBM), `mem2` (host), `processing_mode`,
-`networks`. The mode is kept and validated but prices nothing: how compute and memory time combine is the
-predictor's choice.
+`networks`. Beside these a config may hold `kernels` and the keys of a `DataSheet`. The mode is kept and
+validated but prices nothing: how compute and memory time combine is the predictor's choice.
 """
 
 import os
@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, final
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import config_files as files
 from minitrain.hardware.config_faults import label_of, refuse, shown
+from minitrain.hardware.data_sheet import NO_DATA_SHEET, DataSheet
 from minitrain.hardware.device import Memory, Processor, Rate
 from minitrain.hardware.kernel_rates import AttentionRate, KernelRates, MatmulRate
 from minitrain.hardware.network import Network, select_tier
+from minitrain.hardware.profile_files import KEY as PROFILE_KEY
+from minitrain.hardware.profile_files import config_of_profile
 from minitrain.hardware.transfer_curve import TransferCurve
 
 if TYPE_CHECKING:
@@ -45,7 +48,8 @@ class SystemConfig:
         mem2: the host's memory, over PCIe or a chip-to-chip link.
         processing_mode: "roofline" or "no_overlap", as the file has it.
         networks: the tiers, in the file's order.
-        kernels: what kernels reach, for fidelity="kernels"; None where the file does not say.
+        kernels: what kernels reach, for `KernelDevice`; None where the file does not say.
+        sheet: what else its data sheet says: caches, limits, power and more.
     """
 
     name: str
@@ -55,6 +59,7 @@ class SystemConfig:
     processing_mode: str
     networks: tuple[Network, ...]
     kernels: KernelRates | None = None
+    sheet: DataSheet = NO_DATA_SHEET
 
     @property
     def matrix(self) -> Mapping[str, Rate]:
@@ -158,6 +163,8 @@ def _validated(data: Any, label: str, name: str) -> SystemConfig:
     if not isinstance(data, Mapping):
         raise refuse(label, [f"expected a JSON object, found {shown(data)}"])
     copy, repeated = files.plain(data, label)
+    if PROFILE_KEY in copy:
+        copy = config_of_profile(copy, label)
     model, faults = validate(copy)
     if model is None or repeated:
         raise refuse(label, repeated + faults)
@@ -174,6 +181,7 @@ def _system(model: "ConfigModel", name: str) -> SystemConfig:
         processing_mode=model.processing_mode,
         networks=tuple(map(_network, model.networks)),
         kernels=None if model.kernels is None else _kernels(model.kernels),
+        sheet=model.data_sheet(None if model.kernels is None else model.kernels.units),
     )
 
 

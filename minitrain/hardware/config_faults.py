@@ -5,6 +5,8 @@ from typing import Any
 
 from minitrain.errors import HardwareConfigError
 
+TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
+
 _LONGEST = 40  # characters of a found string, digits of a found integer
 
 

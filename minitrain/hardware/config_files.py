@@ -13,12 +13,12 @@ from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware.config_faults import key_path, label_of, refuse
+from minitrain.hardware.config_faults import TOO_DEEP, key_path, label_of, refuse
+from minitrain.hardware.yaml_files import is_yaml, parse_yaml
 
 MAX_BYTES = 1_000_000
 
 _MAX_DIGITS = 400  # more digits than any float has; int() refuses thousands
-_TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
 
 
 @lru_cache(maxsize=1)
@@ -126,25 +126,27 @@ def _integer(digits: str) -> float:
 
 
 def parse(text: str, label: str) -> Any:
-    """Return the JSON data of a text, its objects remembering keys that came twice.
+    """Return the data of a text, its objects remembering keys that came twice; YAML if the label says so, else JSON.
 
     Args:
         text: the content of a file.
         label: what messages call the config.
 
     Returns:
-        Whatever the JSON holds.
+        Whatever the text holds.
 
     Raises:
-        HardwareConfigError: it is not JSON, or nested too deeply to be read.
+        HardwareConfigError: it is neither, or nested too deeply to be read.
     """
+    if is_yaml(label):
+        return parse_yaml(text, label, _object)
     try:
         return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
     except json.JSONDecodeError as error:
         fault = f"expected JSON, found a mistake in line {error.lineno}, column {error.colno}: {error.msg}"
         raise refuse(label, [fault]) from None
     except RecursionError:
-        raise refuse(label, [_TOO_DEEP]) from None
+        raise refuse(label, [TOO_DEEP]) from None
 
 
 def plain(data: Any, label: str) -> tuple[Any, list[str]]:
@@ -164,7 +166,7 @@ def plain(data: Any, label: str) -> tuple[Any, list[str]]:
     try:
         return _copied(data, (), faults), faults
     except RecursionError:
-        raise refuse(label, [_TOO_DEEP]) from None
+        raise refuse(label, [TOO_DEEP]) from None
 
 
 def _copied(value: Any, location: tuple[int | str, ...], faults: list[str]) -> Any:

@@ -7,22 +7,28 @@ heavy.
 Keys that the format does not know are ignored, so that files written for other tools load unchanged.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from itertools import pairwise
-from numbers import Real
-from typing import Annotated, Any, NoReturn, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from minitrain.hardware.config_faults import key_path, shown
-
-_Value = TypeVar("_Value")
-Leaf = Callable[[Any], _Value]
-
-# Outside these magnitudes products of fields overflow or vanish: a time would be inf or a division by zero.
-_SMALLEST, _LARGEST = 1e-100, 1e100
+from minitrain.hardware.config_leaves import (
+    BandwidthRows,
+    Efficiency,
+    Flag,
+    Mode,
+    NonNegative,
+    OpRow,
+    Positive,
+    RowList,
+    Usage,
+    Whole,
+    filled,
+    refuse_leaf,
+)
+from minitrain.hardware.data_sheet_schema import EXPECTED_OF_DATA_SHEET, DataSheetModel, require_consistent
 
 # What to say where a key is missing or holds the wrong kind of container.
 _EXPECTED = {
@@ -61,6 +67,7 @@ _EXPECTED = {
     "backward": "an object with efficiency, tail and head_efficiency",
     "tail": "a number >= 0",
     "head_efficiency": "a list of rows [lower bound, efficiency]",
+    **EXPECTED_OF_DATA_SHEET,
 }
 
 # What to say where an entry of one of these objects, named by the file, holds the wrong kind of container.
@@ -70,100 +77,15 @@ _ENTRIES = {
     "matmul": "an object with tflops and prologue",
     "attention": "an object with forward and backward",
     "curves": "an object with latency, and ranks_GBps or efficiency",
+    "caches": "an object with level, bytes and scope",
+    "links": "an object with link_id, source_id, dest_id, bytes_per_s and latency_s",
 }
-
-
-def _refuse(expected: str, **found: str) -> NoReturn:
-    raise PydanticCustomError("expected", "expected {expected}", {"expected": expected, **found})
-
-
-def _number(value: Any, expected: str) -> float:
-    """Return a finite number of sensible magnitude; true and false are no numbers."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        _refuse(expected)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        _refuse(expected)
-    if number and not _SMALLEST <= abs(number) <= _LARGEST:
-        _refuse(f"{expected}, between {_SMALLEST} and {_LARGEST} in magnitude")
-    return number
-
-
-def _in_range(expected: str, accept: Callable[[float], bool]) -> Leaf[float]:
-    """Make the judge of a number within a range."""
-
-    def judge(value: Any) -> float:
-        number = _number(value, expected)
-        if not accept(number):
-            _refuse(expected)
-        return number
-
-    return judge
-
-
-def _whole(value: Any) -> int:
-    number = _number(value, _EXPECTED["size"])
-    if number < 1 or number != int(number):
-        _refuse(_EXPECTED["size"])
-    return int(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        _refuse(_EXPECTED["must_be_filled"])
-    return value
-
-
-def _mode(value: Any) -> str:
-    if not isinstance(value, str) or value not in ("roofline", "no_overlap"):
-        _refuse(_EXPECTED["processing_mode"])
-    return value
-
-
-def _offset(value: Any) -> float | None:
-    if value is None:
-        return None
-    number = _number(value, "a number or null")
-    if number < -2:
-        _refuse("a number >= -2 or null (a lower one makes the time of 2 ranks negative)")
-    return number
-
-
-def _descending(rows: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Check what holds between rows."""
-    bounds = [bound for bound, _ in rows]
-    if not bounds or bounds[-1] != 0 or any(before <= after for before, after in pairwise(bounds)):
-        found = f"bounds {', '.join(f'{bound:g}' for bound in bounds)}" if bounds else "no rows"
-        _refuse("rows with strictly descending lower bounds, the last one 0", found=found)
-    return rows
-
-
-def _filled(rates: dict[str, Any]) -> dict[str, Any]:
-    if not rates:
-        _refuse("an object with at least one datatype")
-    return rates
 
 
 def _some(tiers: list[Any]) -> list[Any]:
     if not tiers:
-        _refuse(_EXPECTED["networks"])
+        refuse_leaf(_EXPECTED["networks"])
     return tiers
-
-
-Positive = Annotated[float, PlainValidator(_in_range("a number > 0", lambda number: number > 0))]
-NonNegative = Annotated[float, PlainValidator(_in_range("a number >= 0", lambda number: number >= 0))]
-Efficiency = Annotated[float, PlainValidator(_in_range("a number in (0, 1]", lambda number: 0 < number <= 1))]
-Usage = Annotated[float, PlainValidator(_in_range("a number in [0, 1)", lambda number: 0 <= number < 1))]
-Whole = Annotated[int, PlainValidator(_whole)]
-Flag = Annotated[bool, PlainValidator(_flag)]
-Mode = Annotated[str, PlainValidator(_mode)]
-Offset = Annotated[float | None, PlainValidator(_offset)]
-RowList = Annotated[list[tuple[NonNegative, Efficiency]], AfterValidator(_descending)]
-BandwidthRows = Annotated[list[tuple[NonNegative, Positive]], AfterValidator(_descending)]
-OpRow = tuple[Positive, Offset]
 
 
 class RateModel(BaseModel):
@@ -247,14 +169,14 @@ class KernelsModel(BaseModel):
     GBps: Positive
     launch: NonNegative
     graph_launch: NonNegative
-    matmul: Annotated[dict[str, MatmulModel], AfterValidator(_filled)]
+    matmul: Annotated[dict[str, MatmulModel], AfterValidator(filled)]
     attention: dict[str, AttentionModel]
 
 
-class ConfigModel(BaseModel):
+class ConfigModel(DataSheetModel):
     """The whole file."""
 
-    matrix: Annotated[dict[str, RateModel], AfterValidator(_filled)]
+    matrix: Annotated[dict[str, RateModel], AfterValidator(filled)]
     vector: dict[str, RateModel]
     mem1: MemoryModel
     mem2: MemoryModel
@@ -266,9 +188,11 @@ class ConfigModel(BaseModel):
 def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:
     """Return the model of a config, or None and every fault as `path: expected ..., found ...`."""
     try:
-        return ConfigModel.model_validate(data), []
+        model = ConfigModel.model_validate(data)
     except ValidationError as error:
         return None, [_fault(details) for details in error.errors(include_url=False)]
+    faults = require_consistent(model, None if model.kernels is None else model.kernels.units)
+    return (None if faults else model), faults
 
 
 def _fault(details: ErrorDetails) -> str:

@@ -1,4 +1,4 @@
-"""A device that prices kernels: tiles and waves, attention by generation, achieved bandwidth, and the launch floor.
+"""The time of single kernels on a device: tiles and waves, attention by generation, achieved bandwidth, launch floor.
 
 A matrix multiplication (m, n, k), `b` of them, is cut into tiles of tm x tn, which the device's multiprocessors
 ("units") work off in waves. Its time is the least over all tiles, and over 1, 2 and 4 ways to split k, of
@@ -70,8 +70,8 @@ class KernelDevice:
         found = system.kernels if rates is None else rates
         if found is None:
             raise HardwareConfigError(
-                f'fidelity="kernels" needs what kernels reach on the device, but config {system.name} has no key '
-                f'kernels; add it, use a config that has it, or fidelity="roofline"',
+                f"prices of kernels need what kernels reach on the device, but config {system.name} has no key "
+                f"kernels; add it, or use a config that has it",
                 path=system.name,
             )
         self.system = system

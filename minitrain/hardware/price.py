@@ -1,4 +1,4 @@
-"""What one operation takes, and the protocol of what answers that: `Predictor`.
+"""`Price`, what one operation takes, and `Predictor`, the interface of whatever computes prices.
 
 The ranks of a run share one predictor, or have one each where they run on different devices (`RankPredictors`). Two
 predictors are made here in minitrain: `minitrain.hardware.predictor` asks a workload, a device and a network;

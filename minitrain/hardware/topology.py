@@ -1,4 +1,4 @@
-"""Where ranks sit, and so which tier of the network carries what.
+"""Network models: the interface `Topology`, and the flat and the hierarchical model. A new one goes here.
 
 `FlatTopology` is the specified model: one tier for the whole run. `HierarchicalTopology` places ranks in
 nodes and prices each message or collective on the smallest tier that contains its participants.
@@ -38,12 +38,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import lcm
-from operator import index
 from typing import ClassVar, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.network import Network, select_tier
-from minitrain.hardware.regular_groups import Step, counts_in_nodes, distinct_shifts
+from minitrain.hardware.rank_placement import Step, checked_placement, counts_in_nodes, distinct_shifts, shifted
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
@@ -158,7 +157,9 @@ class HierarchicalTopology:
         node_size = self.tiers[0].size
         self._node_size = node_size
         self._spans = tuple(-(-tier.size // node_size) for tier in self.tiers)  # nodes a block, rounded up
-        self.placement = None if placement is None else self._checked(placement)
+        self.placement = (
+            None if placement is None else checked_placement(placement, world_size, node_size, self._spans[-1])
+        )
         if not may_be_unfilled:
             self._check_filled()
         self._period = self._shift_that_changes_nothing()
@@ -203,7 +204,7 @@ class HierarchicalTopology:
         """Find out what `one_of_each_shape` returns."""
         by_shape = {self.shape(ranks): ranks}
         for shift in distinct_shifts(steps, self._period):
-            copy = _shifted(ranks, shift)
+            copy = shifted(ranks, shift)
             by_shape.setdefault(self.shape(copy), copy)
         return list(by_shape.values())
 
@@ -327,34 +328,6 @@ class HierarchicalTopology:
         inner = [span * self._node_size for span in self._spans if span * self._node_size < self.world_size]
         return min(lcm(*inner), self.world_size)
 
-    def _checked(self, placement: Sequence[int]) -> tuple[int, ...]:
-        """Return a placement as a tuple, or say what does not fit."""
-        try:
-            nodes = tuple(map(index, placement))
-        except TypeError:
-            raise UsageError(
-                f"a placement must be a sequence of whole node numbers, one a rank, not {placement!r}"
-            ) from None
-        if len(nodes) != self.world_size:
-            raise UsageError(
-                f"a placement must name the node of each of the {self.world_size} ranks, not of {len(nodes)}"
-            )
-        if min(nodes) < 0 or max(nodes) >= self._spans[-1]:
-            wrong = min(nodes) if min(nodes) < 0 else max(nodes)
-            raise UsageError(
-                f"a placement's nodes must be in 0..{self._spans[-1] - 1}, the largest tier's, not {wrong}",
-                node=wrong,
-            )
-        node, crowd = Counter(nodes).most_common(1)[0]
-        if crowd > self._node_size:
-            raise UsageError(
-                f"a node must hold at most {self._node_size} ranks, the size of the smallest tier, but the "
-                f"placement puts {crowd} ranks on node {node}; spread them over more nodes",
-                node=node,
-                num_ranks=crowd,
-            )
-        return nodes
-
 
 def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape) -> float:
     """Return the seconds of the two-level algorithm: inside the nodes and across them."""
@@ -367,10 +340,3 @@ def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape)
     if op == "reduce_scatter":
         return scattered
     return scattered + inner.time("all_gather", size_bytes, local)
-
-
-def _shifted(ranks: Sequence[int], shift: int) -> Sequence[int]:
-    """Return a group, every rank of it moved by as much."""
-    if isinstance(ranks, range):
-        return range(ranks.start + shift, ranks.stop + shift, ranks.step)
-    return tuple(rank + shift for rank in ranks)

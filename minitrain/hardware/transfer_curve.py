@@ -65,8 +65,10 @@ class TransferCurve:
         start = self.latency + self.latency_per_rank * num_ranks
         if not size_bytes:
             return start
-        unsaturated = (self.half_bytes / size_bytes) ** self.exponent if self.half_bytes else 0.0
-        return start + wire_share(op, num_ranks) * size_bytes / (bandwidth * 1e9) * (1 + unsaturated)
+        slowed_bytes = size_bytes  # S (1 + (half/S)^exponent), written so that no tiny S overflows
+        if self.half_bytes:
+            slowed_bytes += self.half_bytes**self.exponent * size_bytes ** (1 - self.exponent)
+        return start + wire_share(op, num_ranks) * slowed_bytes / (bandwidth * 1e9)
 
 
 def wire_share(op: str, num_ranks: int) -> float:

@@ -57,9 +57,15 @@ def prove(
     num_layers: int = 8,
     global_batch_size: int = 16,
     numerics: Any = "numpy",
+    strict: bool = True,
     **options: Any,
 ) -> Proof:
     """Run a strategy on real arrays, and compare it with an independent step on a single device.
+
+    What is proven: with these sizes and this data, every final weight and optimizer state is what one device computes,
+    and it came about by operations of the run's own models alone, which cost what the log says. The latter is what
+    strict accounting adds. Without it, numbers that travel by a global variable, or that come from a model of the
+    strategy's own, are right too and cost nothing. One proof says nothing of other sizes.
 
     Args:
         strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
@@ -67,6 +73,7 @@ def prove(
         num_layers: layers of the trained model.
         global_batch_size: samples of the step, over all ranks.
         numerics: what is trained: "numpy", or a `minitrain.numerics.Problem` with another seed, width or optimizer.
+        strict: run strictly (see `minitrain.accounting.strict`); False is faster, and compares the numbers alone.
         options: the strategy's, or those of `simulate`.
 
     Returns:
@@ -88,6 +95,7 @@ def prove(
         num_layers=num_layers,
         global_batch_size=global_batch_size,
         numerics=problem,
+        strict=strict,
         **options,
     )
     return compare_with_reference(run, problem)

@@ -35,7 +35,7 @@ TENSORS = frozenset(FIELDS)
 class Communication(RankState):
     """The operations on a rank's communication streams."""
 
-    operation_kind = Operation  # the same class for all ranks of a run
+    _operation_kind = Operation  # the same class for all ranks of a run
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Communication(RankState):
             runtime_predictor=runtime_predictor,
             memory_by_kind=memory_by_kind,
         )
-        self.operation_kind = self.operation_kind  # as `follows_tensors`
+        self._operation_kind = self._operation_kind  # as `follows_tensors`
         self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
 
@@ -65,8 +65,8 @@ class Communication(RankState):
         Raises:
             UsageError: the product of the axes is not world_size.
         """
-        require_axes(axes, self.world_size)
-        return Mesh(self.rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
+        require_axes(axes, self._world_size)
+        return Mesh(self._rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, this one among them.
@@ -80,7 +80,7 @@ class Communication(RankState):
         """Return this rank's view of what a group shares."""
         found = self._groups.get(communicator)
         if found is None:
-            found = self._groups[communicator] = Group(communicator, self.rank)
+            found = self._groups[communicator] = Group(communicator, self._rank)
         return found
 
     async def all_reduce(self, v: T, layer: int, *, group: Groupish = None) -> T:
@@ -133,12 +133,12 @@ class Communication(RankState):
             UsageError: the source is not in the group.
         """
         member = self._member(group)
-        members = member.ranks if self.world_size > 1 else (0, self.rank)  # in a world of one, any number
+        members = member.ranks if self._world_size > 1 else (0, self._rank)  # in a world of one, any number
         if source not in members:
             raise UsageError(f"the source of a broadcast must be in the group {member.ranks}, got {source!r}")
-        value = v if source == self.rank or member.size == 1 else None
-        if value is None and source == self.rank:
-            raise TensorTypeError(f"broadcast on rank {self.rank} needs a tensor, got None", rank=self.rank)
+        value = v if source == self._rank or member.size == 1 else None
+        if value is None and source == self._rank:
+            raise TensorTypeError(f"broadcast on rank {self._rank} needs a tensor, got None", rank=self._rank)
         return await self._collective("broadcast", value, layer, member, source)  # type: ignore[no-any-return]
 
     async def all_to_all(self, v: Sequence[T], layer: int | None = None, *, group: Groupish = None) -> list[T]:
@@ -199,7 +199,7 @@ class Communication(RankState):
             self.launching = False
         operation.close()
         submitted.launched_memory = LaunchedMemory(submitted)
-        self.in_flight[id(submitted)] = submitted
+        self._in_flight[id(submitted)] = submitted
         return Launched(submitted)
 
     def _require_operation(self, operation: Any) -> None:
@@ -210,9 +210,9 @@ class Communication(RankState):
         if isinstance(operation, CoroutineType):
             operation.close()
         raise StrategyError(
-            f"launch on rank {self.rank} takes one communication of the same model that nobody awaits yet, such as "
+            f"launch on rank {self._rank} takes one communication of the same model that nobody awaits yet, such as "
             f"model.launch(model.all_gather(weight, layer)); got {operation!r:.80}",
-            rank=self.rank,
+            rank=self._rank,
         )
 
     def _member(self, group: Groupish) -> Group:
@@ -220,7 +220,7 @@ class Communication(RankState):
         if group is None:
             return self._world
         if isinstance(group, Group):
-            return group if group.rank == self.rank else self.group(group.ranks)
+            return group if group.rank == self._rank else self.group(group.ranks)
         return self.group(group)
 
     def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
@@ -230,16 +230,16 @@ class Communication(RankState):
         rows, time = self._rows, self.time
         row = len(rows)
         note = None if tag is None else Note(tag)
-        rows.extend((op, layer, time, PENDING, self.account.units, NO_SAMPLES, stream, None, time, note))
+        rows.extend((op, layer, time, PENDING, self._account.units, NO_SAMPLES, stream, None, time, note))
         return row
 
     def _communicable(self, op: str, v: Any) -> Any:
         """Return a tensor, a bucket of tensors as a list, or None where the operation may have no value."""
         if v is None and op not in ("barrier", "broadcast"):
-            raise TensorTypeError(f"{op} on rank {self.rank} needs a tensor, got None", rank=self.rank)
+            raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
         value = list(v) if isinstance(v, tuple) else v
         if isinstance(value, list) and any(item is None for item in value):
-            raise TensorTypeError(f"{op} on rank {self.rank} needs tensors, got {value!r:.80}", rank=self.rank)
+            raise TensorTypeError(f"{op} on rank {self._rank} needs tensors, got {value!r:.80}", rank=self._rank)
         self.wire_bytes(value)  # raises for anything that is not a tensor
         return value
 
@@ -247,7 +247,7 @@ class Communication(RankState):
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
-        operation = self.operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        operation = self._operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
         communicator = member.communicator
         if communicator.size == 1:
             operation.settle_alone(value)
@@ -264,20 +264,20 @@ class Communication(RankState):
 
     def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message; it takes its stream at once, whatever its receiver does."""
-        channel = self._transport.channel(self.rank, dest, tag)
-        size_bytes = self.runtime_predictor.workload.message_bytes(v)
-        price = self.runtime_predictor.p2p(SEND, size_bytes, self.rank, dest)
+        channel = self._transport.channel(self._rank, dest, tag)
+        size_bytes = self._runtime_predictor.workload.message_bytes(v)
+        price = self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
         owner = self._peer(SEND, dest)
-        operation = self.operation_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
+        operation = self._operation_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
         operation.depart(price)
         self._transport.put(channel, operation)
         return operation
 
     def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive."""
-        channel = self._transport.channel(source, self.rank, tag)
+        channel = self._transport.channel(source, self._rank, tag)
         owner = self._peer(RECV, source)
-        operation = self.operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
+        operation = self._operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
         owner.pending.append(operation)
         self._transport.get(channel, operation)
         return operation

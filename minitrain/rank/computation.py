@@ -38,22 +38,22 @@ class Computation(RankState):
 
     def _is_whole_batch(self, samples: frozenset[int]) -> bool:
         """Return whether a set holds every sample. Ranks share such sets, and what is known of them."""
-        whole = len(samples) == self.global_batch_size and samples == frozenset(range(self.global_batch_size))
+        whole = len(samples) == self._global_batch_size and samples == frozenset(range(self._global_batch_size))
         if whole:
             self._whole_batches[id(samples)] = samples
         return whole
 
     def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
         """Measure a complete gradient, and remember its size for all layers if they are alike."""
-        units = self.account.size(weight_grad)
+        units = self._account.size(weight_grad)
         if self._is_uniform:
             self._whole_grad_units = units
         return units
 
     def _load_units(self, layer: int, num_shards: int) -> tuple[int, int]:
         """Measure one shard of a weight and of its optimizer state; remember their sizes if all layers are alike."""
-        shard = (layer, self.num_layers, 0, singleton(0), num_shards)
-        found = self.account.size(Weight(*shard)), self.account.size(OptState(*shard))
+        shard = (layer, self._num_layers, 0, singleton(0), num_shards)
+        found = self._account.size(Weight(*shard)), self._account.size(OptState(*shard))
         if self._is_uniform:
             self._shard_units[num_shards] = found
         return found
@@ -80,20 +80,20 @@ class Computation(RankState):
             return load_part(self, layer, shard, num_shards, part, num_parts)
         if not (
             layer.__class__ is shard.__class__ is num_shards.__class__ is int
-            and 0 <= layer < self.num_layers
+            and 0 <= layer < self._num_layers
             and 0 <= shard < num_shards <= self._max_shards
         ):
             laws.load(self, layer, shard, num_shards)
         if not self._entered:
             self._enter()
-        price, time = self.runtime_predictor.load(1, num_shards, layer), self.time
+        price, time = self._runtime_predictor.load(1, num_shards, layer), self.time
         self._rows.extend(
-            ("load_weights", layer, time, price, self.account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
+            ("load_weights", layer, time, price, self._account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
         )
         self.time = time + price.seconds
         shards = singleton(shard)
-        weight = Weight(layer, self.num_layers, 0, shards, num_shards)
-        opt_state = OptState(layer, self.num_layers, 0, shards, num_shards)
+        weight = Weight(layer, self._num_layers, 0, shards, num_shards)
+        opt_state = OptState(layer, self._num_layers, 0, shards, num_shards)
         weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(layer, num_shards)  # type: ignore[misc]  # a slot of the base
         return weight, opt_state
 
@@ -112,7 +112,7 @@ class Computation(RankState):
         Raises:
             LawError: a sample is not of the global batch.
         """
-        return Activation(0, self.num_layers, laws.input_samples(self, samples), self.global_batch_size)
+        return Activation(0, self._num_layers, laws.input_samples(self, samples), self._global_batch_size)
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer.
@@ -130,7 +130,7 @@ class Computation(RankState):
         Raises:
             LawError: the weight is incomplete or not in a store, or something is of another layer.
         """
-        account = self.account
+        account = self._account
         try:
             units = inp._units
             is_legal = (
@@ -148,10 +148,10 @@ class Computation(RankState):
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
         samples = inp.samples
-        price, time = self.runtime_predictor.compute("forward", len(samples), layer), self.time
+        price, time = self._runtime_predictor.compute("forward", len(samples), layer), self.time
         self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
-        out = Activation(layer + 1, self.num_layers, samples, self.global_batch_size)
+        out = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
         if self._is_uniform:
             out._units = units  # type: ignore[misc]  # a slot of the base
         else:
@@ -170,9 +170,9 @@ class Computation(RankState):
         if getattr(inp, "_made_in", USUAL).num_parts > 1:
             price = loss_of_parts(self, inp)
         else:
-            price = self.runtime_predictor.compute("loss", len(samples), self.num_layers)
-        self._record("loss", self.num_layers, price, samples)
-        return ActivationGrad(self.num_layers - 1, self.num_layers, samples, self.global_batch_size)
+            price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
+        self._record("loss", self._num_layers, price, samples)
+        return ActivationGrad(self._num_layers - 1, self._num_layers, samples, self._global_batch_size)
 
     def backward(
         self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
@@ -191,7 +191,7 @@ class Computation(RankState):
         Raises:
             LawError: something is of another layer, of other samples, incomplete, or not in a store.
         """
-        account = self.account
+        account = self._account
         try:
             samples = inp.samples
             units = grad._units
@@ -215,13 +215,13 @@ class Computation(RankState):
             units = account.units_of(grad)
         is_uniform, time = self._is_uniform, self.time
         if is_uniform:
-            price = self.runtime_predictor.compute("backward", len(samples), layer)
+            price = self._runtime_predictor.compute("backward", len(samples), layer)
         else:
             price = price_of_backward(self, "backward", layer, inp)
         self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
-        weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
-        grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
+        weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
+        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
         grad_inp._units = units if is_uniform else account.size(grad_inp)  # type: ignore[misc]  # a slot of the base
         return weight_grad, grad_inp
@@ -229,7 +229,7 @@ class Computation(RankState):
     def _price_of_half(self, typ: str, layer: int, inp: Activation) -> Price:
         """Return the price of half of a split backward."""
         if self._is_uniform:
-            return self.runtime_predictor.compute(typ, len(inp.samples), layer)
+            return self._runtime_predictor.compute(typ, len(inp.samples), layer)
         return price_of_backward(self, typ, layer, inp)
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
@@ -246,8 +246,8 @@ class Computation(RankState):
         samples = inp.samples
         price = self._price_of_half("backward_input", layer, inp)
         self._record("backward_input", layer, price, samples)
-        grad_inp = ActivationGrad(layer - 1, self.num_layers, samples, self.global_batch_size)
-        account = self.account
+        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
+        account = self._account
         grad_inp._units = account.units_of(grad) if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # as above
         return grad_inp
 
@@ -266,7 +266,7 @@ class Computation(RankState):
         samples = inp.samples
         price = self._price_of_half("backward_weight", layer, inp)
         self._record("backward_weight", layer, price, samples)
-        weight_grad = WeightGrad(layer, self.num_layers, samples, self.global_batch_size)
+        weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
         return weight_grad
 
@@ -309,12 +309,12 @@ class Computation(RankState):
         try:
             units, state_units = weight._units, opt_state._units
         except AttributeError:  # a shard that was never in a store
-            units, state_units = self.account.units_of(weight), self.account.units_of(opt_state)
-        price, time = self.runtime_predictor.update(len(shards), num_shards, layer), self.time
-        self._rows.extend(("update", layer, time, price, self.account.units, samples, ON_COMPUTE, None, time, None))
+            units, state_units = self._account.units_of(weight), self._account.units_of(opt_state)
+        price, time = self._runtime_predictor.update(len(shards), num_shards, layer), self.time
+        self._rows.extend(("update", layer, time, price, self._account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
-        updated = Weight(layer, self.num_layers, weight.step + 1, shards, num_shards)
+        updated = Weight(layer, self._num_layers, weight.step + 1, shards, num_shards)
         updated._units = units  # type: ignore[misc]  # a slot of the base
-        state = OptState(layer, self.num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
+        state = OptState(layer, self._num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
         state._units = state_units  # type: ignore[misc]  # a slot of the base
         return updated, state

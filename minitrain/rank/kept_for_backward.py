@@ -54,19 +54,19 @@ def keep_scattered(model: RankState, partial: Any) -> None:
     inp, mode = getattr(partial, "_kept_by", None), getattr(partial, "_made_in", USUAL)
     if inp is not None and not model._is_uniform:
         inp._mode = PassMode(mode.recompute, mode.num_parts, sequence_parallel=True)
-        elements = model.runtime_predictor.workload.kept_elements(inp.layer, len(inp.samples), inp._mode)
+        elements = model._runtime_predictor.workload.kept_elements(inp.layer, len(inp.samples), inp._mode)
         model._resize(inp, int(elements * UNITS_PER_ELEMENT))
 
 
 def _keeper(model: RankState, inp: Activation) -> Any:
     """Return what stands for what is kept: an input, or the stored shard of the sequence that it was gathered from."""
     shard = getattr(inp, "_gathered_from", None)
-    return inp if shard is None or getattr(shard, "_home", None) is not model.account else shard
+    return inp if shard is None or getattr(shard, "_home", None) is not model._account else shard
 
 
 def _kept_units(model: RankState, layer: int, inp: Activation, keeper: Any, mode: PassMode) -> int:
     """Return what a layer's input, or its shard, stands for, in units."""
-    workload = model.runtime_predictor.workload
+    workload = model._runtime_predictor.workload
     elements = workload.kept_elements(layer, len(inp.samples), mode)
     if mode.recompute == "full" and not _is_made_again(inp):
         shards = inp._gathered_from.num_shards if mode.sequence_parallel else 1
@@ -98,9 +98,9 @@ def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, u
     if mode.recompute != "none" and typ != "backward_weight":
         _compute_again(model, typ, layer, inp, mode)
     if mode is USUAL:
-        return model.runtime_predictor.compute(typ, num_samples, layer)
+        return model._runtime_predictor.compute(typ, num_samples, layer)
     model.pass_modes[len(model._rows)] = mode
-    return model.runtime_predictor.compute(typ, num_samples, layer, mode)
+    return model._runtime_predictor.compute(typ, num_samples, layer, mode)
 
 
 def _mode_of_forward(inp: Activation, unknown: PassMode) -> PassMode:
@@ -113,15 +113,15 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     """Hold what backward computes again: until it is done, or until the second half of a split one."""
     if model._is_uniform:
         return
-    workload, num_samples, keeper = model.runtime_predictor.workload, len(inp.samples), _keeper(model, inp)
+    workload, num_samples, keeper = model._runtime_predictor.workload, len(inp.samples), _keeper(model, inp)
     everything = PassMode("none", mode.num_parts, mode.sequence_parallel)
     whole = int(workload.kept_elements(layer, num_samples, everything) * UNITS_PER_ELEMENT)
-    borrowed = max(0, whole - model.account.units_of(keeper))
+    borrowed = max(0, whole - model._account.units_of(keeper))
     if mode.recompute == "full" and _is_made_again(inp) and layer:  # the layer before runs again too, to make the input
         before = [workload.kept_elements(layer - 1, num_samples, each) for each in (everything, mode)]
         borrowed += int((before[0] - before[1]) * UNITS_PER_ELEMENT)
-    model.counted.grow(borrowed)
-    model.counted.grow(-borrowed)
+    model._counted.grow(borrowed)
+    model._counted.grow(-borrowed)
     model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode)
     if typ == "backward_input":
-        model._resize(keeper, max(whole, model.account.units_of(keeper)))
+        model._resize(keeper, max(whole, model._account.units_of(keeper)))

@@ -48,7 +48,7 @@ class LaunchedMemory:
     __slots__ = ("awaited", "stored_tensors", "units", "window")
 
     def __init__(self, operation: LaunchedOperation) -> None:
-        account = operation.model.account
+        account = operation.model._account
         self.awaited = False
         self.window: int | None = None
         self.stored_tensors: list[Any] = []
@@ -72,9 +72,9 @@ class LaunchedMemory:
         """Count the result from the launch on, now that it is known."""
         if self.window is None:
             return
-        account = operation.model.account
+        account = operation.model._account
         units = sum(map(account.units_of, _items(operation.outcome)))
-        rows = operation.model.log.rows
+        rows = operation.model._log._rows
         for row in range(operation.row + STRIDE, len(rows), STRIDE):
             rows[row + MEMORY] += units
         account.backdate(self.window, units)  # which may report out of memory, and then reads the rows
@@ -85,17 +85,17 @@ class LaunchedMemory:
     def end(self, operation: LaunchedOperation) -> None:
         """Count nothing any more: whoever awaited the operation has the result now."""
         self.awaited = True
-        account = operation.model.account
+        account = operation.model._account
         for value in self.stored_tensors:
             self.units += account.launched_tensors.pop(id(value), 0)
         account.units -= self.units
-        _enter(operation, -self.units, len(operation.model.log))
-        del operation.model.in_flight[id(operation)]
+        _enter(operation, -self.units, len(operation.model._log))
+        del operation.model._in_flight[id(operation)]
 
 
 def _enter(operation: LaunchedOperation, units: int, place: int | None = None) -> None:
     """Enter a change in the account's journal, at the operation's launch unless another place is given."""
-    journal = operation.model.account.journal
+    journal = operation.model._account.journal
     if journal is not None and units:
         journal.append((operation.row // STRIDE + 1 if place is None else place, "in_flight", units))
 
@@ -107,7 +107,7 @@ def _items(value: Any) -> list[Any]:
 
 def mark_overlap(operation: LaunchedOperation) -> Note:
     """Return the note of an operation's event, which says that it may run beside others."""
-    rows = operation.model.log.rows
+    rows = operation.model._log._rows
     note: Note = rows[operation.row + NOTE] or Note()
     rows[operation.row + NOTE] = note
     note.overlaps = True

@@ -3,7 +3,7 @@
 Each function returns, or raises a `LawError` that names rule, values, rank, layer and remedy. An operation calls it
 before it logs anything and before any clock moves. The laws hold under `python -O` too, since they are no `assert`s.
 
-`minitrain.rank.computing` checks the usual cases by expressions of its own; both must agree.
+`minitrain.rank.computation` checks the usual calls by one quick expression first; both must agree.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
     require_kind(model, "update", "opt_state", opt_state, OptState)
     for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
         _require_layer(model, "update", name, value, layer, layer)
-    _require_all_samples(model, layer, weight_grad)
+    require_all_samples(model, layer, weight_grad)
     _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
         raise _broken(
@@ -207,7 +207,7 @@ def _part_of(value: Any) -> tuple[Any, int]:
 _ONLY = frozenset([0])
 
 
-def _require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
+def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
     """Require a gradient of the whole batch."""
     if weight_grad.samples != _all_samples(model.global_batch_size):
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)

@@ -15,10 +15,10 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
-| `operation_kind` | a class: that of the communications that are submitted |
+| `_operation_kind` | a class: that of the communications that are submitted |
 | `_resize` | when a forward has kept more beside its input, or a backward has computed it again |
 | `_store` | when the model is made, for each of its five stores |
-| `counted`, `memory_by_store` | when somebody asks what the rank holds |
+| `_counted`, `memory_by_store` | when somebody asks what the rank holds |
 | `mesh`, `group`, `_member` | when a group of ranks is named |
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |
 
@@ -35,6 +35,22 @@ from minitrain.rank.final_weights import check_final_weights
 from minitrain.rank.kept_for_backward import mode_of
 from minitrain.rank.stages import stages_of
 from minitrain.workloads.workload import Recompute
+
+_OF_THE_ENGINE = frozenset(
+    {
+        "account",
+        "after_collective",
+        "after_message",
+        "counted",
+        "follows_tensors",
+        "held_bytes",
+        "in_flight",
+        "launching",
+        "operation_kind",
+        "wire_bytes",
+    }
+)
+"""What kinds of model override or use of one another, and no strategy needs."""
 
 
 class Model(Computation, Communication):
@@ -91,6 +107,10 @@ class Model(Computation, Communication):
             UsageError: the layers cannot be shared so.
         """
         return stages_of(self, num_stages, microbatch_size, layers_per_stage)
+
+    def __dir__(self) -> list[str]:
+        """List what a strategy may use, and what may be read of a finished rank."""
+        return [name for name in super().__dir__() if not name.startswith("_") and name not in _OF_THE_ENGINE]
 
     @staticmethod
     def check(models: Sequence[Model]) -> None:

@@ -76,7 +76,7 @@ class Operation(Call):
     def __init__(self, model: RankState, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any) -> None:
         self.model = model
         self.op = op
-        self.rank = model.rank
+        self.rank = model._rank
         self.value = value
         self.clock = model.time
         self.detail = detail
@@ -107,7 +107,7 @@ class Operation(Call):
         else:
             value = result if self.op in ("all_gather", "broadcast") else self.value
             size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
-        return model.runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
+        return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
 
     @staticmethod
     def settle_all(
@@ -134,7 +134,7 @@ class Operation(Call):
                 keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:
             calls[0].model.after_collective(calls, results)
-        units = calls[0].model.account.size(results[0]) if isinstance(results[0], Tensor) else None
+        units = calls[0].model._account.size(results[0]) if isinstance(results[0], Tensor) else None
         for operation, result, clock in zip(calls, results, clocks, strict=True):
             if units is not None:
                 result._units = units
@@ -165,7 +165,7 @@ class Operation(Call):
     def deliver(self, value: Any, sent: float) -> None:
         """Take a message; it is received once all receives before it on the stream are."""
         self.outcome = clone(value)
-        self.outcome._units = self.model.account.units_of(value)
+        self.outcome._units = self.model._account.units_of(value)
         if self.model.follows_tensors:
             self.model.after_message(value, self.outcome)
         self.carried = sent
@@ -177,7 +177,7 @@ class Operation(Call):
         source: Any = self.owner.stream.peer
         late = sent > self.clock
         model._rows[self.row + LAYER] = outcome.layer
-        price = model.runtime_predictor.p2p(RECV, model.wire_bytes(outcome), source, model.rank)
+        price = model._runtime_predictor.p2p(RECV, model.wire_bytes(outcome), source, model._rank)
         self._run(sent if late else self.clock, source if late else None, price, samples_of(outcome))
         self.settled = True
         if self.launched_memory is not None:

@@ -31,11 +31,11 @@ def load_part(
     model: RankState, layer: int, shard: int, num_shards: int, part: int, num_parts: int
 ) -> tuple[WeightPart, OptStatePart]:
     """Load one shard of a part of a layer's weight, and make its optimizer state."""
-    price = model.runtime_predictor.load(1, num_shards, layer, num_parts)
-    weight = WeightPart(layer, model.num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts)
-    state = OptStatePart(layer, model.num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts)
-    model.account.size(weight)
-    model.account.size(state)
+    price = model._runtime_predictor.load(1, num_shards, layer, num_parts)
+    weight = WeightPart(layer, model._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts)
+    state = OptStatePart(layer, model._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts)
+    model._account.size(weight)
+    model._account.size(state)
     model._enter_once()
     model._record("load_weights", layer, price, frozenset())
     return weight, state
@@ -46,12 +46,12 @@ def forward_part(model: RankState, layer: int, inp: Activation, weight: WeightPa
     mode = _mode(inp, weight, recompute)
     model.pass_modes[len(model._rows)] = mode
     model._record(
-        "forward", layer, model.runtime_predictor.compute("forward", len(inp.samples), layer, mode), inp.samples
+        "forward", layer, model._runtime_predictor.compute("forward", len(inp.samples), layer, mode), inp.samples
     )
     out = PartialActivation(
-        layer + 1, model.num_layers, inp.samples, model.global_batch_size, weight.parts, weight.num_parts
+        layer + 1, model._num_layers, inp.samples, model._global_batch_size, weight.parts, weight.num_parts
     )
-    model.account.size(out)
+    model._account.size(out)
     keep(model, layer, inp, out, mode)
     if not mode.sequence_parallel:
         out._kept_by = inp
@@ -63,7 +63,7 @@ def loss_of_parts(model: RankState, inp: Activation) -> Price:
     made_in: PassMode = inp._made_in
     mode = PassMode("none", made_in.num_parts, sequence_parallel=False)
     model.pass_modes[len(model._rows)] = mode
-    return model.runtime_predictor.compute("loss", len(inp.samples), model.num_layers, mode)
+    return model._runtime_predictor.compute("loss", len(inp.samples), model._num_layers, mode)
 
 
 def backward_part(
@@ -75,9 +75,9 @@ def backward_part(
     shard = getattr(inp, "_gathered_from", None)
     weight_grad = WeightGradPart(
         layer,
-        model.num_layers,
+        model._num_layers,
         inp.samples,
-        model.global_batch_size,
+        model._global_batch_size,
         _ALL,
         1,
         weight.parts,
@@ -86,18 +86,18 @@ def backward_part(
         1 if shard is None else shard.num_shards,
     )
     grad_inp = PartialActivationGrad(
-        layer - 1, model.num_layers, grad.samples, model.global_batch_size, weight.parts, weight.num_parts
+        layer - 1, model._num_layers, grad.samples, model._global_batch_size, weight.parts, weight.num_parts
     )
-    model.account.size(weight_grad)
-    model.account.size(grad_inp)
+    model._account.size(weight_grad)
+    model._account.size(grad_inp)
     return weight_grad, grad_inp
 
 
 def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: Any) -> tuple[WeightPart, OptStatePart]:
     """Take an optimizer step on a part, or on the shards of it that this rank holds."""
     layer, num_parts = weight.layer, weight.num_parts
-    price = model.runtime_predictor.update(len(weight.shards), weight.num_shards, layer, num_parts)
-    units, state_units = model.account.units_of(weight), model.account.units_of(state)
+    price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer, num_parts)
+    units, state_units = model._account.units_of(weight), model._account.units_of(state)
     model._record("update", layer, price, weight_grad.samples)
     step, parts = weight.step + 1, weight.parts
     updated = WeightPart(layer, weight.layers, step, weight.shards, weight.num_shards, parts, num_parts)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NoReturn
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.events import (
     COLLECTIVES,
     COMM,
@@ -45,6 +45,23 @@ def _default_predictor(world_size: int) -> RuntimePredictor:
     return RuntimePredictor(world_size)
 
 
+def _for_reading(name: str, doc: str) -> Any:
+    """Return an attribute of a model that its strategy may read and not change; the engine keeps it as `_name`."""
+
+    def refuse(model: RankState, *_: Any) -> NoReturn:
+        refuse_change(model, name)
+
+    return property(attrgetter(f"_{name}"), refuse, refuse, doc)
+
+
+def refuse_change(model: RankState, name: str) -> NoReturn:
+    """Raise the error for an attribute of a model that its strategy assigns or deletes."""
+    raise StrategyError(
+        f"model.{name} of rank {model._rank} is for reading; only the operations of a model change it",
+        rank=model._rank,
+    )
+
+
 class RankState:
     """The state of one rank: the common root of what a `Model` can do.
 
@@ -55,6 +72,14 @@ class RankState:
     """
 
     follows_tensors = False
+
+    rank: int = _for_reading("rank", "This rank.")
+    world_size: int = _for_reading("world_size", "Number of ranks.")
+    num_layers: int = _for_reading("num_layers", "Layers of the trained model.")
+    global_batch_size: int = _for_reading("global_batch_size", "Samples of one step, over all ranks.")
+    dist: Dist = _for_reading("dist", "The transport that all ranks share.")
+    runtime_predictor: Predictor = _for_reading("runtime_predictor", "What prices the operations.")
+    log: EventLog = _for_reading("log", "The events so far, a list to read.")
 
     def after_collective(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Take note of the results of a collective, before any rank gets them; called on the lowest member.
@@ -82,23 +107,23 @@ class RankState:
         runtime_predictor: Predictor | None = None,
         memory_by_kind: bool = False,
     ) -> None:
-        self.dist = Dist(1) if dist is None else dist
-        self._transport: Transport = self.dist  # all that operations use of it
-        self.world_size = self._transport.world_size
-        self.rank = require_count("rank", rank, 0)
-        if rank >= self.world_size > 1:
-            raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {rank}", rank=rank)
-        self.num_layers = require_count("num_layers", num_layers)
-        self.global_batch_size = require_count("global_batch_size", global_batch_size)
-        self.runtime_predictor = runtime_predictor or _default_predictor(self.world_size)
-        self._is_uniform = self.runtime_predictor.workload.is_uniform
+        self._dist = Dist(1) if dist is None else dist
+        self._transport: Transport = self._dist  # all that operations use of it
+        self._world_size = self._transport.world_size
+        self._rank = require_count("rank", rank, 0)
+        if rank >= self._world_size > 1:
+            raise UsageError(f"rank must lie in 0..{self._world_size - 1}, got {rank}", rank=rank)
+        self._num_layers = require_count("num_layers", num_layers)
+        self._global_batch_size = require_count("global_batch_size", global_batch_size)
+        self._runtime_predictor = runtime_predictor or _default_predictor(self._world_size)
+        self._is_uniform = self._runtime_predictor.workload.is_uniform
 
         self.time = 0.0
-        self.log = EventLog(rank)
+        self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
-        self.account = Account(self.runtime_predictor.workload.memory_elements)
+        self._account = Account(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
-            self.account.journal = []
+            self._account.journal = []
         self.weights: Store[Weight] = self._store("weights")
         self.opt_states: Store[OptState] = self._store("opt_states")
         self.activations: Store[Activation] = self._store("activations")
@@ -108,13 +133,14 @@ class RankState:
         self.follows_tensors = self.follows_tensors  # every operation asks, and an attribute is found sooner here
         if self.follows_tensors:
             enable_annotations()
-        self._rows = self.log.rows
+        self._rows = self._log._rows
         self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
         self._entered = False
         self.launching = False  # while an operation is submitted by `launch`
-        self.in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
+        self._in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
         self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
-        self._max_shards = self.runtime_predictor.workload.max_shards(0) if self._is_uniform else 1  # else the laws ask
+        workload = self._runtime_predictor.workload
+        self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # else the laws ask
         self._world = Group(self._transport.world, rank)
         self._recompute: Recompute = "none"  # where a forward does not say
         self.recomputed_flop = 0.0  # what backward did again
@@ -122,21 +148,21 @@ class RankState:
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
-        if self.account.journal is None:
-            return Store(self.account)
-        return JournalledStore(self.account, name, self.log)
+        if self._account.journal is None:
+            return Store(self._account)
+        return JournalledStore(self._account, name, self._log)
 
     def _resize(self, tensor: Any, units: int) -> None:
         """Give a tensor another size: that of all that it stands for from now on."""
-        change = self.account.resize(tensor, units)
-        if self.account.journal is not None and change:
+        change = self._account.resize(tensor, units)
+        if self._account.journal is not None and change:
             stores = (name for name in STORES if any(held is tensor for held in getattr(self, name).values()))
-            self.account.journal.append((len(self.log), next(stores, "in_flight"), change))
+            self._account.journal.append((len(self.log), next(stores, "in_flight"), change))
 
     def _enter(self) -> None:
         """Tell the transport that a task uses this model, once."""
         self._entered = True
-        self._transport.start(self.rank)
+        self._transport.start(self._rank)
 
     def _enter_once(self) -> None:
         """Tell the transport that a task uses this model, unless it knows."""
@@ -151,39 +177,41 @@ class RankState:
 
     def memory(self) -> float:
         """Return the elements in the five stores (and in operations launched to overlap) now."""
-        return self.account.units / UNITS_PER_ELEMENT
+        return self._account.units / UNITS_PER_ELEMENT
 
     @property
-    def counted(self) -> Account:
+    def _counted(self) -> Account:
         """What counts as this rank's memory: the stores and operations in flight."""
-        return self.account
+        return self._account
 
     @property
     def peak_memory(self) -> float:
         """The most elements ever held at once, also between events."""
-        return self.counted.high_water() / UNITS_PER_ELEMENT
+        return self._counted.high_water() / UNITS_PER_ELEMENT
 
     @property
     def memory_journal(self) -> list[MemoryChange]:
         """Every change of every store so far, in program order; empty unless it was asked for."""
-        changes = sorted(self.account.journal or (), key=itemgetter(0))
+        changes = sorted(self._account.journal or (), key=itemgetter(0))
         return [MemoryChange(place, kind, units / UNITS_PER_ELEMENT) for place, kind, units in changes]
 
     def holds(self, value: Any) -> bool:
         """Return whether a tensor, or an equal one, is in one of the stores."""
-        return getattr(value, "_home", None) is self.account or any(value in store.values() for store in self.storage())
+        return getattr(value, "_home", None) is self._account or any(
+            value in store.values() for store in self.storage()
+        )
 
     def status(self) -> None:
         """Print what the stores hold."""
         for name in STORES:
-            print(f"rank {self.rank} {name}:")
+            print(f"rank {self._rank} {name}:")
             for key, value in getattr(self, name).items():
                 print(f"  {key!r}: {value!r}")
 
     def memory_by_store(self) -> dict[str, float]:
         """Return the elements in each store now, and those of operations in flight."""
-        held = {name: sum(map(self.account.units_of, getattr(self, name).values())) for name in STORES}
-        held["in_flight"] = self.account.units - sum(held.values())
+        held = {name: sum(map(self._account.units_of, getattr(self, name).values())) for name in STORES}
+        held["in_flight"] = self._account.units - sum(held.values())
         return {name: units / UNITS_PER_ELEMENT for name, units in held.items()}
 
     def log_event(
@@ -213,7 +241,7 @@ class RankState:
         self, typ: str, layer: int, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None
     ) -> Price:
         """Return the price of an event of a type."""
-        predictor = self.runtime_predictor
+        predictor = self._runtime_predictor
         if typ in ("forward", "backward", "backward_input", "backward_weight"):
             return predictor.compute(typ, len(samples), layer)
         if typ == "update":
@@ -223,7 +251,7 @@ class RankState:
         if value is None or typ not in COMMUNICATIONS:
             return FREE
         if typ in (SEND, RECV):
-            return predictor.p2p(typ, self.wire_bytes(value), self.rank, self.rank)
+            return predictor.p2p(typ, self.wire_bytes(value), self._rank, self._rank)
         return predictor.collective(typ, self.wire_bytes(value), self._world.ranks)
 
     def _record(
@@ -231,7 +259,7 @@ class RankState:
     ) -> None:
         """Log an event that waits for nobody, and move the clock to its end."""
         time = self.time
-        self._rows.extend((typ, layer, time, price, self.account.units, samples, stream, None, time, None))
+        self._rows.extend((typ, layer, time, price, self._account.units, samples, stream, None, time, None))
         self.time = time + price.seconds
 
     def held_bytes(self, value: Any) -> int:
@@ -253,4 +281,4 @@ class RankState:
             return 0
         if isinstance(value, list):
             return sum(self.wire_bytes(item) for item in value)
-        return self.runtime_predictor.workload.message_bytes(value)
+        return self._runtime_predictor.workload.message_bytes(value)

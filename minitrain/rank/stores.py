@@ -165,13 +165,13 @@ class Store(dict[Any, V]):
     comparison for the high-water mark, and the tensor keeps its size and the account that it belongs to in slots.
     """
 
-    __slots__ = ("account",)
+    __slots__ = ("_account",)
 
     def __init__(self, account: Account) -> None:
-        self.account = account
+        self._account = account
 
     def __setitem__(self, key: Any, value: V) -> None:
-        account = self.account
+        account = self._account
         try:
             units = value._units  # type: ignore[attr-defined]  # the result of an operation knows its size
         except AttributeError:
@@ -192,7 +192,7 @@ class Store(dict[Any, V]):
 
     def __delitem__(self, key: Any) -> None:
         value: Any = _take(self, key)
-        account = self.account
+        account = self._account
         value._home = None
         account.units -= value._units
         if account.launched_tensors:
@@ -200,7 +200,7 @@ class Store(dict[Any, V]):
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account, as it is no longer stored."""
-        account = self.account
+        account = self._account
         value._home = None
         account.units -= value._units
         if account.launched_tensors:
@@ -272,35 +272,35 @@ class JournalledStore(Store[V]):
 
         The rest of the change of the total since `before` is of launched operations (see `Account.recount_launched`).
         """
-        journal = self.account.journal
+        journal = self._account.journal
         if journal is not None:
             place = len(self.log)
             journal.append((place, self.name, change))
-            if self.account.units - before != change:
-                journal.append((place, "in_flight", self.account.units - before - change))
+            if self._account.units - before != change:
+                journal.append((place, "in_flight", self._account.units - before - change))
 
     def __setitem__(self, key: Any, value: V) -> None:
-        before = self.account.units
-        replaced = self.account.units_of(self[key]) if key in self else 0
+        before = self._account.units
+        replaced = self._account.units_of(self[key]) if key in self else 0
         super().__setitem__(key, value)
-        self._enter(before, self.account.units_of(value) - replaced)
+        self._enter(before, self._account.units_of(value) - replaced)
 
     def __delitem__(self, key: Any) -> None:
-        value, before = self[key], self.account.units
+        value, before = self[key], self._account.units
         super().__delitem__(key)
-        self._enter(before, -self.account.units_of(value))
+        self._enter(before, -self._account.units_of(value))
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Remove a key and return its value."""
-        held, before = key in self, self.account.units
+        held, before = key in self, self._account.units
         value = super().pop(key, *default)
         if held:
-            self._enter(before, -self.account.units_of(value))
+            self._enter(before, -self._account.units_of(value))
         return value
 
     def popitem(self) -> tuple[Any, V]:
         """Remove and return the pair that came last."""
-        before = self.account.units
+        before = self._account.units
         key, value = super().popitem()
-        self._enter(before, -self.account.units_of(value))
+        self._enter(before, -self._account.units_of(value))
         return key, value

@@ -1,9 +1,13 @@
-"""Several strategies simulated with the same parameters: `compare` -> `Comparison`."""
+"""Several strategies simulated with the same parameters: `compare` -> `Comparison`.
+
+The columns that are shown of it are in `minitrain.trace.tables` (terminal) and `minitrain.trace.run_folder` (page).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
-from minitrain.run.parameters import DEFAULTS, SIZES, split_keywords
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
+from minitrain.run.data_frames import data_frame
+from minitrain.run.parameters import DEFAULTS, SIZES, shows_run_parameters, split_keywords
+from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import Strategy, load_strategy
+from minitrain.run.strategy_loading import Strategy
 from minitrain.run.trained_model import trained_model_of
 
 if TYPE_CHECKING:
@@ -60,7 +67,7 @@ class FailedRun:
         return {
             "strategy": self.strategy,
             **{name: plain(getattr(workload, name, given[name])) for name in SIZES},
-            "hardware": str(getattr(hardware, "name", None) or hardware),
+            "hardware": str(getattr(getattr(hardware, "system", hardware), "name", None) or hardware),
             "network": network_of(hardware) or plain(given["network"]),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **dict.fromkeys(_FIGURES),
@@ -85,7 +92,7 @@ def _figures_of_model(workload: Any) -> dict[str, Any]:
     return {"model": trained.name, "seq_len": trained.seq_len, "tokens_per_second": None, "hfu": None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The runs of several strategies, in the order in which these were given.
 
@@ -121,11 +128,32 @@ class Comparison:
 
         return comparison_table(self)
 
+    def to_pandas(self) -> Any:
+        """Return the summaries as a pandas DataFrame, a row a strategy.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame(self.summary())
+
+    def __repr__(self) -> str:
+        from minitrain.trace.tables import table_text  # noqa: PLC0415
+
+        return table_text(self.table())
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        from minitrain.trace.page import html_table  # noqa: PLC0415
+        from minitrain.trace.run_folder import table_rows, title_of  # noqa: PLC0415
+
+        return f"<p><b>{escape(title_of(self))}</b></p>{html_table(table_rows(self), {})}"
+
     def figure(self) -> Any:
         """Return a Plotly figure: the successful runs, above one another on one time axis."""
-        from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415  (plotly only when somebody looks)
+        from minitrain.trace.notebook_figure import NotebookFigure  # noqa: PLC0415  (plotly only when somebody looks)
+        from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415
 
-        return draw_comparison(self)
+        return NotebookFigure(draw_comparison(self), self._repr_html_)
 
     def write_html(self, path: str | PathLike[str]) -> Path:
         """Write table and figure as one page that opens without internet, and return its path."""
@@ -134,18 +162,21 @@ class Comparison:
         return write_comparison_page(self, path)
 
 
+@shows_run_parameters
 def compare(
     strategies: str | Iterable[str | Strategy] | None = None,
     *,
     progress: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
     **parameters: Any,
 ) -> Comparison:
     """Simulate several strategies with the same parameters.
 
     Args:
         strategies: what `simulate` takes, each (one name may stand alone); the shipped ddp, zero1, zero2, zero3, gpipe
-            and 1f1b by default.
+            and 1f1b by default. A name may have options of its own, "pp_dp:pp=4", and is shown with them.
         progress: called with each strategy's name before it is simulated.
+        watch: called as that of `simulate`, for each strategy.
         parameters: those of `simulate` (8 ranks, 32 layers and a batch of 64 on an H100 server by default).
 
     Returns:
@@ -161,13 +192,13 @@ def compare(
         parameters = {**parameters, "workload": found_workload, "seq_len": None}
     if strategies is None or isinstance(strategies, str):
         strategies = DEFAULT_STRATEGIES if strategies is None else (strategies,)
-    found = [load_strategy(strategy) for strategy in strategies]
+    found = [choose_strategy(strategy) for strategy in strategies]
     runs: dict[str, Run | FailedRun] = {}
-    for name, function in found:
-        unique = _unused(name, runs)
+    for chosen in found:
+        unique = _unused(chosen.label, runs)
         if progress is not None:
             progress(unique)
-        runs[unique] = _simulate(unique, function, parameters)
+        runs[unique] = _simulate(unique, chosen, parameters, watch)
     return Comparison(runs)
 
 
@@ -180,11 +211,11 @@ def _unused(name: str, taken: Mapping[str, Any]) -> str:
     return unique
 
 
-def _simulate(name: str, function: Strategy, parameters: Mapping[str, Any]) -> Run | FailedRun:
+def _simulate(name: str, chosen: ChosenStrategy, parameters: Mapping[str, Any], watch: Watch | None) -> Run | FailedRun:
     """Return a run under a name, or its failure."""
     try:
-        return replace(simulate(function, **parameters), strategy=name)
+        return replace(simulate(chosen, watch=watch, **parameters), strategy=name)
     except HardwareConfigError:
         raise  # of no use to any of the strategies
     except Exception as error:  # a user's strategy may raise anything, and the others go on
-        return FailedRun(name, parameters, error)
+        return FailedRun(name, {**parameters, **chosen.options}, error)

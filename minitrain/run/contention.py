@@ -110,7 +110,7 @@ class _Retiming:
     """The event-driven simulation of one run's dependencies."""
 
     def __init__(self, logs: Sequence[EventLog]) -> None:
-        self.logs = [EventLog(log.rank, list(log.rows)) for log in logs]
+        self.logs = [EventLog(log.rank, list(log._rows)) for log in logs]
         self.lanes = [_Lane() for _ in logs]
         self.transfers: list[dict[int, _Transfer]] = [{} for _ in logs]
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -126,7 +126,7 @@ class _Retiming:
             begun: Counter[Hashable] = Counter()  # how many collectives of each group the rank has started
             for place in range(len(log)):
                 row = place * STRIDE
-                stream, note = log.rows[row + STREAM], log.rows[row + NOTE]
+                stream, note = log._rows[row + STREAM], log._rows[row + NOTE]
                 if stream is ON_COMPUTE:
                     continue
                 if stream.kind == COMM:
@@ -145,7 +145,7 @@ class _Retiming:
 
     def _take_part(self, log: EventLog, place: int, meeting: _Meeting) -> None:
         """Add one rank's transfer to a meeting."""
-        price, note = log.rows[place * STRIDE + PRICE], log.rows[place * STRIDE + NOTE]
+        price, note = log._rows[place * STRIDE + PRICE], log._rows[place * STRIDE + NOTE]
         awaited = note.awaited if note is not None and note.overlaps else place + 1
         transfer = _Transfer(log.rank, place, price, meeting)
         self.transfers[log.rank][place] = transfer
@@ -172,10 +172,10 @@ class _Retiming:
             if lane.place == len(log):
                 return
             row = lane.place * STRIDE
-            log.rows[row + LAUNCHED_AT] = self.now
-            if log.rows[row + STREAM] is ON_COMPUTE:
-                log.rows[row + TIME] = self.now
-                lane.work_s, lane.since, lane.slowed = log.rows[row + PRICE].seconds, self.now, False
+            log._rows[row + LAUNCHED_AT] = self.now
+            if log._rows[row + STREAM] is ON_COMPUTE:
+                log._rows[row + TIME] = self.now
+                lane.work_s, lane.since, lane.slowed = log._rows[row + PRICE].seconds, self.now, False
                 self._expect_end(rank)
                 return
             transfer = self.transfers[rank][lane.place]
@@ -194,7 +194,7 @@ class _Retiming:
 
     def _end_compute(self, rank: int, version: int) -> None:
         """Complete a compute operation, unless its rate has changed since its end was scheduled."""
-        lane, rows = self.lanes[rank], self.logs[rank].rows
+        lane, rows = self.lanes[rank], self.logs[rank]._rows
         if lane.version != version:
             return
         row = lane.place * STRIDE
@@ -213,7 +213,7 @@ class _Retiming:
         launches = [part.launched or 0.0 for part in meeting.parts]
         last = meeting.parts[launches.index(max(launches))].rank
         for part, launched in zip(meeting.parts, launches, strict=True):
-            rows, row = self.logs[part.rank].rows, part.place * STRIDE
+            rows, row = self.logs[part.rank]._rows, part.place * STRIDE
             rows[row + TIME] = self.now
             rows[row + WAITED_FOR] = self._waited_for(meeting, launched, last)
             self._count_transfer(part, 1)

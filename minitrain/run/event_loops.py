@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -25,9 +26,41 @@ def run_to_end(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFa
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(start())
-    return _run_in_thread(start, loop_factory)
+        run = _run_here
+    else:
+        run = _run_in_thread
+    return run(start, loop_factory)
+
+
+def _run_here(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:
+    """Run a coroutine in a loop of this thread; what leaves the loop (Ctrl-C, SystemExit) cancels it."""
+    running: list[asyncio.Task[Any]] = []
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append(task)
+        return await start()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        try:
+            return runner.run(main())
+        except BaseException:
+            for task in running:  # to its end, before the runner waits for all tasks, those that never end among them
+                if not task.done():
+                    task.cancel()
+                    _cancel_what_has_not_begun(runner.get_loop())
+                    with contextlib.suppress(asyncio.CancelledError):
+                        runner.get_loop().run_until_complete(task)
+            raise
+
+
+def _cancel_what_has_not_begun(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks that have not begun, so that they never do: a rank may compute for minutes before it waits."""
+    for task in asyncio.all_tasks(loop):
+        coroutine = task.get_coro()
+        if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+            task.cancel()
 
 
 def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:

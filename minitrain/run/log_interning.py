@@ -34,7 +34,7 @@ class SharedSizes:
         """Go over the events since the last time."""
         shared: dict[int, int] = {}  # new each time: if all figures differed, it would only grow
         for place, log in enumerate(self._logs):
-            rows = log.rows
+            rows = log._rows
             column = slice(self._seen[place] + MEMORY, None, STRIDE)
             rows[column] = [shared.setdefault(units, units) for units in rows[column]]
             self._seen[place] = len(rows)

@@ -40,15 +40,15 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
     for model in models:
         capacity_bytes = model.runtime_predictor.capacity_bytes
         if capacity_bytes is not None:
-            model.counted.limit_units = _units(capacity_bytes, element_bytes)
-            model.counted.on_overflow = partial(report, model, capacity_bytes)
+            model._counted.limit_units = _units(capacity_bytes, element_bytes)
+            model._counted.on_overflow = partial(report, model, capacity_bytes)
     try:
         yield excesses
         if strict and excesses:
             raise _error(min(excesses, key=lambda excess: (excess.time, excess.rank)))
     finally:
         for model in models:
-            model.counted.on_overflow = None  # it would keep the model alive
+            model._counted.on_overflow = None  # it would keep the model alive
 
 
 def _units(size_bytes: float, element_bytes: int) -> float:
@@ -67,6 +67,6 @@ def _moment(model: Model, limit_units: float) -> float:
     The size of a launched result may not be known before it comes. Then it is added to the memory that the events since
     the launch have noted. When it comes depends on the order of tasks, and what events note does not.
     """
-    rows = model.log.rows
+    rows = model.log._rows
     found = (place for place, units in enumerate(rows[MEMORY::STRIDE]) if units > limit_units)
     return next((rows[place * STRIDE + LAUNCHED] for place in found), model.time)

@@ -2,7 +2,8 @@
 
 A new parameter is a new field of `RunParameters`. `simulate` and `simulate_async` show the fields as their keywords;
 `compare`, `sweep`, `prove`, folding and the command line take the names and the defaults from here. What excludes each
-other is in one table, `EXCLUSIONS`.
+other is in one table, `EXCLUSIONS`. A command offers a new parameter once `minitrain.cli.options` has an option for it
+and the command's own signature names that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.predictor import RuntimePredictor
@@ -21,10 +22,16 @@ from minitrain.rank.model import Model
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import Workload
 
+if TYPE_CHECKING:
+    from minitrain.run.progress import Watch
+    from minitrain.run.strategy_loading import Strategy
+
 SIZES = ("world_size", "num_layers", "global_batch_size")
 LOGS = ("full", "summary")
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +207,46 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
     return parameters, {name: value for name, value in keywords.items() if name not in DEFAULTS}
 
 
-def lists_run_parameters(function: F) -> F:
+class TakesRunParameters(Protocol[R_co]):
+    """`simulate`, as editors and type checkers see it: the fields of `RunParameters` by name, and a strategy's options.
+
+    A test compares it with the fields.
+    """
+
+    def __call__(
+        self,
+        strategy: str | Strategy,
+        *,
+        watch: Watch | None = None,
+        world_size: int = ...,
+        num_layers: int = ...,
+        global_batch_size: int = ...,
+        hardware: Any = ...,
+        network: str = ...,
+        placement: Sequence[int] | None = ...,
+        slowdown: Mapping[int, float] | None = ...,
+        contention: bool = ...,
+        p2p_buffer: int | None = ...,
+        check: bool = ...,
+        strict: bool = ...,
+        strict_memory: bool = ...,
+        memory_by_kind: bool = ...,
+        numerics: Any = ...,
+        model_kind: type[Model] | None = ...,
+        fold: bool | Any = ...,
+        log: str = ...,
+        **options: Any,
+    ) -> R_co:
+        """Simulate a strategy with parameters of the run and options of its own."""
+        ...
+
+
+def lists_run_parameters(function: Callable[..., R]) -> TakesRunParameters[R]:
+    """Let a function of a strategy and `**parameters` have the signature of `TakesRunParameters`."""
+    return cast("TakesRunParameters[R]", shows_run_parameters(function))
+
+
+def shows_run_parameters(function: F) -> F:
     """Let a function of `**parameters` show each parameter of a run in its signature (for help and completion)."""
     signature = inspect.signature(function)
     own = [known for known in signature.parameters.values() if known.kind is not inspect.Parameter.VAR_KEYWORD]

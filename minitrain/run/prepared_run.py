@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from minitrain.hardware.predictor import network_of
 from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
+from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.memory_reports import OutOfMemory
-from minitrain.run.parameters import RunParameters, split_keywords
+from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
+from minitrain.run.progress import Watch
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import Strategy, load_strategy, require_options
+from minitrain.run.strategy_loading import Strategy
 from minitrain.run.trained_model import trained_model_of
 from minitrain.transport.dist import Dist
 
@@ -32,6 +34,7 @@ class PreparedRun:
         options: the strategy's own options.
         parameters: those of the run.
         predictor: what prices the operations: one for all ranks, or one for each.
+        watch: called when the ranks begin, with what says how far they are.
     """
 
     name: str
@@ -39,6 +42,7 @@ class PreparedRun:
     options: Mapping[str, Any]
     parameters: RunParameters
     predictor: Predictor | RankPredictors
+    watch: Watch | None = None
 
     @property
     def hardware_name(self) -> str:
@@ -90,19 +94,21 @@ class PreparedRun:
         )
 
 
-def prepare(strategy: str | Strategy, keywords: Mapping[str, Any]) -> PreparedRun:
+def prepare(strategy: str | Strategy, keywords: Mapping[str, Any], watch: Watch | None = None) -> PreparedRun:
     """Find a strategy and make what prices its operations.
 
     Args:
-        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function"; a name may have
+            options ("pp_dp:pp=4").
         keywords: parameters of the run, and the strategy's own options.
+        watch: called when the ranks begin, with what says how far they are.
 
     Raises:
         UsageError: a parameter is outside its rule.
         HardwareConfigError: the hardware config cannot be found, read or believed.
         StrategyError: there is no such strategy, or it takes other options.
     """
-    parameters, options = split_keywords(keywords)
-    name, function = load_strategy(strategy)
-    require_options(name, function, options)
-    return PreparedRun(name, function, options, parameters, parameters.predictor())
+    parameters, common = split_keywords(keywords)
+    chosen = choose_strategy(strategy)
+    options = chosen.options_with(common, DEFAULTS)
+    return PreparedRun(chosen.name, chosen.function, options, parameters, parameters.predictor(), watch)

@@ -7,11 +7,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError
+from minitrain.events import PRICE, STRIDE
+from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
 from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.progress import RunProgress
 from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.dist import Dist
+
+INTERRUPTED_S = 2.0
+"""Real time that clean-ups may take after Ctrl-C, s."""
+
+_MOST_CANCELLATIONS = 3  # one for the task, the others for clean-ups that wait for what cannot come
 
 
 async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
@@ -24,15 +32,24 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
     dist, loop = models[0].dist, asyncio.get_running_loop()
     ranks = _RankTasks(prepared, len(models))
     dist.detector.on_deadlock = ranks.end
+    dist.detector.progress = _Progress(models)
     tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
+    dist.detector.watch_run()
+    if prepared.watch is not None:
+        prepared.watch(RunProgress(models))
+    patience_s: float | None = None
     with collecting_unretrieved_errors(dist, tasks) as unretrieved:
         try:
             await ranks.ended
+        except asyncio.CancelledError:  # from outside: Ctrl-C, or a caller's time limit
+            patience_s = INTERRUPTED_S
+            raise
         finally:
             ranks.is_ending = True
-            dist.detector.on_deadlock = None
             found = dist.error
-            await end_all(dist.detector, {*tasks, *ranks.left_over, *dist.detector.unfinished_tasks(loop)})
+            left = {*tasks, *ranks.left_over, *dist.detector.unfinished_tasks(loop)}
+            await end_all(dist.detector, left, patience_s)
+            dist.detector.progress = None  # it would keep the models alive
     if ranks.failures and found is None:  # what the transport found comes before what followed from it
         _raise_failure(prepared.name, models, *min(ranks.failures, key=lambda failure: failure[0]))
     if dist.error is not None:
@@ -45,17 +62,76 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
         raise error
 
 
-async def end_all(detector: DeadlockDetector, tasks: set[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs, wait for it, and retrieve every error: asyncio logs what nobody retrieved."""
-    pending = [task for task in tasks - {asyncio.current_task()} if not task.done()]
-    for task in pending:
-        task.cancel()
+async def end_all(detector: DeadlockDetector, tasks: set[asyncio.Task[Any]], patience_s: float | None = None) -> None:
+    """Cancel what still runs, wait for it, and retrieve every error: asyncio logs what nobody retrieved.
+
+    A task that swallows its cancellation and then waits for what can never come is abandoned, as is one that goes on
+    when the run is interrupted.
+
+    Args:
+        detector: that of the run.
+        tasks: to be ended.
+        patience_s: real time that clean-ups may take, s; None for any.
+    """
+    pending = {task for task in tasks - {asyncio.current_task()} if not task.done()}
     detector.run_is_over = False  # a rank that meets others in its clean-up may wait for ever
-    await asyncio.gather(*pending, return_exceptions=True)
-    detector.run_is_over = True
+    try:
+        if patience_s is not None and detector.num_reports:
+            detector.report(asyncio.get_running_loop(), "interrupted while still waiting")
+        for _ in range(_MOST_CANCELLATIONS if patience_s is None else 1):
+            pending = pending and await _cancelled(detector, pending, patience_s)
+    except asyncio.CancelledError:
+        if detector.num_reports:
+            detector.report(asyncio.get_running_loop(), "interrupted while tasks of the run do not end")
+        raise
+    finally:
+        _abandon(pending)
+        detector.on_deadlock = None
+        detector.run_is_over = True
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()
+
+
+async def _cancelled(
+    detector: DeadlockDetector, tasks: set[asyncio.Task[Any]], patience_s: float | None
+) -> set[asyncio.Task[Any]]:
+    """Cancel tasks, and return those that swallow it, as soon as none of them can go on or the time is up."""
+    stuck: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    detector.on_deadlock = lambda _: None if stuck.done() else stuck.set_result(None)
+    for task in tasks:
+        task.cancel()
+    ends: list[asyncio.Future[Any]] = [asyncio.gather(*tasks, return_exceptions=True), stuck]
+    detector.watch_run()
+    await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+    return {task for task in tasks if not task.done()}
+
+
+def _abandon(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Give tasks up that do not end: the event loop waits for them no longer when it closes, and does not log them."""
+    for task in tasks:
+        if not task.done():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, as its gather does
+            asyncio._unregister_task(task)  # as asyncio documents for whoever extends it
+
+
+class _Progress:
+    """How far ranks have come: their clocks, and the operations that are done where no clock has moved.
+
+    Args:
+        models: those of the ranks.
+    """
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        self._models = models
+        self._clocks: list[float] = []
+
+    def __call__(self) -> object:
+        """Return a value that differs from the last one if a rank has got on since."""
+        before, self._clocks = self._clocks, [model.time for model in self._models]
+        if before != self._clocks:
+            return object()
+        return sum(price is not PENDING for model in self._models for price in model._log._rows[PRICE::STRIDE])
 
 
 class _RankTasks:
@@ -149,7 +225,7 @@ def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
             messages=lost,
         )
     for model in models:
-        for work in model.in_flight.values():
+        for work in model._in_flight.values():
             raise StrategyError(
                 f"rank {model.rank} launched {work.op} and never awaited it; `await work` before returning",
                 rank=model.rank,

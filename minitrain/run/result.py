@@ -6,12 +6,15 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
+from minitrain.run.data_frames import columns_of, data_frame
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
 from minitrain.run.trained_model import TrainedModel
@@ -231,9 +234,10 @@ class Run:
     def figure(self) -> Any:
         """Return a Plotly figure: what every rank does, over the memory it holds, on one time axis."""
         from minitrain.trace.gantt import figure  # noqa: PLC0415  (plotly only when somebody looks)
+        from minitrain.trace.notebook_figure import NotebookFigure  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        return figure(self.timeline, view_of(self), self.memory_journals)
+        return NotebookFigure(figure(self.timeline, view_of(self), self.memory_journals), self._repr_html_)
 
     def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
         """Write the figure as one page that opens without internet, and return its path.
@@ -261,12 +265,44 @@ class Run:
         step, journals = self.step_time, self.memory_journals
         return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
+    def to_pandas(self) -> Any:
+        """Return all events as a pandas DataFrame, ordered by (time, rank), a column for each field of `Event`.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame(columns_of(self.events))
+
+    def __repr__(self) -> str:
+        from minitrain.trace.run_folder import conditions  # noqa: PLC0415
+
+        step, peak = duration(self.step_time), self.peak_memory_bytes / GIB
+        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}, peak {peak:.4g} GiB>"
+
+    def _repr_html_(self) -> str:
+        """Show the figures and a picture that needs no script, which an exported notebook keeps."""
+        return f"{self._facts_html()}{self._mime_bundle().get('text/html', '')}"
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
         """Show the figure in a notebook."""
+        bundle = self._mime_bundle()
+        html = f"{self._facts_html()}{bundle.get('text/html', '')}"
+        return {"text/plain": repr(self), **bundle, "text/html": html}
+
+    def _mime_bundle(self) -> dict[str, Any]:
+        """Return the pictures of the run by MIME type."""
         from minitrain.trace.page import mime_bundle  # noqa: PLC0415
+        from minitrain.trace.run_folder import picture_of_first_ranks, view_of  # noqa: PLC0415
+
+        bundle = mime_bundle(self.timeline, view_of(self), self.memory_journals)
+        return bundle if "text/html" in bundle else {**bundle, "text/html": picture_of_first_ranks(self)}
+
+    def _facts_html(self) -> str:
+        """Return title and figures of the run as HTML."""
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        return {"text/plain": repr(self), **mime_bundle(self.timeline, view_of(self), self.memory_journals)}
+        view = view_of(self)
+        return f"<p><b>{escape(view.title)}</b><br>{escape(', '.join(view.facts))}</p>"
 
 
 def load_run(path: str | PathLike[str]) -> Run:

@@ -15,6 +15,7 @@ from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory
 from minitrain.run.parameters import lists_run_parameters
 from minitrain.run.prepared_run import PreparedRun, prepare
+from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy
@@ -22,14 +23,23 @@ from minitrain.transport.dist import Dist
 
 
 @lists_run_parameters
-def simulate(strategy: str | Strategy, *, loop_factory: LoopFactory | None = None, **parameters: Any) -> Run:
+def simulate(
+    strategy: str | Strategy,
+    *,
+    loop_factory: LoopFactory | None = None,
+    watch: Watch | None = None,
+    **parameters: Any,
+) -> Run:
     """Simulate one training step of a strategy.
 
     Inside a running event loop (a notebook) the ranks get a loop of their own, in a thread.
 
     Args:
-        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function"; a name may have
+            options ("pp_dp:pp=4").
         loop_factory: makes the event loop, `uvloop.new_event_loop` for example; the log does not depend on it.
+        watch: called when the ranks begin, with a `minitrain.run.progress.RunProgress` that another thread may ask how
+            far they are.
         parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options.
 
     Returns:
@@ -39,15 +49,17 @@ def simulate(strategy: str | Strategy, *, loop_factory: LoopFactory | None = Non
         UsageError: a parameter is outside its rule.
         MinitrainError: of the kind that says what went wrong in the strategy; its own exceptions pass unchanged.
     """
-    return run_to_end(lambda: simulate_async(strategy, **parameters), loop_factory)
+    return run_to_end(lambda: simulate_async(strategy, watch=watch, **parameters), loop_factory)
 
 
 @lists_run_parameters
-async def simulate_async(strategy: str | Strategy, **parameters: Any) -> Run:
+async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None, **parameters: Any) -> Run:
     """Simulate one training step of a strategy in the running event loop.
 
     Args:
-        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function"; a name may have
+            options ("pp_dp:pp=4").
+        watch: called when the ranks begin, with what says how far they are.
         parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options.
 
     Returns:
@@ -60,7 +72,7 @@ async def simulate_async(strategy: str | Strategy, **parameters: Any) -> Run:
         LawError: the strategy breaks a law of training.
         OutOfMemoryError: with `strict_memory`, a rank held too much.
     """
-    prepared = prepare(strategy, parameters)
+    prepared = prepare(strategy, parameters, watch)
     if not prepared.parameters.fold:
         return await _simulate_every_rank(prepared)
     return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))

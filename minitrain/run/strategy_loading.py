@@ -1,4 +1,7 @@
-"""Finding a strategy: a coroutine function, a shipped name, or "path.py:function"."""
+"""Finding a strategy: a coroutine function, a shipped name, "path.py", or "path.py:function".
+
+"path.py" names the only strategy of a file. What options a strategy takes is read from its signature.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import StrategyError
@@ -40,7 +43,7 @@ def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     """Return a strategy's name and coroutine function.
 
     Args:
-        strategy: a coroutine function, a shipped name or alias, or "path.py:function".
+        strategy: a coroutine function, a shipped name or alias, "path.py" or "path.py:function".
 
     Raises:
         StrategyError: there is no such strategy, its file cannot be loaded, or it is not an async function of a model.
@@ -81,10 +84,12 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     path, colon, function_name = text.rpartition(":")
     if colon and path.endswith(".py"):
         return function_name, _load_from_file(Path(path), function_name)
+    if text.endswith(".py"):
+        return _load_only_one(Path(text))
     shipped = _shipped()
     name = _SPELLED_OTHERWISE.get(text, text)
     if name not in shipped:
-        close = difflib.get_close_matches(text, shipped, 1)
+        close = [f"{text}.py"] if Path(f"{text}.py").is_file() else difflib.get_close_matches(text, shipped, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StrategyError(
             f"there is no strategy {text!r}{hint or ';'} use one of {', '.join(shipped)}, or path.py:function",
@@ -93,8 +98,77 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     return name, shipped[name]
 
 
+def _load_only_one(path: Path) -> tuple[str, Strategy]:
+    """Return the name and the function of the only strategy of a Python file."""
+    found = strategies_of_file(path)
+    if len(found) == 1:
+        return next(iter(found.items()))
+    if not found:
+        raise StrategyError(
+            f"{path} has no strategy, an async function of one argument: `async def mine(model): ...`", path=str(path)
+        )
+    raise StrategyError(
+        f"{path} has {len(found)} strategies, {', '.join(found)}; say which: {path}:{next(iter(found))}", path=str(path)
+    )
+
+
+def strategies_of_file(path: Path) -> dict[str, Strategy]:
+    """Return the strategies of a Python file by name: its own public async functions of one model.
+
+    Raises:
+        StrategyError: the file cannot be loaded.
+    """
+    module = _module_of(path)
+    return {
+        name: function
+        for name, function in vars(module).items()
+        if inspect.iscoroutinefunction(function)
+        and not name.startswith("_")
+        and getattr(function, "__module__", None) == module.__name__
+        and _takes_a_model(function)
+    }
+
+
+def _takes_a_model(function: Strategy) -> bool:
+    """Return whether a function can be called with a model, and options by name where it requires some."""
+    parameters = inspect.signature(function).parameters.values()
+    required = [known.name for known in parameters if known.kind is known.KEYWORD_ONLY and known.default is known.empty]
+    try:
+        _bind_once(function, *required)
+    except TypeError:
+        return False
+    return True
+
+
+def takes_option(strategy: Strategy, option: str) -> bool:
+    """Return whether a strategy has an option of a name."""
+    parameters = inspect.signature(strategy).parameters.values()
+    return any(known.kind is known.VAR_KEYWORD for known in parameters) or option in options_of(strategy)
+
+
+def options_of(strategy: Strategy) -> dict[str, inspect.Parameter]:
+    """Return the options of a strategy by name: what can be given by name after the model."""
+    after_model = list(inspect.signature(strategy).parameters.values())[1:]
+    return {
+        known.name: known for known in after_model if known.kind in (known.KEYWORD_ONLY, known.POSITIONAL_OR_KEYWORD)
+    }
+
+
 def _load_from_file(path: Path, function_name: str) -> Strategy:
-    """Return a function of a Python file, which is imported under a module name of its own."""
+    """Return a function of a Python file."""
+    module = _module_of(path)
+    function = getattr(module, function_name, None)
+    if function is None:
+        found = [name for name, value in vars(module).items() if inspect.iscoroutinefunction(value)]
+        raise StrategyError(
+            f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
+            path=str(path),
+        )
+    return function  # type: ignore[no-any-return]  # load_strategy checks its kind
+
+
+def _module_of(path: Path) -> ModuleType:
+    """Import a Python file under a module name of its own."""
     if not path.is_file():
         raise StrategyError(f"there is no strategy file {path}; give path.py:function", path=str(path))
     spec = importlib.util.spec_from_file_location(f"minitrain_strategy_{path.stem}", path)
@@ -109,14 +183,7 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
             f"the strategy file {path} cannot be loaded: {type(error).__name__}: {error}{_line_of(error, path)}",
             path=str(path),
         ) from error
-    function = getattr(module, function_name, None)
-    if function is None:
-        found = [name for name, value in vars(module).items() if inspect.iscoroutinefunction(value)]
-        raise StrategyError(
-            f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
-            path=str(path),
-        )
-    return function  # type: ignore[no-any-return]  # load_strategy checks its kind
+    return module
 
 
 def _line_of(error: BaseException, path: Path) -> str:
@@ -125,9 +192,8 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f" (line {lines[-1]})" if lines else ""  # a syntax error names its line itself
 
 
-@lru_cache
 def _bind(strategy: Strategy, *options: str) -> None:
-    """Bind options to the parameters of a strategy; cached, since a sweep asks a thousand times a second.
+    """Bind options to the parameters of a strategy.
 
     Raises:
         TypeError: an option is no parameter, or a parameter has no value.
@@ -135,18 +201,43 @@ def _bind(strategy: Strategy, *options: str) -> None:
     inspect.signature(strategy).bind(None, **dict.fromkeys(options))
 
 
-def require_options(name: str, strategy: Strategy, options: dict[str, Any]) -> None:
+_bind_cached = lru_cache(_bind)  # a sweep asks a thousand times a second
+
+
+def _bind_once(strategy: Strategy, *options: str) -> None:
+    """Bind options as `_bind` does, once where the answer can be kept: what is no function may not be hashable."""
+    (_bind_cached if isinstance(strategy, FunctionType) else _bind)(strategy, *options)
+
+
+def require_options(name: str, strategy: Strategy, options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
     """Require that a strategy can be called with a model and some options.
+
+    Args:
+        name: the strategy's name.
+        strategy: the strategy.
+        options: what it is to be called with.
+        known: other names that might have been meant, those of a run's parameters.
 
     Raises:
         StrategyError: it takes other parameters.
     """
-    bind = _bind if isinstance(strategy, FunctionType) else _bind.__wrapped__  # anything else may not be hashable
     try:
-        bind(strategy, *options)
+        _bind_once(strategy, *options)
     except TypeError as error:
         signature = inspect.signature(strategy)
         given = ", ".join(["model", *(f"{option}={value!r}" for option, value in options.items())])
+        meant = "".join(did_you_mean(option, [*options_of(strategy), *known]) for option in options)
         raise StrategyError(
-            f"the strategy {name}{signature} cannot be called with ({given}): {error}", strategy=name
+            f"the strategy {name}{signature} cannot be called with ({given}): {error}{meant}", strategy=name
         ) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return in words which of the known names was meant by one that is not among them, or nothing.
+
+    >>> did_you_mean("wrold_size", ["num_layers", "world_size"])
+    '; did you mean world_size?'
+    """
+    listed = list(known)
+    close = [] if name in listed else difflib.get_close_matches(name, listed, 1)
+    return f"; did you mean {close[0]}?" if close else ""

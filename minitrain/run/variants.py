@@ -117,10 +117,14 @@ def _around_full(parameters: RunParameters, models: Sequence[Any]) -> Iterator[N
 def _strictness(models: Sequence[Any]) -> Iterator[None]:
     """Note which tensors are made by hand during a run, and audit the run at its end."""
     from minitrain.accounting.strict.audit import audit  # noqa: PLC0415
+    from minitrain.accounting.strict.evidence import Evidence  # noqa: PLC0415
     from minitrain.accounting.strict.unusable_tensors import detecting_handmade_tensors  # noqa: PLC0415
 
+    predictors = [model._runtime_predictor for model in models]
     with detecting_handmade_tensors():
+        evidence = Evidence(predictors)
         yield
+    evidence.require_unchanged()
     audit(models)
 
 
@@ -138,7 +142,7 @@ def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[st
 
 def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:
     """Return what was held outside the stores, on the rank that held the most."""
-    model = max(models, key=lambda model: model.ledger.most_outside)
-    lines = model.ledger.held_outside()
-    time = model.log.rows[model.ledger.at_row + TIME] if lines else 0.0
+    model = max(models, key=lambda model: model._ledger.most_outside)
+    lines = model._ledger.held_outside()
+    time = model.log._rows[model._ledger.at_row + TIME] if lines else 0.0
     return MemoryOutsideStores(model.rank, time, sum(lines.values()), lines)

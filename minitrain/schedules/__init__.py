@@ -6,7 +6,8 @@ Generators make the schedules of the literature for any legal size, `validate` s
 and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
 
 May import: the rooms up to `run`. Open `schedule` and `action` first; `depth_first`, `breadth_first`, `zero_bubble` and
-`v_shaped` are the generators, and `as_strategy` runs a schedule on ranks.
+`v_shaped` are the generators, and `as_strategy` runs a schedule on ranks. A new schedule is a generator in the file of
+its family. A file in `strategies/` gives it a name for the command line.
 
 Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
 their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input

@@ -1,4 +1,4 @@
-"""Many configurations over processes: `sweep`, its grid, its batches of configurations, and the file of its rows.
+"""Many configurations over processes: `sweep`, its grid, its batches of configurations, the file of its rows, its page.
 
-May import: the rooms up to `run`, and `folding`. Open `sweep` first.
+May import: the rooms up to `trace`, whose picture of a run its page shows. Open `sweep` first.
 """

@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.price import Predictor
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.parameters import DEFAULTS, make_predictor
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
-from minitrain.run.strategy_loading import Strategy, load_strategy
+from minitrain.run.strategy_loading import Strategy
 
 if TYPE_CHECKING:
     from minitrain.folding.early_divergence import DivergenceHistory
@@ -69,19 +70,20 @@ def label_of(strategy: str | Strategy) -> str:
 
 
 def run_batches(
-    configurations: Iterator[tuple[str, Configuration]], executor: Executor | None
+    configurations: Iterator[tuple[str, Configuration]], executor: Executor | None, jobs: int | None = None
 ) -> Iterator[tuple[str, Row]]:
     """Simulate configurations, and yield the key and the row of each as it is done.
 
     Args:
         configurations: with their keys; they are taken as workers become free.
-        executor: where to run; by default, a pool of one process for each core that ends with this generator.
+        executor: where to run; by default, a pool of processes that ends with this generator.
+        jobs: processes of that pool; one a core by default.
 
     Raises:
         UsageError: a configuration cannot be sent to another process.
         MinitrainError: a worker died.
     """
-    with _workers(executor) as (workers, num_at_once):
+    with _workers(executor, jobs) as (workers, num_at_once):
         in_flight: set[Future[tuple[float, list[tuple[str, Row]]]]] = set()
         size = 1
         while True:
@@ -113,15 +115,15 @@ def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float,
 
 
 @contextlib.contextmanager
-def _workers(executor: Executor | None) -> Iterator[tuple[Executor, int]]:
+def _workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[Executor, int]]:
     """Provide an executor, and how many batches to submit to it at once."""
     if executor is not None:
         yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
         return
-    num_cores = os.cpu_count() or 1
-    own = ProcessPoolExecutor(num_cores, multiprocessing.get_context("spawn"), _leave_interrupts_to_the_caller)
+    num_processes = jobs or os.cpu_count() or 1
+    own = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"), _leave_interrupts_to_the_caller)
     try:
-        yield own, 2 * num_cores
+        yield own, 2 * num_processes
     finally:
         own.shutdown(cancel_futures=True)
 
@@ -148,21 +150,21 @@ class SharedByBatch:
     """What the configurations of a batch share: loaded strategies, predictors, and what folding has found out."""
 
     def __init__(self) -> None:
-        self._strategies: dict[str, Strategy] = {}
+        self._strategies: dict[str, ChosenStrategy] = {}
         self._history: DivergenceHistory | None = None
         self._predictors: dict[tuple[str, int, str], Predictor] = {}
         self._trainers: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
 
-    def strategy(self, strategy: str | Strategy) -> Strategy:
-        """Return a strategy's function, which is loaded once.
+    def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
+        """Return a strategy, which is loaded once if it has a name.
 
         Raises:
             StrategyError: there is no such strategy.
         """
         if not isinstance(strategy, str):
-            return strategy
+            return choose_strategy(strategy)
         if strategy not in self._strategies:
-            self._strategies[strategy] = load_strategy(strategy)[1]
+            self._strategies[strategy] = choose_strategy(strategy)
         return self._strategies[strategy]
 
     def parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -223,15 +225,18 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
         shared: what the configurations of its batch share.
     """
     strategy, parameters = configuration
-    name = strategy if isinstance(strategy, str) else load_strategy(strategy)[0]
+    name = strategy if isinstance(strategy, str) else choose_strategy(strategy).name
+    own: Mapping[str, Any] = {}
     try:
+        chosen = shared.strategy(strategy)
+        own = chosen.options
         known = shared.parameters(parameters)
-        run: Run | FailedRun = await simulate_async(shared.strategy(strategy), **known)
+        run: Run | FailedRun = await simulate_async(chosen, **known)
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)
     summary = run.summary()
     del summary["options"]  # each option has a key of its own
-    given = {parameter: plain(value) for parameter, value in parameters.items()}
+    given = {parameter: plain(value) for parameter, value in {**parameters, **own}.items()}
     return {**given, **summary, "strategy": name, "status": _status(run)}
 
 

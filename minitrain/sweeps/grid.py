@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.run.chosen_strategy import ChosenStrategy
+from minitrain.run.parameters import DEFAULTS
+from minitrain.run.strategy_loading import did_you_mean, options_of, takes_option
 
 Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
 
@@ -29,6 +32,34 @@ def checked(grid: Grid) -> Grid:
     if isinstance(grid, Sequence) and not grid:
         raise UsageError("the grid must hold at least one configuration, got none")
     return grid
+
+
+def names_in(grid: Grid) -> list[str]:
+    """Return the names that a checked grid varies, as far as it can tell before it is used."""
+    if isinstance(grid, Mapping):
+        return list(grid)
+    if not isinstance(grid, Sequence):
+        return []
+    return list(dict.fromkeys(name for point in grid if isinstance(point, Mapping) for name in point))
+
+
+def require_known_names(names: Iterable[str], strategies: Sequence[ChosenStrategy]) -> None:
+    """Require that each name is a parameter of `simulate`, or an option of at least one strategy.
+
+    Raises:
+        UsageError: one is neither.
+    """
+    for name in names:
+        if name in DEFAULTS or any(takes_option(chosen.function, name) for chosen in strategies):
+            continue
+        options = dict.fromkeys(option for chosen in strategies for option in options_of(chosen.function))
+        labels = " or ".join(dict.fromkeys(chosen.name for chosen in strategies))
+        known = f"; use one of {', '.join([*options, *DEFAULTS])}"
+        hint = did_you_mean(name, [*options, *DEFAULTS])
+        raise UsageError(
+            f"{name} is neither a parameter of `simulate` nor an option of {labels}{hint or known}",
+            name=name,
+        )
 
 
 def num_points(grid: Grid) -> int | None:

@@ -10,17 +10,24 @@ import csv
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
+from minitrain.run.chosen_strategy import choose_strategy
+from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import EXCLUSIONS
-from minitrain.run.strategy_loading import Strategy, load_strategy
-from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches
-from minitrain.sweeps.grid import Grid, checked, num_points, points
+from minitrain.run.simulation import simulate
+from minitrain.run.strategy_loading import Strategy
+from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches, succeeded
+from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points, require_known_names
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
+
+MOST_EVENTS = 5000
+"""The most events of a run whose picture a page shows."""
 
 
 def sweep(
@@ -28,6 +35,7 @@ def sweep(
     grid: Grid,
     executor: Executor | None = None,
     *,
+    jobs: int | None = None,
     results: str | PathLike[str] | None = None,
     progress: Callable[[int, int | None], None] | None = None,
     **parameters: Any,
@@ -39,6 +47,7 @@ def sweep(
         grid: values by parameter, of which every combination is simulated; or the configurations themselves, one
             mapping of parameters each, which may be as many as an iterator makes.
         executor: where to run, any `concurrent.futures` executor; a pool of one process a core by default.
+        jobs: number of processes, where no executor is given; one a core by default.
         results: a JSON Lines file; what it holds is not simulated again, and new rows are added to it.
         progress: called with the number of rows done and of all (None if the grid cannot tell) as rows come.
         parameters: those of `simulate` that do not vary.
@@ -47,19 +56,29 @@ def sweep(
         The sweep: iterate it for rows as they are done, or ask for `rows()` or `write_csv(path)`.
 
     Raises:
-        UsageError: the grid is none, the results file holds something else, two strategies cannot be told apart, or
-            `fold` is given together with what tells ranks apart. (What concerns one configuration is a failed row.)
+        UsageError: the grid is none, or names what is neither a parameter nor an option of any strategy; the results
+            file holds something else; two strategies cannot be told apart; or `fold` is given together with what tells
+            ranks apart. (What concerns one configuration is a failed row.)
         StrategyError: a strategy cannot be found.
 
     >>> for row in sweep("ddp", {"world_size": [1, 2]}, num_layers=2, global_batch_size=2).rows():  # doctest: +SKIP
     ...     print(row["world_size"], row["status"], row["step_time_s"])
     """
     EXCLUSIONS["fold"].require(parameters)
+    if jobs is not None:
+        require_count("jobs", jobs)
+        if executor is not None:
+            raise UsageError(
+                "jobs is the number of processes of a sweep's own; give it or executor, not both", jobs=jobs
+            )
+    found, axes = _loadable(strategies), checked(grid)
+    require_known_names([*names_in(axes), *parameters], [choose_strategy(strategy) for strategy in found])
     return Sweep(
-        _loadable(strategies),
-        checked(grid),
+        found,
+        axes,
         parameters,
         executor=executor,
+        jobs=jobs,
         results=None if results is None else Path(results),
         progress=progress,
     )
@@ -76,7 +95,7 @@ def _loadable(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str
         strategies = [strategies]
     by_label: dict[str, str | Strategy] = {}
     for strategy in strategies:
-        name, _ = load_strategy(strategy)
+        name = choose_strategy(strategy).name
         if by_label.setdefault(label_of(strategy), strategy) != strategy:
             raise UsageError(
                 f"two strategies are called {label_of(strategy)}, so that their rows could not be told apart; give "
@@ -93,6 +112,9 @@ class Sweep:
 
     A row holds the keys of `Run.summary` (None where there is no figure), a key for every parameter that was given, and
     `status`: "ok", "oom" (more than the device's memory) or "failed"; `out_of_memory` and `error` say why.
+
+    Attributes:
+        num_simulated: rows that were simulated so far; the others were in the results file.
     """
 
     def __init__(
@@ -102,6 +124,7 @@ class Sweep:
         parameters: Mapping[str, Any],
         *,
         executor: Executor | None,
+        jobs: int | None,
         results: Path | None,
         progress: Callable[[int, int | None], None] | None,
     ) -> None:
@@ -109,10 +132,12 @@ class Sweep:
         self._grid = grid
         self._parameters = parameters
         self._executor = executor
+        self._jobs = jobs
         self._results = results
         self._progress = progress
         self._known: dict[str, Row] = {} if results is None else read_rows(results)
-        self._order: dict[str, None] = {}
+        self._order: dict[str, Configuration] = {}
+        self.num_simulated = 0
 
     @property
     def total(self) -> int | None:
@@ -142,6 +167,50 @@ class Sweep:
             writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
         return table
 
+    def write_html(self, path: str | PathLike[str], pictures: int = 10) -> Path:
+        """Write all rows as one page that opens without internet, and return its path.
+
+        It has a table to sort, a scatter plot and parallel coordinates; a click shows a row's figures and its picture.
+
+        Args:
+            path: where to.
+            pictures: how many of the fastest runs are simulated again to be drawn; those of more than `MOST_EVENTS`
+                events are left out, and of all others the page shows the command that draws them.
+        """
+        from minitrain.sweeps.page import write_sweep_page  # noqa: PLC0415  (only when somebody looks)
+
+        rows = self.rows()
+        best = {id(row) for row in succeeded(rows)[:pictures] if row["num_events"] <= MOST_EVENTS}
+        configurations = list(self._order.values())
+        drawn = {place: _picture(configurations[place]) for place, row in enumerate(rows) if id(row) in best}
+        given = [{**parameters, **choose_strategy(strategy).options} for strategy, parameters in configurations]
+        return write_sweep_page(Path(path), rows, given, drawn)
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a pandas DataFrame, after simulating those that are missing.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame(self.rows())
+
+    @property
+    def _known_rows(self) -> list[Row]:
+        """The rows of this sweep that are known by now."""
+        return [self._known[key] for key in self._order if key in self._known]
+
+    def __repr__(self) -> str:
+        labels = ", ".join(map(label_of, self._strategies))
+        names = ", ".join(names_in(self._grid)) or "an iterator's parameters"
+        total = "?" if self.total is None else self.total
+        return f"<Sweep of {labels} over {names}: {len(self._known_rows)} of {total} configurations are done>"
+
+    def _repr_html_(self) -> str:
+        """Show the fastest rows so far in a notebook; nothing is simulated."""
+        from minitrain.sweeps.page import html_of_rows  # noqa: PLC0415
+
+        return f"<p>{escape(repr(self))}</p>{html_of_rows(succeeded(self._known_rows)[:10], names_in(self._grid))}"
+
     def __iter__(self) -> Iterator[Row]:
         """Yield each row as soon as it is known."""
         for num_done, row in enumerate(self._rows(), 1):
@@ -153,9 +222,10 @@ class Sweep:
         """Yield rows of the results file and new rows, as they come."""
         known_rows: deque[Row] = deque()
         with writing(self._results) as write:
-            for key, row in run_batches(self._missing(known_rows), self._executor):
+            for key, row in run_batches(self._missing(known_rows), self._executor, self._jobs):
                 self._known[key] = row
                 write(key, row)
+                self.num_simulated += 1
                 yield row
                 while known_rows:
                     yield known_rows.popleft()
@@ -171,8 +241,18 @@ class Sweep:
                 if key in seen:
                     continue
                 seen.add(key)
-                self._order[key] = None
+                self._order[key] = configuration
                 if key in self._known:
                     known_rows.append(self._known[key])
                 else:
                     yield key, configuration
+
+
+def _picture(configuration: Configuration) -> str:
+    """Simulate a configuration with every event, and return its Gantt chart as SVG."""
+    from minitrain.trace.run_folder import view_of  # noqa: PLC0415  (numpy only when somebody draws)
+    from minitrain.trace.svg import svg  # noqa: PLC0415
+
+    strategy, parameters = configuration
+    run = simulate(strategy, **{**parameters, "fold": False, "log": "full"})
+    return svg(run.timeline, view_of(run))

@@ -84,11 +84,17 @@ class Bars:
         )
 
 
-def make_bars(timeline: Timeline, step_time: float | None = None) -> Bars:
-    """Return a bar for every operation that takes time, and for every gap in which a rank waits."""
+def make_bars(timeline: Timeline, step_time: float | None = None, gaps: Gaps | None = None) -> Bars:
+    """Return a bar for every operation that takes time, and for every gap in which a rank waits.
+
+    Args:
+        timeline: the run.
+        step_time: the step time, s; the latest end of all ranks if None.
+        gaps: the idle times, if they are known already.
+    """
     step = checked_step_time(timeline.step_time, step_time)
     codes, kinds = _kinds(timeline)
-    gaps = find_gaps(timeline, step)
+    gaps = find_gaps(timeline, step) if gaps is None else gaps
     num_waits, drawn = len(gaps), np.flatnonzero(timeline.duration > 0)
     rank = np.concatenate([timeline.rank[drawn], gaps.rank])
     start = np.concatenate([timeline.time[drawn], gaps.start])

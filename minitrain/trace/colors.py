@@ -1,7 +1,8 @@
 """The colours of bars by kind of operation, after Okabe and Ito (2008): colour-blind readers can tell them apart.
 
 Compute has the warm and bright colours, communication the deep ones. A pattern marks forwards that are done again, and
-waiting.
+waiting. On black, the deepest colours are replaced by lighter ones. Where kinds are summed up, there are three colours
+(`Use`): blue for computing, red for exposed communication, and grey for waiting.
 """
 
 from __future__ import annotations
@@ -22,20 +23,47 @@ class Kind(NamedTuple):
         color: fill, as "#rrggbb" or rgba().
         ink: colour of the text on it.
         pattern: "" or a hatch, as Plotly names it.
+        dark: fill in dark mode, where it is another one.
+        dark_ink: colour of the text on that.
     """
 
     name: str
     color: str
     ink: str = "#111111"
     pattern: str = ""
+    dark: str = ""
+    dark_ink: str = ""
 
+
+class Use(NamedTuple):
+    """The look of what time is used for: computing, exposed communication or waiting.
+
+    Args:
+        name: what it is.
+        color: where nothing else is done, on white.
+        pale: where other things are done nearly as much, on white.
+        dark: as `color`, on black.
+        dark_pale: as `pale`, on black.
+    """
+
+    name: str
+    color: str
+    pale: str
+    dark: str
+    dark_pale: str
+
+
+COMPUTING = Use("computing", "#3A9BDC", "#94C9EE", "#56B4E9", "#27577A")
+EXPOSED = Use("exposed communication", "#C8450B", "#E8A07E", "#E8662A", "#7D3A1B")
+IDLE = Use("waiting", "#D5D8DC", "#ECEDEF", "#353C45", "#262C33")
+USES = (COMPUTING, EXPOSED, IDLE)
 
 _WHITE = "#ffffff"
 _KINDS = (
     Kind("load_weights", "#F0E442"),
     Kind("forward", "#56B4E9"),
     Kind(RECOMPUTED, "#56B4E9", pattern="/"),
-    Kind("loss", "#000000", _WHITE),
+    Kind("loss", "#000000", _WHITE, dark="#F4F4F4", dark_ink="#111111"),
     Kind("backward", "#E69F00"),
     Kind("backward_input", "#E69F00"),
     Kind("backward_weight", "#F7D08A"),
@@ -44,10 +72,10 @@ _KINDS = (
     Kind("reduce_scatter", "#D55E00", _WHITE),
     Kind("all_reduce", "#CC79A7"),
     Kind("broadcast", "#44AA99"),
-    Kind("all_to_all", "#882255", _WHITE),
+    Kind("all_to_all", "#882255", _WHITE, dark="#C04A86", dark_ink=_WHITE),
     Kind("barrier", "#AAAAAA"),
-    Kind("send", "#332288", _WHITE),
-    Kind("recv", "#8C7BC8", _WHITE),
+    Kind("send", "#332288", _WHITE, dark="#6F5FE8", dark_ink=_WHITE),
+    Kind("recv", "#8C7BC8", _WHITE, dark="#B9ACEB", dark_ink="#111111"),
     Kind(WAITING, "rgba(128,128,128,0.16)", "#777777", "/"),
 )
 _BY_NAME = {kind.name: kind for kind in _KINDS}
@@ -60,6 +88,11 @@ def kind_of(name: str, stream: str = COMPUTE) -> Kind:
     if name in _BY_NAME:
         return _BY_NAME[name]
     return Kind(name, _UNKNOWN_COMPUTE) if stream == COMPUTE else Kind(name, _UNKNOWN_COMM, _WHITE)
+
+
+def dark_kinds() -> list[Kind]:
+    """Return the kinds that have another colour in dark mode."""
+    return [kind for kind in _KINDS if kind.dark]
 
 
 def legend_place(name: str) -> tuple[int, str]:

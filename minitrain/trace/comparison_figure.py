@@ -25,7 +25,7 @@ from minitrain.trace.gantt import (
     path_entry,
     path_trace,
 )
-from minitrain.trace.heat_map import heat_trace
+from minitrain.trace.heat_map import heat_legend, heat_trace
 from minitrain.trace.layout import FIGURE_STYLE, GRID, MEMORY_HEIGHT, View, gantt_height, rank_axis, time_axis, title
 
 _CAPTION, _MEMORY_GAP, _TOP, _BOTTOM = 34, 30, 122, 52
@@ -65,8 +65,8 @@ def compare_figure(traces: Mapping[str, Trace], views: Mapping[str, View] | None
     longest = max((run.bars.step_time for run in runs), default=0.0)
     unit, unit_name = time_unit(longest)
     memory_axis = f"y{len(runs) + 1}" if runs else "y"
-    owned: list[tuple[list[Any], str | None]] = [(_legend(runs), None)]
     exact = _drawn_exactly(runs)
+    owned: list[tuple[list[Any], str | None]] = [(_legend(runs, exact), None)]
     owned += [(_gantt(run, unit, run.name in exact), run.name) for run in runs]
     owned += [([_memory(place, run, unit, memory_axis)], run.name) for place, run in enumerate(runs)]
     owned += [([_path(run, unit)], run.name) for run in runs if len(run.bars)]
@@ -109,7 +109,7 @@ def _drawn_exactly(runs: list[_Run]) -> set[str]:
 def _gantt(run: _Run, unit: float, exact: bool) -> list[Any]:
     """Return the bars of one run, or a heat map of it."""
     if not exact:
-        return [heat_trace(run.bars, unit).update(yaxis=run.axis, showscale=False)]
+        return [heat_trace(run.bars, unit).update(yaxis=run.axis)]
     drawn = bar_traces(run.bars, run.view, unit, run.axis)
     for trace in drawn:
         trace.update(legendgroup=trace.name, showlegend=False)
@@ -118,10 +118,11 @@ def _gantt(run: _Run, unit: float, exact: bool) -> list[Any]:
     return drawn
 
 
-def _legend(runs: list[_Run]) -> list[Any]:
+def _legend(runs: list[_Run], exact: set[str]) -> list[Any]:
     """Return an empty bar for every kind and an empty path, so that the legend is complete whichever run is shown."""
-    kinds = {kind.name: kind for run in runs for kind in run.bars.kinds}
+    kinds = {kind.name: kind for run in runs if run.name in exact for kind in run.bars.kinds}
     entries = [_legend_entry(kinds[name]) for name in sorted(kinds, key=legend_place)]
+    entries += heat_legend() if len(exact) < len(runs) else []
     return [*entries, path_entry()] if any(len(run.bars) for run in runs) else entries
 
 
@@ -156,6 +157,7 @@ def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_na
     layout: dict[str, Any] = {
         "margin": panels.margin,
         "title": title(View(text)),
+        "meta": {"captions": _CAPTION + 4},  # px above a panel, for a page, which has title and buttons outside
         **FIGURE_STYLE,
         "xaxis": time_axis(longest, unit_name, memory_axis),
         "annotations": [_caption(run) for run in runs],
@@ -171,7 +173,9 @@ def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_na
         },
     }
     for key, run in names.items():
-        layout[key] = {**rank_axis(run.bars.timeline.num_ranks, (0, 1)), "fixedrange": True}
+        num_ranks = run.bars.timeline.num_ranks
+        height = _small_height(num_ranks, run.bars.num_lanes)
+        layout[key] = {**rank_axis(num_ranks, (0, 1), height), "fixedrange": True}
     return go.Layout(layout).update(panels.everything())
 
 

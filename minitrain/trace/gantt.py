@@ -1,7 +1,7 @@
 """Event logs -> a Plotly figure: what every rank does, above the memory that it holds, on one time axis.
 
-Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of the time spent
-computing; a page (`minitrain.trace.page`) then draws the bars of the part that is zoomed into. The critical path is a
+Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of what ranks mostly do; a
+page (`minitrain.trace.page`) then draws the bars of the part that is zoomed into. The critical path is a
 line over the bars, which is switched on in the legend.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
-from minitrain.analysis.critical_path import critical_path
+from minitrain.analysis.critical_path import CriticalPath, critical_path
 from minitrain.analysis.dependencies import make_graph
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import time_unit
@@ -20,7 +20,7 @@ from minitrain.analysis.memory_over_time import Journals
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace
 from minitrain.trace.bar_texts import bar_labels, hover_texts
 from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
-from minitrain.trace.heat_map import heat_trace
+from minitrain.trace.heat_map import heat_legend, heat_trace
 from minitrain.trace.layout import View, layout
 from minitrain.trace.memory_panel import kind_traces, memory_traces, peak_gib, rank_menu
 
@@ -46,8 +46,10 @@ def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> A
     return figure_of_bars(make_bars(as_timeline(trace), view.step_time), view, journals)[0]
 
 
-def figure_of_bars(bars: Bars, view: View, journals: Journals = ()) -> tuple[Any, int]:
-    """Draw one run, given its bars.
+def figure_of_bars(
+    bars: Bars, view: View, journals: Journals = (), path: CriticalPath | None = None
+) -> tuple[Any, int]:
+    """Draw one run, given its bars and, if it is known already, its critical path.
 
     Returns:
         The figure, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
@@ -59,9 +61,9 @@ def figure_of_bars(bars: Bars, view: View, journals: Journals = ()) -> tuple[Any
     for trace in totals if kinds else ():
         trace.visible = False
     center, width = lane_geometry(bars.num_lanes)
-    overlays = [path_trace(bars, center + BELOW_NUMBERS * width, unit)] if len(bars) else []
+    overlays = [path_trace(bars, center + BELOW_NUMBERS * width, unit, path=path)] if len(bars) else []
     if len(bars) > MAX_BARS:
-        drawn = [heat_trace(bars, unit)]
+        drawn = [heat_trace(bars, unit), *heat_legend()]
     else:
         drawn = [*bar_traces(bars, view, unit), *microbatch_labels(bars, unit)]
     fixed = [*totals, *kinds, *overlays]
@@ -173,7 +175,7 @@ def _texts(numbers: Ints) -> list[str]:
     return ["" if number == NONE else str(number) for number in numbers.tolist()]
 
 
-def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
+def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y", path: CriticalPath | None = None) -> Any:
     """Return the critical path as a line through its bars, hidden until it is switched on in the legend.
 
     Args:
@@ -181,8 +183,9 @@ def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Any:
         center: distance of the line from the row's middle on each lane, in rows.
         unit: unit of the time axis, s.
         axis: the y axis with a row a rank.
+        path: the operations of the path, if they are known already.
     """
-    time, row = path_points(bars, center)
+    time, row = path_points(bars, center, path)
     return path_entry().update(x=time / unit, y=row, yaxis=axis)
 
 
@@ -202,10 +205,10 @@ def path_entry() -> Any:
     )
 
 
-def path_points(bars: Bars, center: Floats) -> tuple[Floats, Floats]:
+def path_points(bars: Bars, center: Floats, path: CriticalPath | None = None) -> tuple[Floats, Floats]:
     """Return the corners of the line: times in s, and rows."""
     line = bars.timeline
-    path = critical_path(make_graph(line))
+    path = path or critical_path(make_graph(line))
     lane = np.zeros(line.num_events, np.int64)
     works = ~bars.waits
     lane[bars.event[works]] = bars.lane[works]

@@ -1,4 +1,8 @@
-"""A Gantt chart whose bars are too many to draw: a heat map of how much each rank computes over time."""
+"""A Gantt chart whose bars are too many to draw: a heat map whose cells show what their rank mostly does in them.
+
+The colour of a cell says what takes most of its time (computing, exposed communication or waiting), and its strength
+how much of it.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,37 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 
 from minitrain.analysis.timeline import Bools, Floats, Ints
 from minitrain.trace.bars import Bars
+from minitrain.trace.colors import COMPUTING, EXPOSED, IDLE
 
 MAX_ROWS = 512
 NUM_BINS = 1000
-HEAT_SCALE = [[0, "#F2F2F2"], [0.25, "#B9DDF1"], [0.6, "#56B4E9"], [1, "#08519C"]]
+BANDS = (IDLE, COMPUTING, EXPOSED)
+STEPS = 67  # colours of a use, from a third of a cell's time to all of it
+_ROUNDING = 1e-9
+_TOP = STEPS * len(BANDS) - 1
 
 
 class Heat(NamedTuple):
-    """Shares of time of groups of ranks in equal spans of the step, 0 to 1.
+    """Shares of time of groups of ranks in equal spans of the step, 0 to 1, which add up to 1.
 
     Args:
         ranks_per_row: how many neighbouring ranks share a row.
         computing: share with compute at work, (num_rows, num_bins).
-        communicating: share with any communication under way, (num_rows, num_bins).
+        exposed: share communicating with no compute beside it, (num_rows, num_bins).
+        waiting: share with nothing at work, (num_rows, num_bins).
     """
 
     ranks_per_row: int
     computing: Floats
-    communicating: Floats
+    exposed: Floats
+    waiting: Floats
+
+    def codes(self) -> Ints:
+        """Return what is done most and how much, as a place on the scale of colours, (num_rows, num_bins)."""
+        shares = np.rint(100 * np.stack([self.waiting, self.computing, self.exposed])).astype(np.int64)
+        most = shares.argmax(axis=0)
+        codes: Ints = STEPS * most + np.clip(shares.max(axis=0) - (100 - STEPS + 1), 0, STEPS - 1)
+        return codes
 
 
 def heat(bars: Bars, num_bins: int = NUM_BINS) -> Heat:
@@ -36,9 +53,13 @@ def heat(bars: Bars, num_bins: int = NUM_BINS) -> Heat:
     num_rows = -(-num_ranks // per_row) if per_row else 0
     ranks_in_row = np.bincount(np.arange(num_ranks) // max(per_row, 1), minlength=num_rows)[:, None]
     on_compute = np.append(bars.timeline.computes, False)[bars.event] & ~bars.waits
-    computing = _covered(bars, on_compute, per_row, (num_rows, num_bins)) / ranks_in_row
-    communicating = _covered(bars, ~on_compute & ~bars.waits, per_row, (num_rows, num_bins)) / ranks_in_row
-    return Heat(per_row, np.clip(computing, 0, 1), np.clip(communicating, 0, 1))
+    computing, waiting = (
+        np.clip(_covered(bars, chosen, per_row, (num_rows, num_bins)) / ranks_in_row, 0, 1)
+        for chosen in (on_compute, bars.waits)
+    )
+    # a rank computes, waits, or does neither: then it communicates with no compute beside it
+    exposed = 1 - computing - waiting
+    return Heat(per_row, computing, np.where(exposed > _ROUNDING, exposed, 0.0), waiting)
 
 
 def _covered(bars: Bars, chosen: Bools, ranks_per_row: int, shape: tuple[int, int]) -> Floats:
@@ -65,30 +86,48 @@ def _ramp(row: Ints, corner: Floats, num_rows: int, num_bins: int) -> Floats:
     return (slope + np.cumsum(offset, axis=1))[:, : num_bins + 1]
 
 
+def scale(dark: bool = False) -> list[tuple[float, str]]:
+    """Return the scale of colours: a band for each use of time, from pale to strong."""
+    stops = []
+    for place, use in enumerate(BANDS):
+        pale, strong = (use.dark_pale, use.dark) if dark else (use.pale, use.color)
+        stops += [(place * STEPS / _TOP, pale), ((place * STEPS + STEPS - 1) / _TOP, strong)]
+    return stops
+
+
 def heat_trace(bars: Bars, unit: float) -> Any:
-    """Return the heat map of the time spent computing, in percent."""
+    """Return the heat map of what ranks mostly do."""
     shares = heat(bars)
-    num_bins = shares.computing.shape[1]
-    step = bars.step_time / unit / num_bins
+    step = bars.step_time / unit / shares.computing.shape[1]
     return go.Heatmap(
-        z=np.rint(shares.computing * 100).astype(np.uint8),
-        customdata=np.rint(shares.communicating * 100).astype(np.uint8),
+        z=shares.codes().astype(np.uint8),
+        customdata=np.rint(shares.computing * 100).astype(np.uint8),
+        text=np.rint(shares.exposed * 100).astype(np.uint8),
         x0=step / 2,
         dx=step,
         y0=(shares.ranks_per_row - 1) / 2,
         dy=shares.ranks_per_row,
         zmin=0,
-        zmax=100,
-        colorscale=HEAT_SCALE,
-        colorbar={
-            "title": {"text": "computing"},
-            "ticksuffix": " %",
-            "thickness": 12,
-            "len": 0.4,
-            "y": 0.94,
-            "yanchor": "top",
-        },
-        hovertemplate="rank %{y:.0f}<br>at %{x:.6g}<br>computing %{z} %<br>communicating %{customdata} %"
-        "<extra></extra>",
-        name="computing",
+        zmax=_TOP,
+        colorscale=scale(),
+        showscale=False,
+        hovertemplate=f"rank %{{y:.0f}} at %{{x:.6g}}<br>{COMPUTING.name} %{{customdata}} %"
+        f"<br>{EXPOSED.name} %{{text}} %<br>{IDLE.name} the rest<extra></extra>",
+        name="what ranks mostly do",
     )
+
+
+def heat_legend() -> list[Any]:
+    """Return a square for each use of time, for the legend alone."""
+    words = {COMPUTING: "mostly computing", EXPOSED: "mostly communicating", IDLE: "mostly waiting"}
+    return [
+        go.Scatter(
+            x=[None],
+            y=[None],
+            name=name,
+            mode="markers",
+            marker={"color": use.color, "symbol": "square", "size": 12},
+            hoverinfo="skip",
+        )
+        for use, name in words.items()
+    ]

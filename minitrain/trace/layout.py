@@ -12,6 +12,7 @@ from minitrain.workloads.matmul import MATMUL_LAYER
 
 MEMORY_HEIGHT = 190
 _TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34
+_TICK = 15  # px that a number on the axis of ranks needs
 GRID = "rgba(128,128,128,0.22)"
 INK = "#5A5F66"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -52,7 +53,8 @@ class View:
 
 def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float) -> dict[str, Any]:
     """Return the layout of one run's figure."""
-    rows = gantt_height(bars.timeline.num_ranks, bars.num_lanes)
+    num_ranks = bars.timeline.num_ranks
+    rows = gantt_height(num_ranks, bars.num_lanes)
     inner = rows + _PANEL_GAP + MEMORY_HEIGHT
     split = MEMORY_HEIGHT / inner, (MEMORY_HEIGHT + _PANEL_GAP) / inner
     capacity = _capacity(view, peak_gib)
@@ -60,9 +62,10 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
         "height": inner + _TOP + _BOTTOM,
         "margin": {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM},
         "title": title(view),
+        "meta": {"captions": 2},  # px above the panel, for a page, which has the title outside of the figure
         **FIGURE_STYLE,
         "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
-        "yaxis": rank_axis(bars.timeline.num_ranks, (split[1], 1)),
+        "yaxis": rank_axis(num_ranks, (split[1], 1), rows),
         "yaxis2": {**_memory_axis(peak_gib, view), "domain": (0, split[0])},
         "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
         "legend2": {"x": 1.01, "y": split[0], "xanchor": "left", "yanchor": "top", "font": {"size": 11}},
@@ -108,9 +111,12 @@ def time_axis(longest: float, unit_name: str, anchor: str) -> dict[str, Any]:
     }
 
 
-def rank_axis(num_ranks: int, domain: tuple[float, float]) -> dict[str, Any]:
-    """Return the axis with a row a rank, rank 0 on top."""
-    every = max(1, -(-num_ranks // 32))
+def rank_axis(num_ranks: int, domain: tuple[float, float], height: float) -> dict[str, Any]:
+    """Return the axis with a row a rank, rank 0 on top, and as many numbers as stand apart in a height in px."""
+    most = max(1, min(32, int(height) // _TICK))
+    every = 1
+    while every * most < num_ranks:
+        every *= 2
     return {
         "title": {"text": "rank", "standoff": 4},
         "domain": domain,

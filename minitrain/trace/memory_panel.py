@@ -95,7 +95,7 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
     time = np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False)
     num_ranks, top = bars.timeline.num_ranks, int(np.argmax(spans.max(axis=1)))
     common = {"x": time, "mode": "lines", "legend": "legend2", "yaxis": "y2"}
-    edge = {"shape": "hv", "width": 1, "color": "#365C8D"}
+    edge = {"shape": "hv", "width": 1, "color": "#4C86C6"}
     hover = "%{y:.4g} GiB at %{x:.6g}<extra></extra>"
     low = go.Scatter(y=spans.min(axis=0), name="lowest rank", line=edge, hovertemplate="lowest " + hover, **common)
     high = go.Scatter(
@@ -103,7 +103,7 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
         name="highest rank",
         line=edge,
         fill="tonexty",
-        fillcolor="rgba(54,92,141,0.25)",
+        fillcolor="rgba(76,134,198,0.25)",
         hovertemplate="highest " + hover,
         **common,
     )

@@ -1,4 +1,8 @@
-"""Figures as HTML pages that open without internet, of one run or of several, and as what a notebook shows."""
+"""Figures as HTML pages that open without internet, of one run or of several, and as what a notebook shows.
+
+A page has its title and facts, then the answer (`minitrain.trace.answer`) or a table, then the figure. All but the
+figure is plain HTML, which wraps in a narrow window and is there even if Plotly's JavaScript is not.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,20 @@ from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plo
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly ships no types
 
 from minitrain.analysis.breakdown import breakdown
+from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.memory_over_time import Journals
 from minitrain.analysis.timeline import Timeline, Trace
 from minitrain.errors import UsageError
 from minitrain.files import write_text
+from minitrain.trace.answer import Line, answer, lines_table, section
 from minitrain.trace.bars import make_bars
 from minitrain.trace.comparison_figure import compare_figure
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
 from minitrain.trace.layout import View
-from minitrain.trace.page_script import PAGE_SCRIPT, STYLE, payload
+from minitrain.trace.page_script import PAGE_SCRIPT, constants, payload
+from minitrain.trace.page_style import STYLE
 from minitrain.trace.svg import svg
 
 PLOTLY_FILE = "plotly.min.js"
@@ -56,17 +63,18 @@ def write_html(
         view: title, facts and units; plain ones if None.
         include_plotlyjs: True for a page that needs no other file; "directory" to share one "plotly.min.js" with
             the other pages of the folder, which is written there if it is missing; "parent" to share that of the
-            folder above.
+            folder above. A page whose file is missing says so.
         journals: every change of every store, for memory by kind, if they were kept.
 
     Returns:
         The path.
     """
     view = view or View()
-    bars = make_bars(as_timeline(trace), view.step_time)
-    figure, num_fixed = figure_of_bars(bars, view, journals)
+    explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_time, journals=journals)
+    bars = make_bars(explained.timeline, view.step_time, explained.gaps)
+    figure, num_fixed = figure_of_bars(bars, view, journals, explained.critical_path)
     details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
-    return write_page(path, figure, view.title, include_plotlyjs, details)
+    return write_page(path, figure, view.title, include_plotlyjs, details, answer(explained), view.facts)
 
 
 def write_compare_html(
@@ -95,7 +103,20 @@ def write_compare_html(
     """
     rows = comparison_rows(traces, views) if table is None else table
     figure = compare_figure(traces, views, title)
-    return write_page(path, figure, title, include_plotlyjs, body=html_table(rows, links or {}))
+    body = html_table(rows, links or {}) + _time_of_runs(traces, views or {}, links or {})
+    return write_page(path, figure, title, include_plotlyjs, body=body)
+
+
+def _time_of_runs(traces: Mapping[str, Trace], views: Mapping[str, View], links: Mapping[str, str]) -> str:
+    """Return a bar a run: the mean of its ranks' time in each use, on one scale."""
+    lines = []
+    for name, trace in traces.items():
+        split = breakdown(as_timeline(trace), views.get(name, View()).step_time)
+        seconds = [float(part.mean()) if len(part) else 0.0 for part in (split.computing, split.exposed, split.waiting)]
+        lines.append(Line(name, (seconds[0], seconds[1], seconds[2]), links.get(name, "")))
+    longest = max((sum(line.seconds) for line in lines), default=0.0)
+    bars = lines_table(lines, longest)
+    return section([("Where the time goes, mean of all ranks", [bars])]) if bars else ""
 
 
 def write_page(
@@ -105,6 +126,7 @@ def write_page(
     include_plotlyjs: bool | str = True,
     details: dict[str, Any] | None = None,
     body: str = "",
+    facts: Sequence[str] = (),
 ) -> Path:
     """Write a figure as an HTML page.
 
@@ -115,10 +137,12 @@ def write_page(
         include_plotlyjs: as for `write_html`.
         details: the bars as columns, for a page that draws them when it is zoomed into; None for one that need not.
         body: HTML above the figure.
+        facts: short texts below the title.
     """
     target = Path(path)
+    head = _head(title, facts) + body
     if include_plotlyjs is True:
-        return write_text(target, _page(figure, title, _plotlyjs(), details, body))
+        return write_text(target, _page(figure, title, _plotlyjs(), details, head))
     if include_plotlyjs not in _SHARED:
         raise UsageError(
             f"include_plotlyjs must be True, 'directory' or 'parent', got {include_plotlyjs!r}: a page must open "
@@ -126,18 +150,36 @@ def write_page(
         )
     shared = _SHARED[str(include_plotlyjs)]
     _share_plotlyjs(target.parent / shared)
-    return write_text(target, _page(figure, title, [f'<script src="{shared}"></script>\n'], details, body))
+    return write_text(target, _page(figure, title, [_missing(shared)], details, head))
+
+
+def _head(title: str, facts: Sequence[str]) -> str:
+    """Return the title and the facts below it."""
+    texts = "".join(f"<span>{html.escape(fact)}</span> " for fact in facts)
+    return (f"<h1>{html.escape(title)}</h1>\n" if title else "") + (f'<p class="facts">{texts}</p>\n' if texts else "")
+
+
+def _missing(shared: str) -> str:
+    """Return the reference to a shared script, and what is said if it is not there."""
+    return (
+        f'<script src="{shared}"></script>\n<p id="missing" hidden>The picture cannot be drawn: this page shares the '
+        f"script <code>{shared}</code> with other pages, and there is no such file beside it. Copy that file too, at "
+        "the same place from here. Or write a page that needs no other file: <code>minitrain trace show RUN</code> "
+        "for one run, <code>minitrain compare</code> without <code>--shared-script</code> for several.</p>\n"
+    )
 
 
 def _page(figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, Any] | None, body: str) -> Iterator[str]:
     """Yield the page in pieces."""
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title or "trace")}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-    yield f"<style>{STYLE}</style></head><body>\n{body}<div id='figure'></div>\n"
+    yield f"<style>{STYLE}</style></head><body>\n{body}<div id='buttons'></div><div id='figure'></div>\n"
+    yield "<noscript><p>The picture is drawn by JavaScript, which is switched off.</p></noscript>\n"
     yield from plotlyjs
     yield f'<script id="data" type="application/json">{_json(figure)}</script>\n'
     yield f'<script id="details" type="application/json">{_json(details)}</script>\n'
-    yield f"<script>const CONFIG = {_json(CONFIG)};\n{PAGE_SCRIPT}</script></body></html>\n"
+    values = "".join(f"const {name} = {_json(value)};\n" for name, value in {"CONFIG": CONFIG, **constants()}.items())
+    yield f"<script>{values}{PAGE_SCRIPT}</script></body></html>\n"
 
 
 def _plotlyjs() -> Iterator[str]:
@@ -167,7 +209,7 @@ def _share_plotlyjs(shared: Path) -> None:
 
 
 def comparison_rows(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None) -> list[Row]:
-    """Return a row a run: step time, the shares of all ranks' time, and peak memory."""
+    """Return a row a run: step time, the shares of all ranks' time, and peak memory; the bubble is their waiting."""
     rows: list[Row] = []
     for name, trace in traces.items():
         timeline, view = as_timeline(trace), (views or {}).get(name, View())
@@ -179,7 +221,7 @@ def comparison_rows(traces: Mapping[str, Trace], views: Mapping[str, View] | Non
                 "step time": duration(split.step_time_s),
                 "computing": f"{split.computing_fraction:.1%}",
                 "exposed communication": f"{split.exposed_comm_fraction:.1%}",
-                "waiting": f"{split.bubble_fraction:.1%}",
+                "bubble": f"{split.bubble_fraction:.1%}",
                 "peak memory": f"{peak:.4g} GiB",
             }
         )
@@ -196,11 +238,15 @@ def html_table(rows: Sequence[Row], links: Mapping[str, str]) -> str:
 
 
 def _cells(values: list[str], links: Mapping[str, str]) -> str:
-    """Return the cells of one row."""
+    """Return the cells of one row; the text of a row that ends early, such as an error, takes the rest of it."""
     texts = [html.escape(value) for value in values]
     if values[0] in links:
         texts[0] = f'<a href="{html.escape(links[values[0]])}">{texts[0]}</a>'
-    return "".join(f"<td>{text}</td>" for text in texts)
+    last = max((place for place, value in enumerate(values) if value), default=0)
+    if not 0 < last < len(values) - 1:
+        return "".join(f"<td>{text}</td>" for text in texts)
+    cells = "".join(f"<td>{text}</td>" for text in texts[:last])
+    return f'{cells}<td class="rest" colspan="{len(values) - last}">{texts[last]}</td>'
 
 
 def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The style and the JavaScript of a page, and the bars of a large trace as columns for it (`payload`).
+"""The JavaScript of a page, and the bars of a large trace as columns for it (`payload`).
 
 The script draws the figure. Of a large trace it draws the part that is zoomed into: every bar where at most `maxBars`
 are visible, shares of time where more are. For this it does in JavaScript what `gantt.bar_traces`, `heat_map.heat` and
@@ -19,34 +19,15 @@ from minitrain.analysis.waits import GAP_KINDS
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bar_texts import bar_numbers
 from minitrain.trace.bars import Bars
+from minitrain.trace.colors import COMPUTING, EXPOSED, IDLE, dark_kinds
 from minitrain.trace.gantt import MAX_BARS, lane_geometry
-from minitrain.trace.heat_map import HEAT_SCALE, MAX_ROWS, NUM_BINS
+from minitrain.trace.heat_map import MAX_ROWS, NUM_BINS, STEPS, heat_legend, scale
 from minitrain.trace.layout import View
+from minitrain.trace.page_arrangement import ARRANGEMENT
 
-STYLE = """
-:root { color-scheme: light dark; }
-html { overflow-y: scroll; }
-body { margin: 0 auto; max-width: 1800px; padding: 8px 12px; background: #fff; color: #24292f;
-  font: 14px/1.45 system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif; }
-table { border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid rgba(128,128,128,.25); }
-th:first-child, td:first-child { text-align: left; }
-tr.best td:first-child { font-weight: 700; }
-@media (prefers-color-scheme: dark) {
-  body { background: #0d1117; color: #c9d1d9; }
-  a { color: #79b8ff; }
-  /* Plotly's own colour of a chosen button and of one that is pointed at, which suits light pages alone */
-  .updatemenu-item-rect[style*="244, 250, 255"] { fill: #30507a !important; }
-}
-"""
-
-PAGE_SCRIPT = r"""
-const gd = document.getElementById('figure');
-const read = id => JSON.parse(document.getElementById(id).textContent);
-const figure = read('data'), details = read('details');
-const dark = window.matchMedia && matchMedia('(prefers-color-scheme: dark)').matches;
-
+_DRAWING = r"""
 function adapt(layout) {
+  if (layout.meta) delete layout.title;  // the page has it as its headline
   layout.font.color = dark ? '#c9d1d9' : '#3d444d';
   layout.modebar = { ...layout.modebar, bgcolor: 'rgba(0,0,0,0)', color: dark ? '#8b949e' : '#8c959f',
     activecolor: dark ? '#fff' : '#24292f' };
@@ -142,31 +123,49 @@ function barTraces(d, spans) {
     return { ...row, type: 'bar', orientation: 'h', name: kind.name, textposition: 'inside',
       insidetextanchor: 'middle', textangle: 0, insidetextfont: { color: kind.ink, size: 11 },
       hoverinfo: 'text', marker };
-  }).filter(trace => trace.x.length);
+  }).filter(trace => trace.x.length).map(darken);
+}
+
+// on black, some kinds have lighter colours
+function darken(trace) {
+  const look = dark && DARK_KINDS[trace.name];
+  if (!look || !trace.marker || trace.marker.color.startsWith('rgba(0,0,0,0')) return trace;
+  const font = trace.insidetextfont && { insidetextfont: { ...trace.insidetextfont, color: look.ink } };
+  return { ...trace, marker: { ...trace.marker, color: look.color }, ...font };
 }
 
 function heatTrace(d, spans, window) {
   const perRow = Math.ceil(spans.length / d.maxRows), numRows = Math.ceil(spans.length / perRow);
   const size = (window.right - window.left) / d.numBins, zero = () => new Float32Array(d.numBins);
-  const z = Array.from({ length: numRows }, zero), other = Array.from({ length: numRows }, zero);
+  // waiting, computing, communicating: of each cell, what is done most decides its colour, how much its strength
+  const shares = [0, 1, 2].map(() => Array.from({ length: numRows }, zero));
   spans.forEach(([, from, to], place) => {
     const row = Math.floor(place / perRow), share = 100 / Math.min(perRow, spans.length - row * perRow);
     for (let i = from; i < to; i++) {
-      if (d.kind[i] === d.kinds.length - 1) continue;
-      const target = d.computes[d.kind[i]] ? z[row] : other[row];
+      const waits = d.kind[i] === d.kinds.length - 1;
+      if (!waits && !d.computes[d.kind[i]]) continue;
+      const target = shares[waits ? 0 : 1][row];
       const left = Math.max((d.start[i] - window.left) / size, 0);
       const right = Math.min((d.start[i] + d.length[i] - window.left) / size, d.numBins);
       for (let bin = Math.floor(left); bin < right; bin++)
         target[bin] += share * (Math.min(bin + 1, right) - Math.max(bin, left));
     }
   });
-  const whole = rows => rows.map(row => row.map(value => Math.min(Math.round(value), 100)));
-  return { ...figure.data[d.numFixed], z: whole(z), customdata: whole(other), x0: window.left + size / 2, dx: size,
+  const [waiting, computing, exposed] = shares, z = exposed.map(row => row.slice());
+  for (let row = 0; row < numRows; row++) for (let bin = 0; bin < d.numBins; bin++) {
+    const parts = [waiting[row][bin], computing[row][bin]].map(part => Math.min(Math.round(part), 100));
+    parts.push(Math.max(100 - parts[0] - parts[1], 0));
+    const most = Math.max(...parts);
+    z[row][bin] = d.steps * parts.indexOf(most) + Math.max(most - (100 - d.steps + 1), 0);
+    shares.forEach((share, use) => { share[row][bin] = parts[use]; });
+  }
+  return { ...figure.data[d.numFixed], z, customdata: computing, text: exposed, x0: window.left + size / 2, dx: size,
     y0: window.top + (perRow - 1) / 2, dy: perRow };
 }
 
 function follow(d) {
   prepare(d);
+  const legend = figure.data.slice(d.numFixed + 1);
   let shown = '';
   const update = () => {
     const [left, right] = gd.layout.xaxis.range.map(Number), rows = gd.layout.yaxis.range.map(Number);
@@ -177,7 +176,7 @@ function follow(d) {
     if (key === shown) return;
     shown = key;
     const { spans, count } = visible(d, window);
-    const drawn = count <= d.maxBars ? barTraces(d, spans) : [heatTrace(d, spans, window)];
+    const drawn = count <= d.maxBars ? barTraces(d, spans) : [heatTrace(d, spans, window), ...legend];
     // curves and overlays come first and stay as they are: what was switched on remains so
     Plotly.react(gd, [...gd.data.slice(0, d.numFixed), ...drawn], gd.layout, CONFIG);
   };
@@ -185,15 +184,38 @@ function follow(d) {
   gd.on('plotly_relayout', () => { clearTimeout(timer); timer = setTimeout(update, 30); });
 }
 
-adapt(figure.layout);
-// on black, more must be lighter, as on white it is darker
-const DARK_SCALE = [[0, '#21262d'], [0.25, '#1f4e79'], [0.6, '#3a8fd0'], [1, '#d7ecff']];
-if (dark) figure.data.filter(trace => trace.type === 'heatmap').forEach(trace => { trace.colorscale = DARK_SCALE; });
-Plotly.newPlot(gd, figure.data, figure.layout, CONFIG).then(() => {
+async function draw() {
+  adapt(layout);
+  makeButtons();
+  if (dark) {
+    figure.data = figure.data.map(darken);
+    figure.data.filter(trace => trace.type === 'heatmap').forEach(trace => { trace.colorscale = DARK_SCALE; });
+  }
+  await Plotly.newPlot(gd, figure.data, layout, CONFIG);
+  await arrange();
+  let timer = 0;
+  addEventListener('resize', () => { clearTimeout(timer); timer = setTimeout(arrange, 100); });
   if (details) follow(details);
   document.body.dataset.ready = 'yes';
-});
+}
+
+if (window.Plotly) draw();
+else {
+  document.getElementById('missing').hidden = false;
+  document.body.dataset.ready = 'missing';
+}
 """
+PAGE_SCRIPT = ARRANGEMENT + _DRAWING
+
+
+def constants() -> dict[str, Any]:
+    """Return the constants of the script: the colours of dark mode."""
+    kinds = {kind.name: {"color": kind.dark, "ink": kind.dark_ink} for kind in dark_kinds()}
+    uses = {
+        trace["name"]: {"color": use.dark, "ink": use.dark}
+        for trace, use in zip(heat_legend(), (COMPUTING, EXPOSED, IDLE), strict=True)
+    }
+    return {"DARK_KINDS": kinds | uses, "DARK_SCALE": scale(dark=True)}
 
 
 def payload(bars: Bars, view: View) -> dict[str, Any]:
@@ -212,7 +234,7 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
         "maxBars": MAX_BARS,
         "maxRows": MAX_ROWS,
         "numBins": NUM_BINS,
-        "heatScale": HEAT_SCALE,
+        "steps": STEPS,
         "unit": unit,
         "unitName": unit_name,
         "noLayer": int(np.iinfo(np.int16).min),

@@ -1,7 +1,7 @@
 """The files of a run: its page, its Chrome trace and its event log, in a folder of its own.
 
-The words beside a picture (its title and facts, the rows of a comparison's table) are made here from the run. The other
-modules of this package draw what they are given.
+The words beside a picture (its title and facts, the rows of the table on a comparison's page) are made here from the
+run. The table that `compare` prints is in `tables`. The other modules of this room draw what they are given.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from itertools import count
+from dataclasses import replace
+from itertools import accumulate, count
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,25 @@ def view_of(run: Run) -> View:
     return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, run.capacity_bytes, run.bytes_per_element)
 
 
+def picture_of_first_ranks(run: Run, most_events: int = 3000) -> str:
+    """Return an SVG of as many ranks of a large run as a picture can show; nothing where one has too many events.
+
+    Args:
+        run: the run, with a log a rank.
+        most_events: how many events may be drawn.
+    """
+    from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody draws)
+    from minitrain.trace.svg import svg  # noqa: PLC0415
+
+    ends = accumulate(len(log) for log in run.logs)
+    num_ranks = sum(end <= most_events for end in ends)
+    if not num_ranks:
+        return ""
+    view = view_of(run)
+    title = f"{view.title}: {'rank 0' if num_ranks == 1 else f'the first {num_ranks} ranks'}"
+    return svg(as_timeline(run.logs[:num_ranks]), replace(view, title=title))
+
+
 def conditions(run: Run) -> str:
     """Return in words the sizes and the hardware of a run."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
@@ -57,7 +77,7 @@ def _memory(run: Run) -> str:
     return f"{run.peak_memory_bytes / GIB:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
 
 
-def _table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
+def table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
     """Return the table above a comparison: a row a strategy, fastest first, failed ones last."""
     rows = [_row(run) for run in comparison.succeeded]
     return rows + [_failed_row(failure.strategy, failure.error) for failure in comparison.failed]
@@ -96,7 +116,10 @@ def title_of(comparison: Comparison) -> str:
 
 
 def write_comparison_page(
-    comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
+    comparison: Comparison,
+    path: str | PathLike[str],
+    links: Mapping[str, str] | None = None,
+    include_plotlyjs: bool | str = True,
 ) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
     from minitrain.trace.page import write_compare_html  # noqa: PLC0415
@@ -107,9 +130,9 @@ def write_comparison_page(
         {run.strategy: run.timeline for run in runs},
         {run.strategy: view_of(run) for run in runs},
         title=title_of(comparison),
-        table=_table_rows(comparison),
+        table=table_rows(comparison),
         links=links,
-        include_plotlyjs="directory" if links else True,
+        include_plotlyjs=include_plotlyjs,
     )
 
 
@@ -161,8 +184,16 @@ def _unused(name: str, taken: Collection[str]) -> str:
     return next(found for found in numbered if found not in taken)
 
 
-def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Sequence[Path]:
+def write_comparison(
+    comparison: Comparison, parent: str | PathLike[str], *, shared_script: bool = False
+) -> Sequence[Path]:
     """Write every run that succeeded, and a page that compares them and links to theirs.
+
+    Args:
+        comparison: the runs.
+        parent: the folder to write to; it is made if it does not exist.
+        shared_script: whether all pages use one "plotly.min.js" in `parent`, instead of each carrying it along. They
+            are 4.9 MB smaller each then, and cannot be moved without it.
 
     Returns:
         The comparison's page, and the runs' folders.
@@ -170,8 +201,10 @@ def write_comparison(comparison: Comparison, parent: str | PathLike[str]) -> Seq
     names: dict[str, str] = {}  # folders by strategy: names that differ may be called alike
     for run in comparison.succeeded:
         names[run.strategy] = _unused(folder_name(run.strategy), names.values())
-    folders = {run.strategy: write_run(run, parent, "parent", names[run.strategy]) for run in comparison.succeeded}
+    script = "parent" if shared_script else True
+    folders = {run.strategy: write_run(run, parent, script, names[run.strategy]) for run in comparison.succeeded}
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}
-    return [write_comparison_page(comparison, Path(parent, COMPARISON_PAGE), links), *folders.values()]
+    page = Path(parent, COMPARISON_PAGE)
+    return [write_comparison_page(comparison, page, links, "directory" if shared_script else True), *folders.values()]

@@ -29,7 +29,7 @@ _STYLE = (
     "text{font:11px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#3d444d}"
     ".t{font-size:14px;font-weight:700}.m{text-anchor:middle}.e{text-anchor:end}"
     ".w{fill:#8b949e;fill-opacity:.18}.g{stroke:#8b949e;stroke-opacity:.5}"
-    "@media(prefers-color-scheme:dark){text{fill:#c9d1d9}}"
+    "@media(prefers-color-scheme:dark){text{fill:#c9d1d9}%s}"
 )
 
 
@@ -60,7 +60,7 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
     height = bottom + _AXIS + _LEGEND_ROW * (legend[-1][1] + 1 if legend else 0) + 4
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img"><title>{html.escape(view.title or "Gantt chart")}</title><style>{_STYLE}</style>'
+        f'role="img"><title>{html.escape(view.title or "Gantt chart")}</title><style>{_style(bars.kinds)}</style>'
     )
     if view.title:
         yield f'<text class="t" x="{_LEFT}" y="16">{html.escape(view.title)}</text>'
@@ -91,7 +91,7 @@ def _rows(bars: Bars, top: int, width: int) -> Iterator[str]:
         )
         if number != NONE and length[place] >= _CHARACTER * len(str(number)) + 2 and size > 11:
             x, y = _px(left[place] + length[place] / 2), _px(middle[place] + 4)
-            yield f'<text class="m" x="{x}" y="{y}" style="fill:{kind.ink}">{number}</text>'
+            yield f'<text class="{_text_class(kind)}" x="{x}" y="{y}" style="fill:{kind.ink}">{number}</text>'
 
 
 def _axis(step_time: float, y: int, width: int) -> Iterator[str]:
@@ -133,6 +133,21 @@ def _legend(kinds: tuple[Kind, ...], width: int) -> list[tuple[float, int, Kind]
 def _fill(kind: Kind) -> str:
     """Return the fill of a kind of bar; that of waiting suits light and dark mode."""
     return f'fill="{kind.color}"' if kind.color.startswith("#") else 'class="w"'
+
+
+def _style(kinds: tuple[Kind, ...]) -> str:
+    """Return the style, with the lighter colours that some kinds have in dark mode."""
+    lighter = "".join(
+        f'rect[fill="{kind.color}"]{{fill:{kind.dark}}}.{_text_class(kind).split()[1]}{{fill:{kind.dark_ink}!important}}'
+        for kind in kinds
+        if kind.dark
+    )
+    return _STYLE % lighter
+
+
+def _text_class(kind: Kind) -> str:
+    """Return the classes of a number on a bar, by which dark mode finds those on a bar with another colour."""
+    return f"m on-{kind.name}" if kind.dark else "m"
 
 
 def _px(value: float) -> str:

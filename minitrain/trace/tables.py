@@ -5,10 +5,12 @@ They are narrow enough for 60 columns, and readable when piped.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -162,6 +164,13 @@ def plain_table(title: str = "") -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
+
+
+def table_text(table: Table) -> str:
+    """Return a table as plain text, as wide as it needs."""
+    console = Console(file=io.StringIO(), width=10_000, color_system=None, markup=False, emoji=False)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")  # type: ignore[attr-defined]  # a StringIO
 
 
 def _unit(longest_s: float) -> tuple[float, str]:

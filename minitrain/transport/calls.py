@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, Future, get_running_loop
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from minitrain.source_lines import place_of
 from minitrain.tensors import clone
 from minitrain.transport.waiting import Waiter, Waiters, wake_soon
 
@@ -169,14 +167,3 @@ class RawCall(Call):
         if self.error is not None:
             raise self.error.with_traceback(None)
         return self.outcome, self.start
-
-
-def awaiting_lines(calls: Iterable[Call]) -> dict[Call, str]:
-    """Return the source line of the strategy at which each call is awaited, where that is known."""
-    tasks = {getattr(task, "_fut_waiter", None): task for task in asyncio.all_tasks()}
-    found = {}
-    for call in calls:
-        for waiter in call.live_waiters():
-            if waiter in tasks:
-                found[call] = place_of(tasks[waiter].get_coro())
-    return found

@@ -6,17 +6,19 @@ k-th of every other member, and starts at the latest of their clocks.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from minitrain.errors import CollectiveMismatchError, UsageError
 from minitrain.events import COMM, Stream
 from minitrain.source_lines import present_place
 from minitrain.transport.barrier import Barrier
-from minitrain.transport.calls import Call, awaiting_lines
+from minitrain.transport.calls import Call
 from minitrain.transport.collectives import describe, mismatch, perform
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.waiting import wake_soon
+from minitrain.transport.waiting_places import Waits
 
 
 class Host(Protocol):
@@ -25,8 +27,8 @@ class Host(Protocol):
     detector: DeadlockDetector
     error: BaseException | None
 
-    def raise_closed(self) -> NoReturn:
-        """Raise the error of a transport that was closed."""
+    def refuse(self, call: Call) -> None:
+        """Refuse an operation of a transport that was closed."""
         ...
 
     def close(self, error: BaseException) -> None:
@@ -110,12 +112,13 @@ class Communicator:
         """Let a member start its next collective; the last member to come settles it for all of them.
 
         Raises:
-            StrategyError: the transport was closed by an error.
+            StrategyError, CancelledError: the transport was closed by an error.
             LawError: the members' calls do not belong together; that closes the transport.
         """
         host = self.host
         if host.error is not None:
-            host.raise_closed()
+            host.refuse(call)
+            return
         host.detector.num_operations += 1
         place = self._num_started[index]
         self._num_started[index] = place + 1
@@ -183,5 +186,5 @@ class Communicator:
 
 def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:
     """Return the source line of each member's call. The last member called just now; no task awaits launched calls."""
-    found = awaiting_lines(calls)
-    return [present_place() if call is last_call else found.get(call, "launched before") for call in calls]
+    waits = Waits(asyncio.all_tasks())
+    return [present_place() if call is last_call else waits.place_of_call(call) or "launched before" for call in calls]

@@ -9,10 +9,13 @@ What a `Model` asks of it stands in `minitrain.transport.protocol`.
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from asyncio import Future
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
+from weakref import WeakSet
 
 from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.transport.barrier import Barrier
@@ -21,6 +24,8 @@ from minitrain.transport.channels import Channel
 from minitrain.transport.communicator import Communicator
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.waiting import Waiter, wake_soon
+
+_MOST_REFUSALS = 16  # of one rank: a few tasks may clean up
 
 
 class Dist:
@@ -51,6 +56,9 @@ class Dist:
         self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}
         self.error: BaseException | None = None
         self._undelivered: list[Call] = []
+        self._refused: WeakSet[Any] = WeakSet()  # tasks that went on although the transport was closed
+        self._num_refused: Counter[int] = Counter()  # by rank
+        self._held: list[Call] = []  # what they asked for after that
         self.detector = DeadlockDetector(self)
         self.world = Communicator(self, tuple(range(world_size)), self.barrier, is_world=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
@@ -118,7 +126,8 @@ class Dist:
 
     def put(self, channel: Channel, call: Call) -> None:
         """Send a message."""
-        self._begin()
+        if not self._begin(call):
+            return
         channel.put(call)
         if channel.temporary_key is not None:
             self._drop_if_empty(channel)
@@ -127,7 +136,8 @@ class Dist:
 
     def get(self, channel: Channel, call: Call) -> None:
         """Ask for a message."""
-        self._begin()
+        if not self._begin(call):
+            return
         channel.get(call)
         if channel.temporary_key is not None:
             self._drop_if_empty(channel)
@@ -139,17 +149,35 @@ class Dist:
         if not channel.sent and not channel.receivers:
             self.queue.pop(channel.temporary_key, None)  # type: ignore[arg-type]  # only a temporary channel is dropped
 
-    def _begin(self) -> None:
-        """Count an operation; raise a StrategyError after a run that failed."""
+    def _begin(self, call: Call) -> bool:
+        """Count an operation, and return whether it may be carried out: not after a run that failed."""
         self.detector.num_operations += 1
-        if self.error is not None:
-            self.raise_closed()
+        if self.error is None:
+            return True
+        self.refuse(call)
+        return False
 
-    def raise_closed(self) -> NoReturn:
-        """Raise a StrategyError: this transport was closed."""
-        raise StrategyError(
-            f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
-        ) from self.error
+    def refuse(self, call: Call) -> None:
+        """Refuse an operation after an error has closed the transport, so that no task can go on for ever.
+
+        In a run, that error is the verdict. The task is cancelled, which `except Exception` does not catch. If it
+        swallows this too and asks again, or if its rank makes new tasks again and again, the call is held: it never has
+        an outcome, so that its task gives way.
+
+        Raises:
+            StrategyError: outside of runs.
+            CancelledError: in a run.
+        """
+        if not self.detector.claimed_ranks:
+            raise StrategyError(
+                f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
+            ) from self.error
+        task = _running_task()
+        self._num_refused[call.rank] += 1
+        if task is not None and task not in self._refused and self._num_refused[call.rank] <= _MOST_REFUSALS:
+            self._refused.add(task)
+            raise asyncio.CancelledError("the run has ended with an error")
+        self._held.append(call)
 
     def start(self, rank: int) -> None:
         """Note that a task uses the model of a rank."""
@@ -183,14 +211,14 @@ class Dist:
 
     def unsettled_calls(self) -> list[Call]:
         """Return every call without an outcome."""
-        calls = []
+        calls = [call for call in self._held if call.is_awaited]
         for communicator in self._communicators.values():
             for collective in communicator.pending.values():
                 calls += [call for call in collective.calls if call is not None]
         for channel in self.queue.values():
             calls += channel.receivers
             calls += [call for call in channel.sent if not call.settled]
-        return calls
+        return [call for call in calls if not call.settled]  # after an error, those that it ended are still there
 
     def mark_unreceived(self, call: Any) -> None:
         """Note a message that was delivered to a receive whose task was cancelled before it could go on."""
@@ -258,3 +286,11 @@ def _members(ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted({operator.index(rank) for rank in ranks}))
     except TypeError:
         raise UsageError(f"a group is made of ranks, which are integers; got {ranks!r:.80}", ranks=ranks) from None
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    """Return the task that runs now; None in a callback, and in a coroutine that Python closes after its loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

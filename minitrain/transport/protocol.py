@@ -59,7 +59,7 @@ class ProcessGroup(Protocol):
         """Start the next collective of one member; the k-th of each member belong together.
 
         Raises:
-            StrategyError: the transport was closed by an error.
+            StrategyError, CancelledError: the transport was closed by an error.
             LawError: the members' calls do not belong together; that closes the transport.
         """
         ...

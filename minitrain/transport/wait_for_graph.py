@@ -46,8 +46,8 @@ class WaitForGraph:
             return True
         if awaited in self.transport_waiters:
             return False
-        frame = _innermost_frame(task)
-        members = _joined(frame)
+        frame = innermost_frame(task)
+        members = joined(frame)
         if members is None and frame is not None and isinstance(queue := frame.f_locals.get("self"), asyncio.Queue):
             members = self._sources.get(queue)
         return self._can_complete(awaited) if members is None else any(map(self._can_complete, members))
@@ -95,7 +95,7 @@ def _tolerates_failures(gather: Any, children: Iterable[_Future]) -> bool:
     return any(found.get("outer") is gather and found.get("return_exceptions") for found in cells)
 
 
-def _innermost_frame(task: asyncio.Task[Any]) -> FrameType | None:
+def innermost_frame(task: asyncio.Task[Any]) -> FrameType | None:
     """Return the frame of the coroutine in which a task waits."""
     coroutine: Any = task.get_coro()
     while hasattr(getattr(coroutine, "cr_await", None), "cr_frame"):
@@ -103,7 +103,7 @@ def _innermost_frame(task: asyncio.Task[Any]) -> FrameType | None:
     return getattr(coroutine, "cr_frame", None)
 
 
-def _joined(frame: FrameType | None) -> list[_Future] | None:
+def joined(frame: FrameType | None) -> list[_Future] | None:
     """Return the futures awaited at the end of a TaskGroup or in `asyncio.wait`; None for any other frame."""
     if frame is None:
         return None

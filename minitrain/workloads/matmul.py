@@ -5,7 +5,7 @@ specification has it); an optimizer that reads and writes three arrays of the we
 biases, normalisation, activation functions, embeddings.
 
 The size constants come from `minitrain.tensors`, because the specification has tensors with a `memory()` of their own.
-Beside the two, only `minitrain.lib` names them: everybody else asks the run's workload.
+Only tensors, this file and `minitrain.lib` may use them: all other code asks the run's workload.
 """
 
 from collections.abc import Mapping

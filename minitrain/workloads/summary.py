@@ -1,4 +1,7 @@
-"""A transformer's figures as plain data, ready for JSON."""
+"""A transformer's figures as plain data, ready for JSON.
+
+It is a file of its own, since the model itself knows nothing of what is printed of it.
+"""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_shard_counts_for_itself_once_the_whole_is_freed() -> None:
 
 def ledger(model: Model) -> float:
     """Return the elements that a strict model really holds."""
-    return float(model.ledger.units / 2**40)  # type: ignore[attr-defined]  # of a strict one
+    return float(model._ledger.units / 2**40)  # type: ignore[attr-defined]  # of a strict one
 
 
 def test_update_and_sums_work_in_place() -> None:

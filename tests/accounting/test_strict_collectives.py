@@ -20,7 +20,7 @@ def strict(program: Callable[[Model], Awaitable[Any]], world_size: int = 2) -> m
 
 
 def held(model: Model) -> float:
-    return float(model.ledger.units / 2**40)  # type: ignore[attr-defined]  # of a strict one
+    return float(model._ledger.units / 2**40)  # type: ignore[attr-defined]  # of a strict one
 
 
 def weight(model: Model, shard: int = 0, num_shards: int = 1) -> Weight:

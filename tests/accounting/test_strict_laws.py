@@ -106,7 +106,7 @@ def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -
         values = [variant(made[name]) for name, variant in zip(names, chosen, strict=True)]
         lawful = False
         with suppress(MinitrainError):
-            law(model.ledger, *values)
+            law(model._ledger, *values)
             lawful = True
         quick = True
         with mock.patch.object(computation, asked, side_effect=LawAskedError), suppress(MinitrainError):
@@ -148,7 +148,7 @@ def moved(store: Store[Any], moves: list[tuple[str, int, int]]) -> list[tuple[li
                 store.pop(key)
             else:
                 store.popitem()
-        history.append(([tensors.index(value) for value in store.values()], store.account.units))
+        history.append(([tensors.index(value) for value in store.values()], store._account.units))
     return history
 
 

@@ -136,7 +136,7 @@ async def lonely(model: Model, steps: int = 1000) -> Model:
     model.weights[0], _ = model.load_weights(0)
     for _ in range(steps):
         model.forward(0, model.get_input_activation([0]), model.weights[0])
-        assert len(model.log.rows) <= 10 * 10
+        assert len(model.log._rows) <= 10 * 10
     return model
 
 
@@ -145,7 +145,7 @@ async def talkative(model: Model, steps: int = 300) -> Model:
     for _ in range(steps):
         await model.barrier()
         await model.launch(model.barrier())
-        assert len(model.log.rows) <= 11 * 10
+        assert len(model.log._rows) <= 11 * 10
     return model
 
 
@@ -154,7 +154,7 @@ def test_the_rows_kept_do_not_grow_with_the_events(strategy: Any, eager: Callabl
     eager(10)
     run = mt.simulate(strategy, world_size=2, num_layers=1, global_batch_size=2, check=False, log="summary")
     assert run.num_events >= 1200
-    assert not any(log.rows for log in run.logs)  # type: ignore[attr-defined]
+    assert not any(log._rows for log in run.logs)  # type: ignore[attr-defined]
 
 
 def test_noisy_durations_take_no_place_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_what_needs_events_is_refused(reader: str, tmp_path: Path, monkeypatch: 
 
 def test_a_notebook_shows_words() -> None:
     run = mt.simulate("ddp", log="summary", **SIZES)
-    assert set(run._repr_mimebundle_()) == {"text/plain"}
+    assert set(run._repr_mimebundle_()) == {"text/plain", "text/html"}
     assert repr(run.models[0].log) == "<log of rank 0: 41 events, not kept>"
 
 

@@ -86,7 +86,7 @@ def _flat(rank: int, rows: list[tuple[str, float, float]]) -> EventLog:
     for stream, time, duration in rows:
         on = ON_COMPUTE if stream == "compute" else Stream(stream)
         typ = "forward" if stream == "compute" else stream
-        log.rows.extend((typ, 0, time, Price(duration), 0, NO_SAMPLES, on, None, time, None))
+        log._rows.extend((typ, 0, time, Price(duration), 0, NO_SAMPLES, on, None, time, None))
     return log
 
 

@@ -14,7 +14,8 @@ import minitrain as mt
 from minitrain.analysis.critical_path import critical_path
 from minitrain.analysis.dependencies import make_graph
 from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.what_if import retime, what_if, what_ifs
+from minitrain.analysis.levels import make_levels
+from minitrain.analysis.what_if import retime, retime_all, what_if, what_ifs
 from minitrain.errors import UsageError
 from minitrain.events import COMM, Event
 from minitrain.hardware.fixed_durations import FixedPredictor
@@ -106,6 +107,28 @@ def test_operations_that_wait_for_one_another_in_a_circle_are_refused() -> None:
     line = as_timeline([first, second])
     with pytest.raises(UsageError, match="wait for one another in a circle"):
         retime(make_graph(line), line.duration)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zero3_prefetch", "hsdp"])
+def test_several_cases_at_once_give_the_floats_of_each_alone(name: str) -> None:
+    line = mt.simulate(name, world_size=16, num_layers=16, global_batch_size=32).timeline
+    graph = make_graph(line)
+    cases = [line.duration, *(np.where(line.of_types([typ]), 0.0, line.duration) for typ in line.typs)]
+    assert line.num_events >= 10 * np.diff(line.starts).max(), "narrow runs are timed one by one"
+    for times, lasts in zip(retime_all(graph, cases), cases, strict=True):
+        np.testing.assert_array_equal(times, retime(graph, lasts))
+
+
+def test_a_circle_among_many_ranks_is_refused_too() -> None:
+    everyone, logs = tuple(range(12)), []
+    for rank in everyone:
+        order = [("all_reduce", None), ("barrier", everyone)]
+        both = order if rank else order[::-1]
+        logs.append([Event(typ, 0, rank, t, 1, 0, stream=COMM, group=group) for t, (typ, group) in enumerate(both)])
+    line = as_timeline(logs)
+    assert make_levels(make_graph(line)) is None
+    with pytest.raises(UsageError, match="wait for one another in a circle"):
+        what_ifs(make_graph(line))
 
 
 def test_without_events_there_is_nothing_to_free() -> None:

@@ -1,5 +1,6 @@
 """The command line when all goes well: what it prints, and what it writes."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.options import parse_durations, strategy_options
+from minitrain.cli.prove import BATCH, LAYERS, WORLD_SIZE
 from minitrain.hardware import shipped_configs
 from minitrain.run.comparison import DEFAULT_STRATEGIES
 
@@ -93,10 +95,21 @@ def test_a_long_name_is_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> N
 def test_compare_writes_a_folder_a_strategy_and_a_page_of_all() -> None:
     result = minitrain("compare", "ddp", "1f1b", *SMALL)
     each = ["index.html", "run.jsonl", "trace.json"]
-    shared = ["compare.html", "plotly.min.js"]
-    assert files("traces") == sorted([*shared, *(f"{name}/{file}" for name in ("ddp", "1f1b") for file in each)])
+    assert files("traces") == sorted(["compare.html", *(f"{name}/{file}" for name in ("ddp", "1f1b") for file in each)])
     assert "wrote traces/compare.html" in result.stdout
     assert 'href="ddp/index.html"' in Path("traces/compare.html").read_text()
+
+
+def test_with_a_shared_script_there_is_one_for_all_pages() -> None:
+    minitrain("compare", "ddp", "zero1", *SMALL, "--shared-script")
+    assert Path("traces/plotly.min.js").stat().st_size > 4_000_000
+    assert all(page.stat().st_size < 300_000 for page in Path("traces").rglob("*.html"))
+
+
+def test_run_says_how_to_learn_why_ranks_wait() -> None:
+    told = minitrain("run", "gpipe", *SMALL).stdout
+    assert told.endswith("minitrain trace explain traces/gpipe/run.jsonl\n")
+    assert "trace explain" not in minitrain("run", "gpipe", *SMALL, "--no-trace").stdout
 
 
 def test_run_writes_what_can_be_read_again() -> None:
@@ -128,7 +141,7 @@ def test_a_second_run_takes_the_place_of_the_first() -> None:
 
 def test_the_same_strategy_twice_gets_two_folders() -> None:
     minitrain("compare", "ddp", "ddp", *SMALL)
-    assert {name.partition("/")[0] for name in files("traces")} == {"compare.html", "plotly.min.js", "ddp", "ddp-2"}
+    assert {name.partition("/")[0] for name in files("traces")} == {"compare.html", "ddp", "ddp-2"}
 
 
 def test_run_prints_where_the_time_of_each_rank_goes() -> None:
@@ -177,6 +190,29 @@ def test_a_strategy_from_a_file_gets_its_options() -> None:
     assert "2 'a=b' [1, None]" in result.stdout
 
 
+def test_a_strategy_takes_options_that_the_others_do_not_have() -> None:
+    runs = printed_json("compare", "ddp", "pp_dp:pp=4", "pp_dp", *SMALL, "--no-trace")
+    assert [run["strategy"] for run in runs] == ["ddp", "pp_dp:pp=4", "pp_dp"]
+    assert [run["options"] for run in runs] == [{}, {"pp": 4}, {}]
+    alone = mt.simulate("pp_dp", world_size=4, num_layers=4, global_batch_size=8, pp=4)
+    assert runs[1]["step_time_s"] == alone.step_time != runs[2]["step_time_s"]
+
+
+def test_options_of_one_strategy_join_those_of_all_and_name_its_folder() -> None:
+    minitrain("compare", "gpipe", "pp_dp:pp=4", *SMALL, "--microbatch", "1")
+    assert mt.load_run("traces/pp_dp-pp-4/run.jsonl").options == {"microbatch_size": 1, "pp": 4}
+
+
+def test_a_file_with_one_strategy_needs_no_name() -> None:
+    Path("mine.py").write_text(
+        "from minitrain.strategies import ddp\n"
+        "async def helper(model, layer):\n    pass\n"
+        "async def mine(model, depth=1):\n    print(depth)\n    return await ddp(model)\n"
+    )
+    result = minitrain("run", "mine.py:depth=7", *SMALL, "--no-trace")
+    assert result.stdout.startswith("7\n7\n7\n7\nmine: 4 ranks")
+
+
 def test_what_a_strategy_prints_goes_to_stderr_under_json() -> None:
     Path("mine.py").write_text(
         "from minitrain.strategies import ddp\nprint('loaded')\n"
@@ -215,6 +251,95 @@ def test_strategies_lists_every_shipped_one_with_what_it_is() -> None:
     assert list(listed) == list(mt.strategies())
     assert all(listed.values())
     assert "1F1B (PipeDream-Flush" in minitrain("strategies").stdout
+
+
+@pytest.mark.parametrize("name", mt.strategies())
+def test_a_strategy_shows_every_option_with_default_and_meaning(name: str) -> None:
+    shown = printed_json("strategies", name)
+    parameters = list(inspect.signature(mt.strategies()[name]).parameters.values())[1:]
+    assert [(option["name"], option["default"]) for option in shown["options"]] == [
+        (parameter.name, parameter.default) for parameter in parameters
+    ]
+    assert all(option["meaning"] for option in shown["options"])
+    text = minitrain("strategies", name).stdout
+    assert all(parameter.name in text for parameter in parameters)
+
+
+@pytest.mark.parametrize("name", mt.strategies())
+@pytest.mark.parametrize("sizes", [(4, 5, 8), (4, 8, 7), (3, 6, 6), (5, 40, 40)])
+def test_the_rules_that_a_strategy_shows_name_what_its_errors_refuse(name: str, sizes: tuple[int, int, int]) -> None:
+    run = mt.compare(name, world_size=sizes[0], num_layers=sizes[1], global_batch_size=sizes[2]).runs[name]
+    refused = str(run.error).partition(" ")[0] if isinstance(run, mt.FailedRun) else ""
+    assert refused in json.dumps(printed_json("strategies", name)) or refused == "num_microbatches"
+
+
+def test_a_file_shows_its_strategies_or_its_only_one() -> None:
+    one = "async def mine(model, *, depth, order='a'):\n    'Train.\\n\\nArgs:\\n    depth: how deep.\\n'\n"
+    Path("one.py").write_text(one)
+    Path("two.py").write_text(one + "async def other(model): 'Do nothing.'\n")
+    shown = printed_json("strategies", "one.py")
+    assert shown["options"][0] == {"name": "depth", "default": None, "is_required": True, "meaning": "how deep."}
+    assert "required" in minitrain("strategies", "one.py:mine").stdout
+    assert [row["strategy"] for row in printed_json("strategies", "two.py")] == ["mine", "other"]
+    assert "It has no options." in minitrain("strategies", "two.py:other").stdout
+    Path("bare.py").write_text("async def bare(model): return model\n")
+    assert "It has no docstring that says what it needs." in minitrain("strategies", "bare.py").stdout
+
+
+def test_prove_proves_strategies_with_their_options() -> None:
+    arguments = ["prove", "zero3", "gpipe:microbatch_size=1", "--world-size", "2", "--layers", "2", "--batch", "4"]
+    lines = minitrain(*arguments).stdout.splitlines()
+    assert [line.partition(" trains 2 layers as one device does")[0] for line in lines] == [
+        "zero3 on 2 ranks",
+        "gpipe:microbatch_size=1 on 2 ranks",
+    ]
+    outcomes = printed_json(*arguments)
+    assert [(outcome["proven"], outcome["error"]) for outcome in outcomes] == [(True, None)] * 2
+    assert max(outcome["largest_difference"] for outcome in outcomes) < 1e-12
+
+
+def test_prove_has_the_default_sizes_of_python() -> None:
+    sizes = {name: known.default for name, known in inspect.signature(mt.prove).parameters.items()}
+    assert (sizes["world_size"], sizes["num_layers"], sizes["global_batch_size"]) == (WORLD_SIZE, LAYERS, BATCH)
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_folding_gives_the_same_figures_and_writes_nothing(command: str) -> None:
+    assert printed_json(command, "zero3", *SMALL, "--fold") == printed_json(command, "zero3", *SMALL, "--no-trace")
+    assert files(".") == []
+
+
+def test_a_comparison_tells_of_the_runs_of_an_earlier_one() -> None:
+    first = minitrain("compare", "ddp", "zero1", "gpipe", *SMALL).stdout
+    assert "also holds" not in first
+    second = minitrain("compare", "ddp", "zero3", *SMALL).stdout.splitlines()
+    assert second[-1] == "traces also holds 2 runs that are not of this comparison: gpipe, zero1"
+    assert "also holds" in minitrain("compare", "ddp", *SMALL, "--json").stderr
+    assert "also holds" not in minitrain("compare", "ddp", *SMALL, "--no-trace").output
+
+
+@pytest.mark.parametrize("arguments", [("run", "ddp"), ("compare", "ddp", "zero1")])
+def test_without_traces_nothing_is_said_of_them(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("minitrain.cli.output.Progress.say", lambda _, words: said.append(str(words)))
+    Path("traces").write_text("no folder")
+    output = minitrain(*arguments, *SMALL, "--no-trace").output
+    assert "trace" not in " ".join([output, *said])
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60])
+@pytest.mark.parametrize("command", ["compare ddp 1f1b --no-trace", "run ddp --no-trace", "models", "hw list"])
+def test_a_narrow_terminal_gets_every_column_below_one_another(
+    columns: int, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = set(minitrain(*command.split()).stdout.split())
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = minitrain(*command.split()).stdout
+    assert "…" not in narrow
+    if command != "hw list":  # whose list of tiers folds within a cell
+        assert {word for word in words if word.replace(".", "").isdigit()} <= set(narrow.split())
+    assert {"GB/s", "TFLOP/s", "GiB"} & words <= set(narrow.split())
 
 
 def test_version_is_the_package_s() -> None:

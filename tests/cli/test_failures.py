@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -12,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
 from minitrain.cli.failures import message_of
-from minitrain.cli.output import Progress
+from minitrain.cli.output import Progress, RunsInProgress
+from minitrain.run.progress import RunProgress
 from minitrain.run.result import Run
 
 MINE = """
@@ -39,7 +41,24 @@ number = 3
 USAGE = [
     ("compare nope", "there is no strategy 'nope'; use one of ddp"),
     ("run zero33", "there is no strategy 'zero33'; did you mean zero3?"),
-    ("run mine.py", "there is no strategy 'mine.py'; use one of"),
+    ("run mine.py", "mine.py has 9 strategies, mute, boom, leave, cancel, interrupt, recurse, lost, stuck, lazy; say"),
+    ("run mine", "there is no strategy 'mine'; did you mean mine.py? use one of"),
+    ("run empty.py", "empty.py has no strategy, an async function of one argument: `async def mine(model): ...`"),
+    ("run missing.py", "there is no strategy file missing.py; give path.py:function"),
+    ("run pp_dp:pp", "there is no strategy 'pp_dp:pp'"),
+    ("run pp_dp:pp=", "options of one strategy are written name:option=value,option=value, each once; got 'pp_dp:pp='"),
+    ("run pp_dp:pp=2,pp=4", "options of one strategy are written name:option=value,option=value, each once; got"),
+    (
+        "run pp_dp:ppp=4",
+        "cannot be called with (model, ppp=4): got an unexpected keyword argument 'ppp'; did you mean pp?",
+    ),
+    (
+        "run pp_dp:world_size=4",
+        "world_size in pp_dp:world_size=4 is no option of a strategy, but a parameter of the run",
+    ),
+    ("run pp_dp:pp=4 -o pp=2", "pp is given twice: in pp_dp:pp=4, and as pp=2 for all; leave one out"),
+    ("compare ddp pp_dp -o pp=4", "'pp'; an option for one strategy is written pp_dp:pp=4"),
+    ("compare ddp gpipe --option worldsize=2", "unexpected keyword argument 'worldsize'; did you mean world_size?"),
     ("run missing.py:f", "there is no strategy file missing.py"),
     ("run folder.py:f", "there is no strategy file folder.py"),
     ("run broken.py:f", "the strategy file broken.py cannot be loaded: SyntaxError: "),
@@ -75,6 +94,12 @@ USAGE = [
     ("run ddp --log none", "--log must be full or summary, got 'none'"),
     ("compare ddp --log summary --trace", "--trace needs every event, but --log summary keeps totals; leave one out"),
     ("run ddp --log summary --strict", "--strict needs every event, but --log summary keeps totals; leave one out"),
+    ("run ddp --fold --trace", "--trace needs every rank, but --fold simulates ranks that do the same once; leave one"),
+    (
+        "run ddp --fold --strict",
+        "--strict needs every rank, but --fold simulates ranks that do the same once; leave one",
+    ),
+    ("compare --fold --log summary", "--fold does not go with --log summary; leave one out"),
     ("run ddp --network ring", 'network must be "auto", "flat" or "hierarchical", got \'ring\''),
     ("run ddp --hw h100", "expected the name of a shipped config or of a file, found no such thing; did you mean"),
     ("run ddp --hw ./missing.json", "./missing.json: expected a config file, found no such file"),
@@ -133,6 +158,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("broken.py").write_text("def f(:\n")
     Path("raises.py").write_text("1 / 0\n")
     Path("exits.py").write_text("raise SystemExit(0)\n")
+    Path("empty.py").write_text("async def helper(model, layer): ...\nasync def _hidden(model): ...\n")
     Path("latin.py").write_bytes("name é".encode("latin-1"))
     Path("deep.json").write_text("[" * 100_000)
     Path("twice.json").write_text('{"mem1": 1, "mem1": 2}')
@@ -168,9 +194,47 @@ def test_a_failed_run_ends_with_one_message_and_exit_code_1(command: str, messag
     assert "Traceback" not in result.stderr
 
 
-def test_ctrl_c_is_quiet() -> None:
-    result = invoke("run mine.py:interrupt")
-    assert (result.exit_code, result.output) == (130, "")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run mine.py:interrupt", "interrupted; nothing was kept"),
+        ("compare ddp mine.py:interrupt", "interrupted; nothing was kept"),
+        ("prove mine.py:interrupt", "interrupted; nothing is proven"),
+    ],
+)
+def test_ctrl_c_says_what_is_kept(command: str, message: str) -> None:
+    result = invoke(command)
+    assert (result.exit_code, result.output) == (130, f"minitrain: {message}\n")
+
+
+def test_ctrl_c_while_traces_are_written_says_that_some_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "write_chrome_trace", interrupted)
+    result = CliRunner().invoke(app, ["run", "ddp", "--layers", "2"])
+    assert result.exit_code == 130
+    assert result.output == "minitrain: interrupted; every file in traces is whole, but some may be missing\n"
+
+
+def test_a_failed_run_prints_its_object_with_the_error() -> None:
+    result = invoke("run mine.py:boom --json --layers 4")
+    assert result.exit_code == 1
+    failed = json.loads(result.stdout)
+    good = json.loads(invoke("run ddp --json --layers 4 --no-trace").stdout)
+    assert failed.keys() == good.keys()
+    assert failed["error"] == "ValueError: a fault of its own"
+    same = ("world_size", "num_layers", "global_batch_size", "hardware", "network")
+    assert [failed[name] for name in same] == [good[name] for name in same]
+    assert "a fault of its own" in result.stderr
+
+
+def test_a_strategy_that_leaves_or_trains_wrongly_is_not_proven() -> None:
+    result = invoke("prove ddp mine.py:leave mine.py:lazy --world-size 2 --layers 2 --batch 4 --json")
+    assert result.exit_code == 1
+    assert [outcome["proven"] for outcome in json.loads(result.stdout)] == [True, False, False]
+    assert "leave is not proven: SystemExit: 3" in result.stderr
+    assert "lazy is not proven: " in result.stderr
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:
@@ -284,6 +348,28 @@ def test_progress_is_silent_at_first_and_then_says_what_goes_on(
     assert "simulating gpipe" in said
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_words_that_change_are_asked_for_again(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threading.Timer", _Timer)
+    console = Console(force_terminal=terminal, width=80, file=Path("log").open("w"))  # noqa: SIM115
+    model = SimpleNamespace(log=[], dist=SimpleNamespace(detector=SimpleNamespace(finished_ranks=set())))
+    with RunsInProgress(console) as progress, console.file:
+        progress.simulating("ddp")
+        progress.watch(RunProgress([model]))  # type: ignore[list-item]  # all that is read of a model
+        progress._timer.begin()  # type: ignore[attr-defined]  # of the test's timer
+        model.log += range(1234)
+        if terminal:
+            progress.say(progress._words)
+        else:
+            progress._timer.begin()  # type: ignore[attr-defined]
+            progress._timer.begin()  # type: ignore[attr-defined]
+        progress.__exit__(None, None, None)
+        console.file.flush()
+        said = Path("log").read_text()
+    assert "simulating ddp: 0 of 1 ranks done, 1,234 events so far" in said
+    assert terminal or said.splitlines() == ["simulating ddp", "simulating ddp: 0 of 1 ranks done, 1,234 events so far"]
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -303,7 +389,7 @@ def test_whatever_ends_a_command_early_is_no_traceback(
     def interrupted(table: object) -> None:
         raise error
 
-    monkeypatch.setattr("minitrain.cli.commands.print_table", interrupted)
+    monkeypatch.setattr("minitrain.cli.strategies.print_table", interrupted)
     result = CliRunner().invoke(app, ["strategies"])
     assert (result.exit_code, result.stderr) == (code, message)
 

@@ -44,9 +44,13 @@ def test_start_writes_the_starter_never_over_work(learn: Learn) -> None:
     assert result.exit_code == 0
     assert "wrote work/02_ddp.py" in result.stdout
     assert "# 02 Data parallelism" in result.stdout
-    assert "| 2 ranks, 3 layers, batch 8 |" in Path("work/02_ddp.md").read_text()
+    statement = Path("work/02_ddp.md").read_text()
+    assert "| 2 ranks, 3 layers, batch 8 |" in statement
+    assert "**Stores.**" in statement
+    assert "nor more activations" in statement
     path = Path("work/02_ddp.py")
     assert path.read_text() == load_exercise("02").starter
+    assert "see 02_ddp.md" in path.read_text()  # which lies beside it
     path.write_text("mine")
     assert "is there already" in learn("start", "02", "--dir", "work").stdout
     assert path.read_text() == "mine"
@@ -100,10 +104,34 @@ def test_the_solution_is_for_those_who_have_passed(learn: Learn, tmp_path: Path)
     assert result.exit_code == 2
     assert "pass exercise 02 first" in result.stderr
     Path(STATE).write_text(json.dumps({name: {"passed": True, "best": 100, "hints": 0} for name in ("02_ddp", "mine")}))
-    assert "async def ddp(model: Model" in learn("solution", "2").stdout
+    result = learn("solution", "2")
+    assert "async def ddp(model: Model" in result.stdout
+    assert result.stderr == "wrote 02_ddp_solution.py\n"
+    assert Path("02_ddp_solution.py").read_text() == result.stdout
+    assert learn("check", "02_ddp_solution.py").exit_code == 0
+    Path("02_ddp_solution.py").write_text("mine")
+    assert learn("solution", "2").stderr == "02_ddp_solution.py is there already\n"
+    assert Path("02_ddp_solution.py").read_text() == "mine"
     shutil.copytree(load_exercise("2").folder, tmp_path / "own" / "mine")
     (tmp_path / "own" / "mine" / "reference.py").write_text(RIGHT)
-    assert learn("solution", "mine", "--exercises", "own").stdout == RIGHT + "\n"
+    assert learn("solution", "mine", "--exercises", "own").stdout == RIGHT
+
+
+def test_a_failing_check_draws_what_happened_beside_what_is_expected(learn: Learn) -> None:
+    hoards = RIGHT.replace("        del activations[k]\n", "").replace("grads.pop(k)", "grads[k]")
+    for text, pictures in ((hoards, 2), (RIGHT.replace("    return model\n", ""), 1)):
+        Path("02_ddp.py").write_text(text)
+        result = learn("check", "2")
+        assert result.stdout.splitlines()[-1].endswith("picture of each: 02_ddp.check.html")
+        page = Path("02_ddp.check.html").read_text()
+        assert page.count("<svg") == pictures
+        assert "Expected: step " in page
+        assert ("Yours: step " in page) == (pictures == 2)
+        assert ("did not come to its end" in page) == (pictures == 1)
+    assert "must return the model of its rank" in page
+    Path("02_ddp.py").write_text(RIGHT)
+    assert "picture" not in learn("check", "2").stdout
+    assert not Path("02_ddp.check.html").exists()
 
 
 def test_reset_keeps_the_work_beside_it(learn: Learn) -> None:
@@ -126,9 +154,10 @@ def test_grade_exits_with_0_for_full_marks_alone(learn: Learn) -> None:
     result = learn("grade", "ddp.py", "--exercise", "5", "--format", "json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)[0]["exercise"] == "05_zero3"
-    result = learn("grade", "ddp.py", "--format", "csv")
+    result = learn("grade", "ddp.py", "--format", "xml")
     assert result.exit_code == 2
-    assert "--format must be one of text, json, junit, gradescope, got 'csv'" in result.stderr.replace("\n", " ")
+    message = "--format must be one of text, table, csv, json, junit, gradescope, got 'xml'"
+    assert message in result.stderr.replace("\n", " ")
 
 
 def test_grade_says_how_submissions_are_kept_apart(learn: Learn) -> None:
@@ -153,4 +182,5 @@ def test_package_writes_a_zip(learn: Learn) -> None:
     with zipfile.ZipFile("a.zip") as archive:
         script = archive.read("run_autograder").decode()
     assert '--isolation "${MINITRAIN_ISOLATION:-required}"' in script
+    assert learn("package", "--students", "wheels").stdout.startswith("wrote wheels/minitrain-")
     assert "isolation must be one of" in learn("package", "b.zip", "--isolation", "some").stderr.replace("\n", " ")

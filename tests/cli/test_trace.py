@@ -70,6 +70,16 @@ def test_explain_says_why_ranks_wait_and_what_would_help(saved: Path) -> None:
         assert part in told
 
 
+def test_explain_calls_one_thing_the_bubble_and_says_what_the_others_are(saved: Path) -> None:
+    told = " ".join(_invoke("explain", "run.jsonl").stdout.split())
+    run = mt.load_run("run.jsonl")
+    form = run.explain().closed_form
+    assert form is not None
+    assert f" bubble {run.bubble_fraction:.1%}: the share of all ranks' time spent waiting" in told
+    assert f"makespan bubble {form.fraction(run.makespan_bubble):.1%}: the time from the first pass to the last" in told
+    assert "textbook bubble 20.0%: the makespan bubble by the formula (p - 1)(tf + tb)" in told
+
+
 def test_where_no_rank_waits_explain_says_so(saved: Path) -> None:
     mt.simulate("ddp", **_SIZES).save("ddp.jsonl")
     told = _invoke("explain", "ddp.jsonl").stdout

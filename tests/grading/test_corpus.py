@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import minitrain as mt
 from minitrain.grading import grade
 from minitrain.grading.sandbox import Limits
+from tests.grading.sources import changed, shipped_source
 
 HERE = Path(__file__).parent / "submissions"
 
@@ -41,15 +41,6 @@ SHIPPED = {  # exercise by strategy: where a shipped strategy, given as a file o
 }
 
 
-def shipped_source(name: str, function: str | None = None) -> str:
-    """Return a shipped strategy as a file that needs no other one."""
-    strategy = {"one_f_one_b": "1f1b"}.get(name, name)
-    module: Any = inspect.getmodule(mt.strategies()[strategy])
-    batch: Any = inspect.getmodule(module.microbatches)
-    own = re.sub(r"from \._batch import [^\n]*\n", "", inspect.getsource(module))
-    return f"{inspect.getsource(batch)}\n\n{own}".replace(f"async def {name}(", f"async def {function or name}(")
-
-
 @pytest.mark.parametrize("name", HANDWRITTEN)
 def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
     found = grade(HERE / f"{name}.py", HANDWRITTEN[name])
@@ -71,14 +62,6 @@ ZERO3 = (HERE / "zero3_kept_apart.py").read_text()
 ZERO1 = (HERE / "zero1_at_once.py").read_text()
 GPIPE = (HERE / "gpipe_last_in_first_out.py").read_text()
 ACCUMULATE = (HERE / "accumulate_backwards.py").read_text()
-
-
-def changed(source: str, *edits: tuple[str, str], before: str = "") -> str:
-    """Return a submission with some of its text replaced, and perhaps something before it."""
-    for old, new in edits:
-        assert old in source
-        source = source.replace(old, new)
-    return before + source
 
 
 REDUCE = "        grads[k] = await model.all_reduce(grads[k], k)\n"

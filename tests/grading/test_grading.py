@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -18,19 +19,21 @@ import pytest
 
 import minitrain as mt
 from minitrain.grading import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
-from minitrain.grading.budgets import budget_for
+from minitrain.grading.budgets import budget_for, budgets_json
 from minitrain.grading.checks import judge
-from minitrain.grading.grader import exercise_of
-from minitrain.grading.package import budgets_json, write_package
+from minitrain.grading.classes import Row
+from minitrain.grading.error_reports import describe
+from minitrain.grading.package import write_package
 from minitrain.grading.recorder import Interned, Program, RecordingModel, name_of
 from minitrain.grading.replay import replayed
-from minitrain.grading.report import FORMATS, as_gradescope, as_json, as_junit, as_text
+from minitrain.grading.report import FORMATS, as_csv, as_gradescope, as_json, as_junit, as_table, as_text
 from minitrain.grading.result import CHECKS, CheckResult
 from minitrain.grading.sandbox import Limits
+from minitrain.grading.submissions import exercise_of
 from minitrain.grading.testing import assert_strategy
 from minitrain.grading.verify import faults_of
 from minitrain.grading.wire import MOST_STEPS, decoded, encoded
-from minitrain.grading.worker import Guard, RefusedError, describe, readable_folders, run_case
+from minitrain.grading.worker import Guard, RefusedError, readable_folders, run_case
 from minitrain.numerics import arithmetic
 from minitrain.tensors import Weight
 
@@ -46,7 +49,7 @@ def record(strategy: Any, **sizes: Any) -> tuple[mt.Run, list[list[Any]]]:
     return run, json.loads(json.dumps([model.program.steps for model in models]))
 
 
-def rows(run: mt.Run) -> list[Any]:
+def events_of(run: mt.Run) -> list[Any]:
     """Return the events of a run without what tags were called."""
     return [
         (event.typ, event.layer, event.rank, event.time, event.duration, event.memory, event.samples)
@@ -65,7 +68,7 @@ def test_a_replayed_program_is_the_same_run(name: str) -> None:
     plain = mt.simulate(name, strict=True, **sizes)
     _, programs = record(name, **sizes)
     again = mt.simulate(replayed(programs, name), strict=True, **sizes)
-    assert rows(again) == rows(plain)
+    assert events_of(again) == events_of(plain)
     assert again.peak_memory_per_rank == plain.peak_memory_per_rank
     assert again.strategy == name
 
@@ -104,7 +107,7 @@ def test_every_operation_is_replayed() -> None:
     plain = mt.simulate(everything, strict=True, **sizes)
     _, programs = record(everything, **sizes)
     again = mt.simulate(replayed(programs, "everything"), strict=True, numerics="numpy", **sizes)
-    assert rows(again) == rows(plain)
+    assert events_of(again) == events_of(plain)
     assert again.peak_memory_per_rank == plain.peak_memory_per_rank
 
 
@@ -389,47 +392,73 @@ def test_a_submission_that_needs_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def grades() -> list[Grade]:
-    """A good and a bad grade."""
+def rows() -> list[Row]:
+    """A good and a bad grade, and what could not be graded."""
     bad = [
         CheckResult("runs", "passed"),
         CheckResult("laws", "failed", "not \x00 so", rank=1, step=2, expected="a", got="b", hint="look"),
         *(CheckResult(name, "skipped") for name in CHECKS[2:]),
     ]
-    return [grade(mt.strategies()["ddp"], "02", hidden=False), Grade("03_zero1", bad, 0.5, "printed")]
+    return [
+        Row("a/02_ddp.py", grade(mt.strategies()["ddp"], "02", hidden=False)),
+        Row("b/03.py", Grade("03_zero1", bad, 0.5, "printed")),
+        Row("=essay.txt", reason="it is no Python file"),
+    ]
 
 
-def test_text_says_what_and_where(grades: list[Grade]) -> None:
-    text = as_text(grades)
+def test_text_says_what_and_where(rows: list[Row]) -> None:
+    text = as_text(rows)
     assert "02_ddp: 100 of 100 points\n  passed  runs\n" in text
     assert "where: rank 1, step 2\n" in text
     assert "expected a, got b\n          hint: look" in text
 
 
-def test_json_holds_every_check(grades: list[Grade]) -> None:
-    good, bad = json.loads(as_json(grades))
+def test_json_holds_every_check(rows: list[Row]) -> None:
+    good, bad, odd = json.loads(as_json(rows))
     assert (good["score"], good["passed"], bad["score"], bad["passed"]) == (100, True, 0, False)
     assert [check["points"] for check in good["checks"]] == [10, 15, 25, 15, 15, 20]
     assert bad["checks"][1]["message"] == "not \x00 so"
+    assert [found["file"] for found in (good, bad, odd)] == ["a/02_ddp.py", "b/03.py", "=essay.txt"]
+    assert (good["first_failure"], bad["first_failure"]) == (None, "laws: not ? so (rank 1, step 2)")
+    assert (odd["exercise"], odd["score"], odd["error"]) == (None, 0, "it is no Python file")
 
 
-def test_junit_is_xml(grades: list[Grade]) -> None:
-    root = ElementTree.fromstring(as_junit(grades))
-    good, bad = root.findall("testsuite")
+def test_junit_is_xml(rows: list[Row]) -> None:
+    root = ElementTree.fromstring(as_junit(rows))
+    good, bad, odd = root.findall("testsuite")
     assert (good.get("failures"), bad.get("failures"), bad.get("skipped")) == ("0", "1", "4")
     failure = bad.find("testcase/failure")
     assert failure is not None
     assert failure.get("message") == "not ? so"
+    assert [suite.get("name") for suite in (good, bad)] == ["a/02_ddp.py: 02_ddp", "b/03.py: 03_zero1"]
+    assert (odd.get("errors"), odd.get("tests")) == ("1", "1")
+    assert bad.find("testcase").get("classname") == "b/03.py"  # type: ignore[union-attr]  # it is there
 
 
-def test_gradescope_gets_what_its_documentation_asks_for(grades: list[Grade]) -> None:
-    results = json.loads(as_gradescope(grades))
+def test_a_spreadsheet_computes_nothing_of_what_students_wrote(rows: list[Row]) -> None:
+    cheat = Row("+cmd.py", Grade("02_ddp", [CheckResult("runs", "failed", '=HYPERLINK("x")')], 0.5))
+    table = [*csv.DictReader(as_csv([*rows, cheat]).splitlines())]
+    assert [row["file"] for row in table] == ["a/02_ddp.py", "b/03.py", "'=essay.txt", "'+cmd.py"]
+    assert [row["score"] for row in table] == ["100", "0", "0", "0"]
+    assert [row["first_failure"] for row in table][1:3] == ["laws: not ? so (rank 1, step 2)", "it is no Python file"]
+    assert not [cell for row in table for cell in row.values() if cell.startswith(("=", "+", "-", "@"))]
+
+
+def test_a_table_has_one_line_a_submission(rows: list[Row]) -> None:
+    table = as_table(rows)
+    assert [column.header for column in table.columns] == ["file", "exercise", "score", "seconds", "first failure"]
+    assert [*map(str, table.columns[2].cells)] == ["100", "0", "-"]
+
+
+def test_gradescope_gets_what_its_documentation_asks_for(rows: list[Row]) -> None:
+    results = json.loads(as_gradescope(rows))
     assert results["score"] == 100
     assert results["execution_time"] >= 0.5
     assert set(results["tests"][0]) == {"name", "score", "max_score", "status", "output", "visibility"}
     assert {test["status"] for test in results["tests"]} == {"passed", "failed"}
     assert [row["order"] for row in results["leaderboard"]] == ["desc", "asc", "asc"]
-    assert set(FORMATS) == {"text", "json", "junit", "gradescope"}
+    assert results["output"].startswith("=essay.txt: it is no Python file\nprinted")
+    assert set(FORMATS) == {"text", "table", "csv", "json", "junit", "gradescope"}
 
 
 # ---- teachers --------------------------------------------------------------------------------------------------------
@@ -443,6 +472,11 @@ def own(tmp_path: Path) -> Path:
     (folder / "wrong").mkdir()
     (folder / "wrong" / "local.py").write_text("# fails: laws\n" + RIGHT.read_text().replace(WITHOUT_REDUCTION, ""))
     return folder
+
+
+def all_budgets(exercise: Exercise) -> str:
+    """Return the budgets of all sizes."""
+    return budgets_json(exercise, [*exercise.public, *exercise.hidden])
 
 
 def test_a_sound_exercise_has_no_faults(own: Path) -> None:
@@ -460,7 +494,7 @@ def test_every_fault_of_an_exercise_is_named(own: Path) -> None:
 
 
 def test_a_reference_must_train_and_meet_its_budgets(own: Path) -> None:
-    budgets = json.loads(budgets_json(load_exercise(own)))
+    budgets = json.loads(all_budgets(load_exercise(own)))
     first = next(iter(budgets))
     budgets[first]["memory_bytes"] = 1
     (own / "budgets.json").write_text(json.dumps(budgets))
@@ -487,7 +521,7 @@ def test_a_broken_exercise_is_refused(own: Path) -> None:
 
 
 def test_budgets_on_file_stand_for_the_reference(own: Path) -> None:
-    (own / "budgets.json").write_text(budgets_json(load_exercise(own)))
+    (own / "budgets.json").write_text(all_budgets(load_exercise(own)))
     (own / "reference.py").unlink()
     (own / "hidden.json").unlink()
     exercise = load_exercise(own)
@@ -503,8 +537,8 @@ def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         assert not [name for name in archive.namelist() if "reference" in name]
         archive.extractall(home)
-    assert (
-        (home / "setup.sh").read_text().startswith("#!/usr/bin/env bash\nset -e\npython3 -m pip install -q minitrain==")
+    assert re.search(
+        r"pip install -q \./minitrain-[\w.]+\+students-py3-none-any\.whl\n", (home / "setup.sh").read_text()
     )
     (home / "submission").mkdir()
     shutil.copy(RIGHT, home / "submission" / "ddp.py")
@@ -524,7 +558,7 @@ def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     subprocess.run(["bash", str(home / "run_autograder")], check=True, cwd=tmp_path, env=environment)
     found = json.loads(results.read_text())
     assert found["score"] == 0
-    assert "which exercise is" in found["output"]
+    assert "submission: it is for no exercise: neither its name (such as 02_ddp.py) nor" in found["output"]
 
 
 @pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.grading import Grade, grade, isolation, load_exercise, sandbox
+from minitrain.grading.classes import Row
 from minitrain.grading.confinement import PROPERTIES, not_held
 from minitrain.grading.isolation import Isolation, from_worker
 from minitrain.grading.report import as_gradescope, as_json, as_junit, as_text
@@ -248,8 +249,8 @@ def weakened(monkeypatch: pytest.MonkeyPatch, *replacements: tuple[str, str]) ->
     """Take means away: no bubblewrap, no seccomp, and what is replaced in the process's own code."""
     stage = sandbox._stage
 
-    def staged(home: Path, file: Path) -> Path:
-        path = stage(home, file)
+    def staged(home: Path, file: Path, beside: Sequence[Path]) -> Path:
+        path = stage(home, file, beside)
         module = home / "minitrain" / "grading" / "confinement.py"
         text = module.read_text()
         for old, new in replacements:
@@ -276,7 +277,7 @@ def test_required_isolation_refuses_to_grade_without_it(tmp_path: Path, monkeypa
     assert not (tmp_path / "ran").exists()
     found = grade(path, "02", hidden=False)
     assert found.isolation.open == ("files", "network", "signals", "processes")
-    assert "the kernel does not hold: files, network, signals, processes" in as_text([found]) or os.geteuid()
+    assert "the kernel does not hold: files, network, signals, processes" in as_text([Row("", found)]) or os.geteuid()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's means are Linux's")
@@ -310,12 +311,12 @@ def test_no_isolation_is_said_to_be_none(tmp_path: Path) -> None:
 
 def test_every_report_says_what_was_in_force() -> None:
     means = {"landlock": "ABI 7", "seccomp": "a list of allowed calls", "uid": "61200"}
-    found = Grade("02_ddp", [], 0.0, isolation=Isolation("auto", means, ("signals",)))
+    row = Row("", Grade("02_ddp", [], 0.0, isolation=Isolation("auto", means, ("signals",))))
     text = "Landlock (ABI 7), seccomp, uid 61200; the kernel does not hold: signals"
-    assert f"\n  isolation: {text}" in as_text([found])
-    assert json.loads(as_json([found]))[0]["isolation"] == {"mode": "auto", "means": means, "open": ["signals"]}
-    assert f'<property name="isolation" value="{text}" />' in as_junit([found])
-    assert json.loads(as_gradescope([found]))["extra_data"]["isolation"] == {"02_ddp": text}
+    assert f"\n  isolation: {text}" in as_text([row])
+    assert json.loads(as_json([row]))[0]["isolation"] == {"mode": "auto", "means": means, "open": ["signals"]}
+    assert f'<property name="isolation" value="{text}" />' in as_junit([row])
+    assert json.loads(as_gradescope([row]))["extra_data"]["isolation"] == {"02_ddp": text}
     assert str(mt.grade(mt.strategies()["ddp"], "02", hidden=False).isolation) == "none"
 
 
@@ -406,7 +407,7 @@ def test_an_error_without_text_is_reported_nevertheless(tmp_path: Path) -> None:
 
 def test_many_samples_that_are_none_make_a_short_message(tmp_path: Path) -> None:
     failure = graded(tmp_path, "model.get_input_activation({f's{i}' for i in range(2048)})", hidden=False).failures[0]
-    assert "samples must be integers, got {'s" in failure.message
+    assert "samples must be integers, got 's" in failure.message
     assert len(failure.message) < 200
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from minitrain.errors import UsageError
 from minitrain.grading import Exercise, shipped_exercises
-from minitrain.grading.notebook import as_text, notebook_of, write_notebooks
+from minitrain.grading.notebook import as_text, main, notebook_of, write_notebooks
 
 ROOT = Path(__file__).parents[2]
 EXERCISES = shipped_exercises()
@@ -53,6 +54,22 @@ def test_notebooks_run_from_top_to_bottom(exercise: Exercise, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "MFU" in printed
     assert f"{exercise.name}: 0 of 100 points" in printed
+
+
+def test_a_notebook_installs_minitrain_from_where_it_is_told(tmp_path: Path) -> None:
+    main([str(tmp_path), "--install", "git+https://host/owner/minitrain"])
+    cells = json.loads((tmp_path / "02_ddp.ipynb").read_text())["cells"]
+    assert '    %pip install -q "git+https://host/owner/minitrain"\n' in cells[1]["source"]
+    assert "pip install -q" not in as_text(notebook_of(EXERCISES[2]))
+    with pytest.raises(UsageError, match="a requirement is an address, a path or a name"):
+        write_notebooks(tmp_path, requirement='x" && rm -r "y')
+
+
+def test_a_notebook_without_an_address_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = "".join(notebook_of(EXERCISES[2])["cells"][1]["source"])
+    monkeypatch.setitem(sys.modules, "minitrain", None)
+    with pytest.raises(ImportError, match="with minitrain's wheel or repository in a cell above"):
+        exec(cell, {})
 
 
 def test_cells_have_ids_of_their_own() -> None:

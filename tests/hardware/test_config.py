@@ -18,15 +18,25 @@ NAMES = [
     "a100_40g",
     "a100_80g",
     "b200_192g_nvl8",
+    "esp32",
     "gb200_nvl72",
     "gh200_96g_nvl4",
     "h100_80g_nvl8",
     "h200_141g_nvl8",
+    "jetson_orin_nx_16g",
     "l40s_48g_pcie8",
     "mi300x_192g_8",
+    "phone",
+    "rtx_2080ti",
+    "rtx_3090",
+    "t4",
+    "titan_rtx",
+    "tpu_v4",
     "tpu_v5p",
     "v100_32g_nvl8",
+    "xeon_8480plus",
 ]
+NOT_FOR_TRAINING = {"esp32", "jetson_orin_nx_16g", "phone", "xeon_8480plus"}
 
 
 def tier(size: int = 8) -> dict[str, Any]:
@@ -82,8 +92,9 @@ def test_all_shipped_configs_are_listed_and_load() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_shipped_config_can_price_a_run(name: str) -> None:
     config = load_config(name)
-    assert config.processor.peak("float16") > 1e14
-    assert config.processor.peak("float16", unit="vector") > 1e13
+    if name not in NOT_FOR_TRAINING:
+        assert config.processor.peak("float16") > 6e13
+        assert config.processor.peak("float32", unit="vector") > 4e12
     assert config.mem_pcie.GBps < config.mem_hbm.GBps
     assert config.network(65536).size >= 65536
 
@@ -307,7 +318,7 @@ def test_impossible_paths_are_refused(path: str) -> None:
 )
 def test_an_unknown_name_gets_the_closest_one_and_the_list(name: str, hint: str) -> None:
     with pytest.raises(
-        HardwareConfigError, match=rf'did you mean "{hint}"\? shipped are a100_40g, .*, v100_32g_nvl8; give'
+        HardwareConfigError, match=rf'did you mean "{hint}"\? shipped are a100_40g, .*, xeon_8480plus; give'
     ):
         load_config(name)
 

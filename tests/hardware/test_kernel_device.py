@@ -181,7 +181,7 @@ def test_what_a_device_does_not_have_is_named_with_what_it_has() -> None:
         A100.kernel_seconds(Matmul(8, 8, 8, datatype="float4"))
     with pytest.raises(HardwareConfigError, match=r"kernels\.attention\.flash3 is missing \(it has flash1, flash2\)"):
         A100.kernel_seconds(causal(128, 1, generation="flash3"))
-    with pytest.raises(HardwareConfigError, match="tpu_v5p has no key kernels; add it, use a config that has it"):
+    with pytest.raises(HardwareConfigError, match="tpu_v5p has no key kernels; add it, or use a config that has it"):
         KernelDevice(load_config("tpu_v5p"))
     with pytest.raises(UsageError, match="a kernel's price has no term 'luck'; use waves, prologue"):
         A100.rates.without("luck")

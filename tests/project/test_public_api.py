@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -41,6 +42,30 @@ def test_importing_minitrain_imports_no_heavy_library() -> None:
 def test_strategies_can_be_asked_for_before_and_after_its_package_is_imported(before: str) -> None:
     code = f"import minitrain as mt\n{before}\nprint(mt.strategies()['1f1b'].__name__, 'ddp' in mt.strategies())"
     assert run_python(code).strip() == "one_f_one_b True"
+
+
+def test_in_a_checkout_python_finds_the_folders_beside_the_package_without_an_installation() -> None:
+    root = Path(__file__).parents[2]
+    packages = [str(Path(importlib.util.find_spec(name).origin).parents[1]) for name in ("numpy", "pydantic")]  # type: ignore[union-attr, arg-type]
+    code = (
+        f"import sys; sys.path[:] = [{str(root)!r}, *sys.path, *{packages}]\n"
+        "import minitrain as mt\n"
+        "from minitrain.strategies import ddp\n"
+        "from minitrain.hardware import shipped_configs\n"
+        "print(mt.strategies()['ddp'] is ddp, 'h100_80g_nvl8' in shipped_configs())"
+    )
+    assert run_python(code, "-S").strip() == "True True"
+
+
+def test_what_is_listed_of_the_package_are_its_public_names() -> None:
+    assert run_python("import minitrain as mt; print(dir(mt) == sorted(mt.__all__))").strip() == "True"
+
+
+def test_a_rank_lists_what_a_strategy_uses_and_nothing_of_the_engine() -> None:
+    run = mt.simulate("ddp", world_size=1, num_layers=1, global_batch_size=1)
+    listed = set(dir(run.models[0]))
+    assert {"forward", "all_reduce", "rank", "world_size", "storage", "weights", "log", "set_final_weight"} <= listed
+    assert not {"account", "after_message", "operation_kind", "in_flight", "follows_tensors", "_rows"} & listed
 
 
 def test_every_package_is_installed() -> None:

@@ -618,28 +618,28 @@ async def clock_set_back_at_the_end(model: Model) -> Model:
 @mistake(mt.StrategyError, r"the clock of rank 0 does not add up: .*the duration of a forward is 0.0 s")
 async def log_edited(model: Model) -> Model:
     await correct(model)
-    rows: list[Any] = model.log.rows
+    rows: list[Any] = model.log._rows
     place = rows.index("forward")
     rows[place + 3] = type(rows[place + 3])(0.0)
     model.time = sum(event.duration for event in model.log)
     return model
 
 
-@mistake(mt.StrategyError, r"the clock of rank 0 does not add up: model.time at the end")
+@mistake(mt.StrategyError, r"rows of the log of rank 0 are gone; a log is for reading")
 async def log_cut_short(model: Model) -> Model:
     await correct(model)
-    del model.log.rows[-10:]
+    del model.log._rows[-10:]
     return model
 
 
-@mistake(mt.StrategyError, r"model.log of rank 0 was exchanged during the run")
+@mistake(mt.StrategyError, r"model.log of rank 0 is for reading; only the operations of a model change it")
 async def log_exchanged(model: Model) -> Model:
     await correct(model)
     model.log = copy.copy(model.log)
     return model
 
 
-@mistake(mt.StrategyError, r"model.runtime_predictor of rank 0 was exchanged during the run")
+@mistake(mt.StrategyError, r"model.runtime_predictor of rank 0 is for reading; only the operations")
 async def free_hardware(model: Model) -> Model:
     model.runtime_predictor = mt.FixedPredictor()
     return await correct(model)
@@ -648,7 +648,7 @@ async def free_hardware(model: Model) -> Model:
 @mistake(mt.StrategyError, r"rank 0 changed its account of memory or its log")
 async def memory_written_off(model: Model) -> Model:
     begin(model)
-    model.account.units -= 5
+    model._account.units -= 5
     return model
 
 

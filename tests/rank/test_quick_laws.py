@@ -1,4 +1,4 @@
-"""What rank/computing.py writes out for speed agrees with what it stands for: the laws, and the rows of the log."""
+"""What rank/computation.py writes out for speed agrees with what it stands for: the laws, and the rows of the log."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_rows_that_are_written_out_are_those_that_log_event_records() -> None:
     slow.log_event("forward", 0, EVERYTHING)
     slow.log_event("backward", 0, EVERYTHING)
     slow.log_event("update", 0, EVERYTHING)
-    assert (quick.log.rows, quick.time) == (slow.log.rows, slow.time)
+    assert (quick.log._rows, quick.time) == (slow.log._rows, slow.time)
 
 
 def test_results_have_the_size_that_measuring_them_gives() -> None:

@@ -14,7 +14,7 @@ from minitrain.transport import deadlocks as watch
 
 def distinct_sizes(run: Run) -> int:
     """Return how many numbers the events of a run refer to."""
-    return len({id(units) for model in run.models for units in model.log.rows[MEMORY::STRIDE]})
+    return len({id(units) for model in run.models for units in model.log._rows[MEMORY::STRIDE]})
 
 
 @pytest.mark.parametrize("strategy", ["1f1b", "zero3_prefetch"])

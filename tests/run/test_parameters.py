@@ -15,18 +15,25 @@ from minitrain.accounting.summary.run import SummaryRun
 from minitrain.cli.options import strategy_options
 from minitrain.errors import UsageError
 from minitrain.numerics import NumericModel
-from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, Exclusion, RunParameters, split_keywords
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, Exclusion, RunParameters, TakesRunParameters, split_keywords
 from minitrain.run.variants import choose_variant
 
 EXCLUDED = [(exclusion, other) for exclusion in EXCLUSIONS.values() for other in exclusion.others]
 
 
-@pytest.mark.parametrize("function", [mt.simulate, mt.simulate_async])
+@pytest.mark.parametrize("function", [mt.simulate, mt.simulate_async, mt.compare])
 def test_the_signature_shows_every_parameter_with_its_default(function: Any) -> None:
     shown = inspect.signature(function).parameters
     assert list(shown)[-len(DEFAULTS) - 1 : -1] == list(DEFAULTS)
     assert {name: shown[name].default for name in DEFAULTS} == dict(DEFAULTS)
     assert shown["options"].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_type_checkers_see_the_parameters_that_there_are() -> None:
+    seen = list(inspect.signature(TakesRunParameters.__call__).parameters.values())[3:-1]
+    assert [(known.name, known.annotation) for known in seen] == [
+        (field.name, field.type) for field in fields(RunParameters)
+    ]
 
 
 def test_every_parameter_is_documented() -> None:

@@ -11,6 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
+from minitrain.run.chosen_strategy import choose_strategy, split_options
 from minitrain.run.strategy_loading import load_strategy
 
 ddp, one_f_one_b = mt.strategies()["ddp"], mt.strategies()["1f1b"]
@@ -18,6 +19,9 @@ ddp, one_f_one_b = mt.strategies()["ddp"], mt.strategies()["1f1b"]
 
 async def mine(model: Model, microbatch_size: int | None = None) -> Model:
     return model
+
+
+SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 16}
 
 
 class Callable:
@@ -105,6 +109,43 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, function
 def test_options_that_the_strategy_does_not_take_are_refused(strategy: Any, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         mt.simulate(strategy, layers=2)
+
+
+def test_a_misspelt_parameter_of_simulate_is_recognised() -> None:
+    with pytest.raises(StrategyError, match=r"unexpected keyword argument 'wrold_size'; did you mean world_size\?$"):
+        mt.simulate("ddp", wrold_size=4)
+    with pytest.raises(StrategyError, match=r"'microbatch_sise'; did you mean microbatch_size\?$"):
+        mt.simulate("ddp", microbatch_sise=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("pp_dp", {}),
+        ("pp_dp:pp=4", {"pp": 4}),
+        ("f.py:f:a=[1, 2],b='x,y',c=d=e", {"a": [1, 2], "b": "x,y", "c": "d=e"}),
+        ("f.py:a=None , b = (1,(2,3))", {"a": None, "b": (1, (2, 3))}),
+        ("C:/f.py:f:a=http://x", {"a": "http://x"}),
+    ],
+)
+def test_options_after_a_name_are_read(text: str, options: dict[str, Any]) -> None:
+    assert split_options(text) == (text.partition("=")[0].rpartition(":")[0] if options else text, options)
+
+
+def test_a_chosen_strategy_can_be_called_and_chosen_again() -> None:
+    chosen = choose_strategy("pp_dp:pp=4")
+    assert choose_strategy(chosen) is chosen
+    run = mt.simulate(chosen, world_size=4, num_layers=4, global_batch_size=8)
+    assert (run.strategy, run.options) == ("pp_dp", {"pp": 4})
+    assert mt.compare([mine, "ddp:microbatch_size=2"], world_size=2, num_layers=2, global_batch_size=4).succeeded
+
+
+def test_a_strategy_with_options_keeps_its_closed_form() -> None:
+    named = mt.compare("zb_h2:pp=2", **SIZES).succeeded[0]
+    assert named.strategy == "zb_h2:pp=2"
+    form, alone = named.explain().closed_form, mt.simulate("zb_h2:pp=2", **SIZES).explain().closed_form
+    assert form is not None
+    assert form == alone
 
 
 def test_a_strategy_without_a_model_is_refused() -> None:

@@ -214,7 +214,7 @@ def live_chunks(schedule: Schedule) -> list[int]:
     strategy, stores = mt.from_schedule(schedule), {}
 
     async def watched(model: mt.Model) -> mt.Model:
-        model.activations = stores[model.rank] = Watched(model.account)
+        model.activations = stores[model.rank] = Watched(model._account)
         await strategy(model)
         return model
 

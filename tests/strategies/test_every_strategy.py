@@ -94,7 +94,7 @@ def require_complete(run: mt.Run) -> None:
         assert {(step, of) for step, of, _ in copies} == {(1, max(of for _, of, _ in copies))}
         assert len(set(copies.values())) == 1, f"shards of layer {layer} are not on equally many ranks: {copies}"
     for model in run.models:
-        assert [*model.activations, *model.grad_activations, *model.grad_weights, *model.in_flight] == []
+        assert [*model.activations, *model.grad_activations, *model.grad_weights, *model._in_flight] == []
         assert set(model.weights) == set(model.opt_states) == set(model.final_weights)
 
 

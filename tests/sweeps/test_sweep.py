@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
+from minitrain.cli.sweep import _Remaining
+from minitrain.errors import UsageError
 from minitrain.sweeps import results_file as results
 from minitrain.sweeps.batches import succeeded
 from minitrain.tensors import Weight
@@ -66,6 +69,102 @@ def test_processes_and_threads_give_the_same_rows() -> None:
     assert mt.sweep(["ddp", "zero3"], GRID, **SIZES).rows() == expected
     with ThreadPoolExecutor(1) as threads:
         assert _sweep(threads).rows() == expected
+
+
+@pytest.mark.parametrize(
+    ("grid", "more", "message"),
+    [
+        ({"wrold_size": [1, 2]}, {}, r"^wrold_size is neither a parameter .* ddp or zero3; did you mean world_size\?$"),
+        ([{"world_size": 1}, {"microbatch": 1}], {}, r"^microbatch is neither .*; did you mean microbatch_size\?$"),
+        ({"world_size": [1]}, {"qqq": 1}, r"^qqq is neither .*; use one of microbatch_size, world_size, num_layers"),
+    ],
+)
+def test_a_name_that_nobody_knows_ends_a_sweep_before_it_begins(grid: Any, more: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        mt.sweep(["ddp", "zero3"], grid, Counting(), **more)
+
+
+def test_an_option_of_one_strategy_alone_fails_in_the_rows_of_the_others() -> None:
+    rows = mt.sweep(["ddp", "pp_dp"], {"pp": [2]}, Counting(), world_size=2, **SIZES).rows()
+    assert [row["status"] for row in rows] == ["failed", "ok"]
+
+
+def test_a_strategy_may_have_options_of_its_own() -> None:
+    rows = mt.sweep(["pp_dp:pp=2", "pp_dp:pp=4"], {"world_size": [4, 8]}, Counting(), **SIZES).rows()
+    assert [(row["strategy"], row["pp"], row["world_size"]) for row in rows] == [
+        (f"pp_dp:pp={pp}", pp, world_size) for world_size in (4, 8) for pp in (2, 4)
+    ]
+    assert rows[0]["step_time_s"] == mt.simulate("pp_dp", world_size=4, pp=2, **SIZES).step_time
+
+
+def test_jobs_are_the_processes_of_the_sweep_s_own_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def pool(num_processes: int, *_: Any) -> Executor:
+        asked.append(num_processes)
+        return Counting()
+
+    monkeypatch.setattr("minitrain.sweeps.batches.ProcessPoolExecutor", pool)
+    assert mt.sweep("ddp", {"world_size": [1, 2]}, jobs=3, **SIZES).rows()
+    assert asked == [3]
+    with pytest.raises(UsageError, match="give it or executor, not both"):
+        mt.sweep("ddp", {"world_size": [1]}, Counting(), jobs=2)
+    with pytest.raises(UsageError, match="jobs must be an integer of at least 1, got 0"):
+        mt.sweep("ddp", {"world_size": [1]}, jobs=0)
+
+
+def test_the_page_holds_every_row_and_the_pictures_of_the_fastest(tmp_path: Path) -> None:
+    made = mt.sweep(["ddp", "single"], {"world_size": [1, 2, 4]}, Counting(), **SIZES)
+    page = made.write_html(tmp_path / "page.html", pictures=2).read_text()
+    data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
+    assert [row["cells"]["strategy"] for row in data["rows"]] == ["ddp", "single"] * 3
+    assert data["varied"] == ["strategy", "world_size"]
+    fastest = sorted((row for row in data["rows"] if row["cells"]["step ms"]), key=lambda row: row["cells"]["step ms"])
+    assert [row["picture"] is not None for row in fastest] == [True, True, False, False]
+    assert fastest[0]["picture"].startswith("<svg")
+    assert fastest[0]["command"] == "minitrain run ddp --layers 4 --batch 8 --world-size 4"
+    assert [row["cells"]["status"] for row in data["rows"]].count("failed") == 2
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_page_cannot_be_broken_by_names(tmp_path: Path) -> None:
+    made = mt.sweep("ddp", [{"world_size": 1, "microbatch_size": "</script><script>alert(1)"}], Counting(), **SIZES)
+    assert "<script>alert" not in made.write_html(tmp_path / "page.html").read_text()
+
+
+def test_what_is_left_of_a_sweep_is_guessed_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr("minitrain.cli.sweep.time.monotonic", lambda: next(clock))
+    remaining = _Remaining(SimpleNamespace(say=said.append), lambda: SimpleNamespace(num_simulated=5))  # type: ignore[arg-type, return-value]
+    remaining(15, 30)
+    assert said[0]() == "15 of 30 configurations, about 30 s left"
+    remaining(30, 30)
+    assert (len(said), said[0]()) == (1, "30 of 30 configurations")
+    remaining(31, None)
+    assert said[0]() == "31 of ? configurations"
+
+
+def test_ctrl_c_says_which_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.sweeps.batches.ProcessPoolExecutor", lambda *_: Counting(most=2))
+    command = ["sweep", "ddp", "--grid", "world_size=1,2,4,8,16", "--layers", "2"]
+    result = CliRunner().invoke(app, [*command, "--results", str(tmp_path / "rows.jsonl")])
+    num_rows = len((tmp_path / "rows.jsonl").read_text().splitlines())
+    assert result.exit_code == 130
+    assert f"minitrain: interrupted; {num_rows} new rows are kept in {tmp_path}" in result.stderr
+    assert "nothing was kept; with --results FILE" in CliRunner().invoke(app, command).stderr
+
+
+def test_the_command_prints_rates_and_writes_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = ["sweep", "ddp", "--grid", "world_size=1,2", "--layers", "2", "--jobs", "1", "--html", str(page)]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "100"})
+    header, *rows = result.stdout.splitlines()
+    assert header.split() == ["strategy", "world_size", "step", "ms", "peak", "GiB", "samples/s", "MFU", "%"]
+    run = mt.simulate("ddp", world_size=2, num_layers=2)
+    assert rows[0].split()[4:] == [f"{64 / run.step_time:,.0f}", f"{run.mfu * 100:.1f}"]  # type: ignore[operator]
+    assert rows[-1] == f"wrote {page}"
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_nothing_runs_before_rows_are_asked_for() -> None:

@@ -11,13 +11,18 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 import pytest
 
 import minitrain as mt
 from minitrain.analysis.matching import collectives, messages
+from minitrain.trace.colors import kind_of
+from minitrain.trace.heat_map import BANDS
+from minitrain.trace.page import write_page
 
 pytestmark = pytest.mark.browser
 
@@ -51,8 +56,8 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     faults: list[str] = []
     contexts: list[Any] = []
 
-    def open_page(path: Path, scheme: str = "light") -> Any:
-        context = browser.new_context(color_scheme=scheme, viewport={"width": 1300, "height": 800}, offline=True)
+    def open_page(path: Path, scheme: str = "light", width: int = 1300) -> Any:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, offline=True)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
@@ -80,7 +85,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     large.write_html(folder / "large.html")
     mt.compare(["ddp", "gpipe", "zero3"], **{**_SIZES, "microbatch_size": None}).write_html(folder / "compare.html")
+    mt.compare(["zero3", "1f1b", _failing], world_size=64, num_layers=64, global_batch_size=512).write_html(
+        folder / "compare64.html"
+    )
     return folder
+
+
+async def _failing(model: mt.Model) -> mt.Model:
+    raise ValueError("a rule that is broken, with values and a remedy, " * 4)
 
 
 def _place(page: Any, time: float, rank: float) -> tuple[float, float]:
@@ -184,15 +196,15 @@ def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: 
 
 def test_buttons_switch_between_the_strategies_of_a_comparison(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "compare.html")
-    assert page.locator("table tbody tr").count() == 3
-    page.locator(".updatemenu-button", has_text="gpipe").click()
+    assert page.locator("body > table tbody tr").count() == 3
+    page.get_by_role("button", name="gpipe").click()
     page.wait_for_timeout(300)
     shown = page.evaluate(
         "document.getElementById('figure')._fullLayout.annotations.filter(a => a.visible).map(a => a.text)"
     )
     assert len(shown) == 1
     assert "<b>gpipe</b>" in shown[0]
-    page.locator(".updatemenu-button", has_text="all").click()
+    page.get_by_role("button", name="all").click()
     page.wait_for_timeout(300)
     assert page.locator(".infolayer .annotation").count() == 3
 
@@ -203,7 +215,7 @@ def test_one_entry_switches_on_the_critical_paths_of_all_strategies_shown(
     page = opened(pages / "compare.html")
     _toggle(page, "critical path")
     assert _paths(page) == [True] * 4
-    page.locator(".updatemenu-button", has_text="gpipe").click()
+    page.get_by_role("button", name="gpipe").click()
     page.wait_for_timeout(300)
     assert sorted(map(str, _paths(page))) == ["False", "False", "legendonly", "legendonly"]
     _toggle(page, "critical path")
@@ -222,6 +234,142 @@ def test_a_page_follows_the_light_or_dark_mode(
 ) -> None:
     page = opened(pages / "small.html", scheme)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == color
+
+
+_WORDS = """() => {
+  const shown = element => getComputedStyle(element).visibility !== 'hidden' && element.textContent.trim();
+  const words = [...document.querySelectorAll('#figure text, h1, h2, .facts span, th, td, p:not(:has(span)), button')];
+  return words.filter(shown).map(element => {
+    const box = element.getBoundingClientRect(), inner = element.closest('.barlayer, .xtick, .ytick');
+    return inner ? null : [element.textContent.trim(), box.left, box.top, box.right, box.bottom];
+  }).filter(found => found && found[3] > found[1]);
+}"""
+
+
+def _overlap(left: list[Any], right: list[Any]) -> bool:
+    """Tell whether two words are drawn over one another by more than their line spacing, 3 px."""
+    return all(min(left[3 + way], right[3 + way]) - max(left[1 + way], right[1 + way]) > 3 for way in (0, 1))
+
+
+@pytest.mark.parametrize("width", [500, 900, 1300])
+@pytest.mark.parametrize("name", ["small", "large", "compare", "compare64"])
+def test_nothing_is_cut_off_or_over_anything_else(
+    opened: Callable[..., Any], pages: Path, name: str, width: int
+) -> None:
+    page = opened(pages / f"{name}.html", width=width)
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    words = page.evaluate(_WORDS)
+    assert len(words) > 15
+    assert [word for word in words if word[1] < 0 or word[3] > width] == []
+    inside = [word for word in words if word[0] not in {"", "rank"}]
+    pairs = [(one[0], other[0]) for one, other in combinations(inside, 2) if _overlap(one, other)]
+    assert pairs == []
+
+
+@pytest.mark.parametrize("width", [500, 1300])
+def test_a_run_of_a_comparison_alone_fits_into_narrow_windows_too(
+    opened: Callable[..., Any], pages: Path, width: int
+) -> None:
+    page = opened(pages / "compare64.html", width=width)
+    page.get_by_role("button", name="1f1b").click()
+    page.wait_for_timeout(500)
+    words = [word for word in page.evaluate(_WORDS) if word[0] != "rank"]
+    assert [(one[0], other[0]) for one, other in combinations(words, 2) if _overlap(one, other)] == []
+    height = page.evaluate("document.getElementById('figure')._fullLayout._size.h")
+    assert height == pytest.approx(640 + 30 + 190, abs=1)
+
+
+def test_a_page_follows_the_width_of_its_window(opened: Callable[..., Any], pages: Path) -> None:
+    page = opened(pages / "small.html")
+    before = page.evaluate(_LEGEND)
+    page.set_viewport_size({"width": 500, "height": 800})
+    page.wait_for_function("document.getElementById('figure').layout.legend.orientation === 'h'")
+    page.set_viewport_size({"width": 1300, "height": 800})
+    page.wait_for_function("document.getElementById('figure').layout.legend.orientation === 'v'")
+    page.wait_for_timeout(300)
+    assert page.evaluate(_LEGEND) == before
+
+
+_LEGEND = """(() => {
+  const { legend, height, margin } = document.getElementById('figure')._fullLayout;
+  return [legend.x, legend.y, height, margin.t, margin.r];
+})()"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_of_many_ranks_shows_by_colour_what_they_mostly_do(
+    opened: Callable[..., Any], pages: Path, scheme: str
+) -> None:
+    page = opened(pages / "large.html", scheme)
+    heat = next(trace for trace in page.evaluate(_HEAT))
+    strong = [color for _, color in heat["scale"]][1::2]
+    assert strong == [use.dark if scheme == "dark" else use.color for use in BANDS]
+    legend = dict(zip(_traces(page, "name"), _traces(page, "marker"), strict=True))
+    names = ("mostly waiting", "mostly computing", "mostly communicating")
+    assert [legend[name]["color"] for name in names] == strong
+    told = _hovered(page, 100, 7)
+    assert "exposed communication" in told
+    assert "waiting the rest" in told
+
+
+_HEAT = """document.getElementById('figure')._fullData.filter(trace => trace.type === 'heatmap')
+  .map(trace => ({ scale: trace.colorscale, z: [...trace.z].map(row => [...row]) }))"""
+
+
+def test_zoomed_out_again_a_page_draws_the_cells_that_python_drew(opened: Callable[..., Any], pages: Path) -> None:
+    page = opened(pages / "large.html")
+    first = page.evaluate(_HEAT)[0]["z"]
+    window = page.evaluate("document.getElementById('figure').layout.xaxis.range")
+    page.evaluate("Plotly.relayout('figure', {'xaxis.range': [50, 55]})")
+    page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'bar')")
+    page.evaluate("window => { Plotly.relayout('figure', {'xaxis.range': window}); }", window)
+    page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'heatmap')")
+    again = page.evaluate(_HEAT)[0]["z"]
+    pairs = [pair for rows in zip(first, again, strict=True) for pair in zip(*rows, strict=True)]
+    # Python's durations have 64 bits and the page's 32, so that a percent may be rounded to the other side
+    assert sum(abs(one - other) > 1 for one, other in pairs) <= 0.001 * len(pairs)
+
+
+def test_on_black_messages_are_lighter(opened: Callable[..., Any], pages: Path) -> None:
+    colors = {}
+    for scheme in ("light", "dark"):
+        page = opened(pages / "small.html", scheme)
+        markers = zip(_traces(page, "name"), _traces(page, "marker"), strict=True)
+        colors[scheme] = {name: marker["color"] for name, marker in markers if name in {"send", "forward"}}
+    assert colors["light"] == {"send": "#332288", "forward": "rgba(0,0,0,0)"}
+    assert colors["dark"] == {"send": kind_of("send").dark, "forward": "rgba(0,0,0,0)"}
+
+
+def test_a_page_of_a_figure_of_somebody_elses_draws_it_as_it_is(opened: Callable[..., Any], tmp_path: Path) -> None:
+    drawn = go.Figure(go.Bar(y=[1, 2])).update_layout(font={"size": 12}, title="mine")
+    page = opened(write_page(tmp_path / "own.html", drawn, "own"), width=500)
+    assert page.evaluate("document.getElementById('figure').layout.title.text") == "mine"
+
+
+@pytest.mark.parametrize(("name", "width"), [("small", 1300), ("small", 500), ("compare", 1300), ("compare", 500)])
+def test_the_buttons_of_the_picture_are_not_over_its_legend(
+    opened: Callable[..., Any], pages: Path, name: str, width: int
+) -> None:
+    page = opened(pages / f"{name}.html", width=width)
+    page.locator("#figure").hover(position={"x": 200, "y": 200})
+    page.wait_for_timeout(300)
+    buttons = page.evaluate("document.querySelector('.modebar').getBoundingClientRect().bottom")
+    assert buttons <= page.evaluate("document.querySelector('.legend .legendtext').getBoundingClientRect().top")
+
+
+def test_a_page_whose_script_is_missing_says_so_and_keeps_its_answer(browser: Any, tmp_path: Path) -> None:
+    run = mt.simulate("1f1b", **_SIZES)
+    whole = run.write_html(tmp_path / "all" / "1f1b" / "page.html", include_plotlyjs="parent")
+    alone = whole.rename(tmp_path / "page.html")
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.goto(alone.as_uri())
+    page.wait_for_selector("body[data-ready=missing]")
+    said = page.locator("#missing")
+    assert said.is_visible()
+    assert "this page shares the script ../plotly.min.js" in said.text_content()
+    assert page.locator("h2", has_text="Why ranks wait").is_visible()
+    context.close()
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_the_table_has_a_row_a_run_whose_shares_add_up() -> None:
     rows = comparison_rows(_RUNS)
     assert [row["strategy"] for row in rows] == list(_RUNS)
     for row in rows:
-        shares = [float(row[key].rstrip("%")) for key in ("computing", "exposed communication", "waiting")]
+        shares = [float(row[key].rstrip("%")) for key in ("computing", "exposed communication", "bubble")]
         assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
@@ -109,6 +109,11 @@ def test_a_table_escapes_what_it_shows_and_links_the_pages() -> None:
     assert "<td>&lt;b&gt;</td><td>1 &amp; 2</td>" in table
     assert '<td><a href="ddp.html">ddp</a></td>' in table
     assert html_table([], {}) == ""
+
+
+def test_the_error_of_a_failed_run_has_the_rest_of_its_row() -> None:
+    row = {"strategy": "own", "step time": "failed: a long reason", "MFU": "", "bubble": ""}
+    assert '<td>own</td><td class="rest" colspan="3">failed: a long reason</td></tr>' in html_table([row], {})
 
 
 def test_a_comparison_page_has_its_table_above_its_figure(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.analysis.from_logs import as_timeline
-from minitrain.events import Event
+from minitrain.events import COMM, Event
 from minitrain.trace.bars import make_bars
 from minitrain.trace.gantt import CRITICAL_PATH, path_points
-from minitrain.trace.heat_map import heat
+from minitrain.trace.heat_map import BANDS, STEPS, heat, scale
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 
@@ -61,4 +61,29 @@ def test_the_heat_map_averages_neighbouring_ranks_where_they_are_many() -> None:
     assert shares.ranks_per_row == 3
     assert shares.computing.shape == (367, 4)
     assert np.allclose(shares.computing[0], 1 / 3)
-    assert not shares.communicating.any()
+    assert np.allclose(shares.waiting[0], 2 / 3)
+    assert not shares.exposed.any()
+
+
+def test_a_cell_has_the_colour_of_what_its_rank_mostly_does() -> None:
+    log = [
+        Event("forward", 0, 0, 0.0, 1.0, 0),
+        Event("all_reduce", 0, 0, 1.0, 0.7, 0, stream=COMM),
+        Event("backward", 0, 0, 1.7, 0.3, 0),
+        Event("all_reduce", 0, 0, 2.0, 1.0, 0, stream=COMM, launched=2.0, awaited=5),
+        Event("forward", 0, 0, 2.0, 0.8, 0),
+        Event("update", 0, 0, 3.8, 0.2, 0),
+    ]
+    shares = heat(make_bars(as_timeline([log])), 4)
+    use, strength = np.divmod(shares.codes()[0], STEPS)
+    assert [BANDS[place].name for place in use] == ["computing", "exposed communication", "computing", "waiting"]
+    assert np.allclose(shares.exposed[0], [0, 0.7, 0.2, 0])
+    assert strength.tolist() == [66, 36, 46, 46]
+    assert np.allclose(shares.computing + shares.exposed + shares.waiting, 1)
+
+
+def test_every_code_has_its_place_on_the_scale_of_colours() -> None:
+    places = [place for place, _ in scale()]
+    assert places == sorted(places)
+    assert (places[0], places[-1]) == (0, 1)
+    assert [color for _, color in scale(dark=True)][1::2] == [use.dark for use in BANDS]

@@ -92,10 +92,11 @@ def test_overlapping_communication_has_thinner_bars_below_its_rank() -> None:
 
 def test_many_bars_become_a_heat_map_and_many_ranks_a_band() -> None:
     drawn = figure(_large())
-    assert [trace.type for trace in drawn.data] == ["scatter", "scatter", "scatter", "scatter", "heatmap"]
-    assert drawn.data[-1].z.shape[0] == 40
-    names = [trace.name for trace in drawn.data[:-1]]
+    assert [trace.type for trace in drawn.data] == [*["scatter"] * 4, "heatmap", *["scatter"] * 3]
+    assert drawn.data[4].z.shape[0] == 40
+    names = [trace.name for trace in drawn.data[:4]]
     assert names == ["lowest rank", "highest rank", "rank 0 (peak)", "critical path (click)"]
+    assert [trace.name for trace in drawn.data[5:]] == ["mostly computing", "mostly communicating", "mostly waiting"]
 
 
 def test_curves_of_long_logs_are_thinned_without_losing_the_peak() -> None:

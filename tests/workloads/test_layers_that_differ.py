@@ -131,7 +131,7 @@ class MeasuringStore(Store[Any]):
     """A store that requires every tensor to have the size that the workload gives it."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        assert self.account.units_of(value) == WORKLOAD.memory_elements(value) * UNITS_PER_ELEMENT, value
+        assert self._account.units_of(value) == WORKLOAD.memory_elements(value) * UNITS_PER_ELEMENT, value
         super().__setitem__(key, value)
 
 
@@ -139,8 +139,8 @@ class MeasuringModel(Model):
     """A model of such stores."""
 
     def _store(self, name: str) -> Store[Any]:
-        assert isinstance(self.account, Account)
-        return MeasuringStore(self.account)
+        assert isinstance(self._account, Account)
+        return MeasuringStore(self._account)
 
 
 @pytest.mark.parametrize("strategy", sorted(mt.strategies()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from minitrain.accounting.strict.clock_recomputation import ClockRecomputation, clock_error
+from minitrain.accounting.strict.clock_recomputation import ClockRecomputation
 from minitrain.accounting.strict.model import StrictModel
+from minitrain.accounting.strict.price_recomputation import PriceRecomputation
 from minitrain.accounting.strict.unusable_tensors import HandedIn
 from minitrain.errors import LawError, StrategyError
-from minitrain.events import LAYER, PASSES, PRICE, SAMPLES, STRIDE, TYP
-from minitrain.hardware.price import Price
+from minitrain.events import NOTE, STRIDE, EventLog
 from minitrain.tensors import FIELDS
 from minitrain.transport.collectives import describe
 
@@ -25,8 +26,10 @@ def audit(models: Sequence[StrictModel]) -> None:
         LawError: a final weight is not what was handed in.
     """
     for model in models:
+        _require_classes(model)
         _require_untouched(model)
-        _check_prices(model)
+        _require_awaited(model)
+    _check_prices(models)
     clocks = ClockRecomputation(models[0].world_size)
     for model in models:
         clocks.add(model)
@@ -37,38 +40,51 @@ def audit(models: Sequence[StrictModel]) -> None:
         _check_final_weights(model)
 
 
+def _require_classes(model: Any) -> None:
+    """Require that model and log are still of the classes that they were made of."""
+    for name, value, kind in (("model", model, model._kind), ("model.log", model._log, EventLog)):
+        if type(value) is not kind:
+            raise StrategyError(
+                f"the class of {name} of rank {model._rank} was changed during the run; leave it as it is",
+                rank=model._rank,
+            )
+
+
 def _require_untouched(model: StrictModel) -> None:
     """Require the parts that the model was made of, and an account that agrees with the stores."""
     names = ("dist", "log", "runtime_predictor", "rank", "world_size", "num_layers", "global_batch_size")
-    for name, given, present in zip(names, model.given, model.given_now(), strict=True):
+    for name, given, present in zip(names, model._given, model._given_now(), strict=True):
         if given is not present and (not isinstance(given, int) or given != present):
             raise StrategyError(
-                f"model.{name} of rank {model.given[3]} was exchanged during the run; leave it as it is",
-                rank=model.given[3],
+                f"model.{name} of rank {model._given[3]} was exchanged during the run; leave it as it is",
+                rank=model._given[3],
             )
-    held = sum(model.account.units_of(value) for store in model.storage() for value in store.values())
-    if held != model.account.units or len(model.log.rows) % STRIDE:
+    held = sum(model._account.units_of(value) for store in model.storage() for value in store.values())
+    if held != model._account.units or len(model._log._rows) % STRIDE:
         raise StrategyError(
             f"rank {model.rank} changed its account of memory or its log; only stores and operations may",
             rank=model.rank,
         )
 
 
-def _check_prices(model: StrictModel) -> None:
-    """Check what the passes through layers lasted; loads, updates and transfers do not say in the log what of."""
-    compute = model.runtime_predictor.compute
-    rows = model.log.rows
-    known: dict[tuple[str, int], Price] = {}  # where they are the same in all layers
-    is_uniform = model.runtime_predictor.workload.is_uniform
-    columns = (rows[column::STRIDE] for column in (TYP, SAMPLES, LAYER, PRICE))
-    for place, (typ, samples, layer, price) in enumerate(zip(*columns, strict=True)):
-        if typ not in PASSES or (is_uniform and known.get((typ, len(samples))) is price):
-            continue
-        mode = model.pass_modes.get(place * STRIDE)
-        what = (typ, len(samples), layer or 0)
-        known[typ, len(samples)] = expected = compute(*what) if mode is None else compute(*what, mode)
-        if price is not expected and price != expected:
-            raise clock_error(model.rank, f"the duration of a {typ}", price.seconds, expected.seconds)
+def _check_prices(models: Sequence[StrictModel]) -> None:
+    """Price every operation again; ranks may have predictors of their own."""
+    prices: dict[int, PriceRecomputation] = {}
+    for model in models:
+        predictor = model._runtime_predictor
+        if id(predictor) not in prices:
+            prices[id(predictor)] = PriceRecomputation(predictor)
+        prices[id(predictor)].check(model)
+
+
+def _require_awaited(model: StrictModel) -> None:
+    """Require that what was launched was awaited, by the log: a step does not end before its operations do."""
+    for note in model._log._rows[NOTE::STRIDE]:
+        if note is not None and note.overlaps and note.awaited is None:
+            raise StrategyError(
+                f"rank {model._rank} launched an operation and never awaited it; `await work` before returning",
+                rank=model._rank,
+            )
 
 
 def _require_all_logged(done: int, logged: int) -> None:
@@ -86,7 +102,7 @@ def _check_final_weights(model: StrictModel) -> None:
     """Check that every final weight is one that was handed in for its layer, and is what it was then."""
     for layer, weight in model.final_weights.items():
         origin = getattr(weight, "_origin", None)
-        if not isinstance(origin, HandedIn) or origin.ledger is not model.ledger:
+        if not isinstance(origin, HandedIn) or origin.ledger is not model._ledger:
             raise LawError(
                 f"the final weight of layer {layer} on rank {model.rank} was not handed in there, got "
                 f"{describe(weight)}; call model.set_final_weight",

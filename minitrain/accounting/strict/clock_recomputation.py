@@ -92,7 +92,7 @@ class ClockRecomputation:
         Raises:
             StrategyError: an operation did not begin when the one before it was over.
         """
-        rows, rank, clock = model.log.rows, model.rank, 0.0
+        rows, rank, clock = model._log._rows, model._rank, 0.0
         awaits: dict[int, float] = {}  # ends of launched operations, by the index of the event after their await
         log_columns = (rows[index::STRIDE] for index in (STREAM, TIME, PRICE, LAUNCHED_AT))
         for place, (stream, time, price, launched) in enumerate(zip(*log_columns, strict=True)):
@@ -106,7 +106,7 @@ class ClockRecomputation:
                 clock += price.seconds
             else:
                 clock = max(clock, self._note(rank, rows, place, awaits))
-        clock = max(clock, awaits.get(len(model.log), 0.0))
+        clock = max(clock, awaits.get(len(model._log), 0.0))
         if model.time != clock:
             raise clock_error(rank, "model.time at the end", model.time, clock)
 

@@ -21,8 +21,10 @@ from minitrain.accounting.strict.laws import (
     require_valid,
 )
 from minitrain.accounting.strict.ledger import Line
+from minitrain.accounting.strict.price_recomputation import Moved, facts_of, moved_by
 from minitrain.accounting.strict.provenance import Alias, new_origin
 from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, InTransit, Unusable
+from minitrain.events import STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import FIELDS, WeightGrad, clone
@@ -53,6 +55,7 @@ class StrictCommunication(StrictComputation):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._lines: dict[int, Line] = {}  # of operations without a result yet, by row
+        self._moved: dict[int, Moved] = {}  # what communications moved, by row
         self._receives: list[Operation] = []  # those that wait for their message
         self._launch_holds: dict[int, LaunchHold] = {}  # what launched operations hold, by row
         self._submitted: Line | None = None
@@ -60,7 +63,7 @@ class StrictCommunication(StrictComputation):
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Operation:
         """Submit a collective of valid tensors; a reduction overwrites them."""
-        ledger = self.ledger
+        ledger = self._ledger
         if v is not None and not is_surely_valid(ledger, v):
             require_valid(ledger, op, tensors_in(v))
         if ledger.units - ledger.stored > ledger.most_outside:
@@ -81,6 +84,9 @@ class StrictCommunication(StrictComputation):
         """Follow the results of a collective, and require that nothing is counted twice in them."""
         super().after_collective(operations, results)
         op, first = operations[0].op, results[0]
+        moved = moved_by(op, operations, results)
+        for operation in operations:
+            operation.model._moved[operation.row] = moved
         if op == "barrier" or first is operations[0].value:  # nothing new: a group of one rank gets what it gave
             for operation in operations:
                 del operation.model._lines[operation.row]
@@ -96,10 +102,10 @@ class StrictCommunication(StrictComputation):
         fields_of = FIELDS[values[0].__class__]
         if [*map(fields_of, values)] != [origin.fields for origin in origins]:
             for operation in operations:  # a tensor was altered while it waited here
-                require_valid(operation.model.ledger, op, (operation.value,), whatever_version=True)
+                require_valid(operation.model._ledger, op, (operation.value,), whatever_version=True)
         _LAWS[op](op, values, results[0], operations)
         fields_of = FIELDS[results[0].__class__]  # a sum of parts is another kind of tensor
-        units = operations[0].model.ledger.units_of(results[0])
+        units = operations[0].model._ledger.units_of(results[0])
         for operation, origin, result in zip(operations, origins, results, strict=True):
             model = operation.model
             line = model._lines.pop(operation.row)
@@ -111,12 +117,12 @@ class StrictCommunication(StrictComputation):
             elif operation.row in model._launch_holds:
                 model._follow_received(operation.row, [result], [origin.step], line)
             else:
-                result._origin = new_origin(model.ledger, units, fields_of(result), origin.step, line)
+                result._origin = new_origin(model._ledger, units, fields_of(result), origin.step, line)
 
     def _after_bucket(self, op: str, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""
         for operation in operations:
-            require_valid(operation.model.ledger, op, tensors_in(operation.value), whatever_version=True)
+            require_valid(operation.model._ledger, op, tensors_in(operation.value), whatever_version=True)
         if op in _LAWS:
             brought = zip(*(tensors_in(operation.value) for operation in operations), strict=True)
             for values, result in zip(brought, results[0], strict=True):
@@ -148,7 +154,7 @@ class StrictCommunication(StrictComputation):
 
     def _follow_received(self, row: int, results: Sequence[Any], steps: Sequence[int | None], line: Line) -> None:
         """Count what came from other ranks: from now on, or from the launch of the operation that brought it."""
-        ledger, hold = self.ledger, self._launch_holds.get(row)
+        ledger, hold = self._ledger, self._launch_holds.get(row)
         if hold is not None and hold.window is not None:
             units = sum([ledger.units_of(result) for result in results])
             ledger.backdate(hold.window, units)
@@ -161,7 +167,7 @@ class StrictCommunication(StrictComputation):
 
     def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message; on its way it is a copy, so that the sender may free the tensor."""
-        ledger = self.ledger
+        ledger = self._ledger
         if not is_surely_valid(ledger, v):
             require_valid(ledger, "send", (v,))
         if ledger.units - ledger.stored > ledger.most_outside:
@@ -173,11 +179,12 @@ class StrictCommunication(StrictComputation):
                 operation.value = _copy_on_its_way(v)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        self._moved[operation.row] = facts_of(v)
         return operation
 
     def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive."""
-        ledger = self.ledger
+        ledger = self._ledger
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         self._submitted = self._lines[len(self._rows)] = ledger.calling_line(_frame(1))
@@ -196,11 +203,14 @@ class StrictCommunication(StrictComputation):
         """Follow a received tensor."""
         super().after_message(value, result)
         line, row = self._submitted, -1
+        moved_at = len(self._rows) - STRIDE  # a receive whose message is there already is the latest operation
         for operation in self._receives:
             if getattr(operation, "outcome", None) is result:
                 self._receives.remove(operation)
                 line, row = self._lines.pop(operation.row), operation.row
+                moved_at = row
                 break
+        self._moved[moved_at] = facts_of(result)
         assert line is not None  # a message is delivered to a receive
         try:
             step = value._origin.step
@@ -222,7 +232,7 @@ class StrictCommunication(StrictComputation):
             for result in tensors_in(outcome):
                 hold.add(result)
         elif submitted.op in RESULT_IS_NEW and submitted.detail != self.rank:
-            hold.window = self.ledger.open_window()
+            hold.window = self._ledger.open_window()
         return StrictLaunched(submitted)
 
     def release_launched(self, operation: Operation) -> None:

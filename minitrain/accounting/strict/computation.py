@@ -28,7 +28,8 @@ from minitrain.accounting.strict.ledger import Ledger
 from minitrain.accounting.strict.provenance import new_origin
 from minitrain.accounting.strict.stores import FollowedStore, JournalledFollowedStore
 from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, HandedIn
-from minitrain.events import UNITS_PER_ELEMENT
+from minitrain.events import STRIDE, UNITS_PER_ELEMENT
+from minitrain.rank.laws import require_all_samples
 from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
@@ -57,6 +58,7 @@ class StrictComputation(Model):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
+        self._shard_counts: dict[int, tuple[int, int, int]] = {}  # of loads and updates: held, of all, parts
         self._load_weights = unbound(super().load_weights)
         self._set_final_weight = unbound(super().set_final_weight)
         self._forward = unbound(super().forward)
@@ -65,11 +67,11 @@ class StrictComputation(Model):
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores, and with the first one the ledger."""
-        if not hasattr(self, "ledger"):
-            self.ledger = Ledger(self.account, self.rank, is_uniform=self._is_uniform)
-        if self.account.journal is None:
-            return FollowedStore(self.account)
-        return JournalledFollowedStore(self.account, name, self.log)
+        if not hasattr(self, "_ledger"):
+            self._ledger = Ledger(self._account, self.rank, is_uniform=self._is_uniform)
+        if self._account.journal is None:
+            return FollowedStore(self._account)
+        return JournalledFollowedStore(self._account, name, self.log)
 
     def _resize(self, tensor: Any, units: int) -> None:
         """Give a tensor another size, and its buffer too."""
@@ -77,22 +79,22 @@ class StrictComputation(Model):
         tensor._origin.buffer.resize(units)
 
     @property
-    def counted(self) -> Account:
+    def _counted(self) -> Account:
         """What counts as this rank's memory."""
-        return self.ledger
+        return self._ledger
 
     def memory_by_store(self) -> dict[str, float]:
         """Return the elements in each store now, those of operations in flight, and those outside."""
         return {
             **super().memory_by_store(),
-            "outside the stores": (self.ledger.units - self.ledger.stored) / UNITS_PER_ELEMENT,
+            "outside the stores": (self._ledger.units - self._ledger.stored) / UNITS_PER_ELEMENT,
         }
 
     def load_weights(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
     ) -> tuple[Weight, OptState]:
         """Load a weight; see `Model.load_weights`."""
-        ledger = self.ledger
+        ledger = self._ledger
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
@@ -102,7 +104,7 @@ class StrictComputation(Model):
             )
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        weight, opt_state = loaded
+        self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, num_parts
         line = ledger.line(_frame(1))
         fields = FIELDS[weight.__class__](weight)
         weight._origin = new_origin(ledger, weight._units, fields, None, line)
@@ -111,7 +113,7 @@ class StrictComputation(Model):
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in a trained weight: a copy is kept, which holds no memory; see `Model.set_final_weight`."""
-        ledger = self.ledger
+        ledger = self._ledger
         if not is_surely_valid(ledger, weight):
             require_valid(ledger, "set_final_weight", (weight,))
         self._set_final_weight(self, layer, weight)
@@ -127,7 +129,7 @@ class StrictComputation(Model):
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input; see `Model.get_input_activation`."""
-        ledger = self.ledger
+        ledger = self._ledger
         activation = super().get_input_activation(samples)
         units = ledger.size(activation)
         activation._origin = new_origin(ledger, units, SAMPLED(activation), None, ledger.line(_frame(1)))
@@ -135,7 +137,7 @@ class StrictComputation(Model):
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer; see `Model.forward`."""
-        ledger = self.ledger
+        ledger = self._ledger
         try:
             given, used = inp._origin, weight._origin
             usual = (
@@ -163,7 +165,7 @@ class StrictComputation(Model):
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the model's output; see `Model.loss`."""
-        ledger = self.ledger
+        ledger = self._ledger
         if not is_surely_valid(ledger, inp):
             require_valid(ledger, "loss", (inp,))
         if ledger.units - ledger.stored > ledger.most_outside:
@@ -176,7 +178,7 @@ class StrictComputation(Model):
         self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
     ) -> tuple[WeightGrad, ActivationGrad]:
         """Take a gradient back through a layer; see `Model.backward`."""
-        ledger = self.ledger
+        ledger = self._ledger
         if not self._are_surely_valid(inp, grad, weight):
             require_pass(ledger, "backward", inp, weight, grad)
         if ledger.units - ledger.stored > ledger.most_outside:
@@ -196,7 +198,7 @@ class StrictComputation(Model):
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input; see `Model.backward_input`."""
-        ledger = self.ledger
+        ledger = self._ledger
         if not self._are_surely_valid(inp, grad, weight):
             require_pass(ledger, "backward_input", inp, weight, grad)
         if ledger.units - ledger.stored > ledger.most_outside:
@@ -208,7 +210,7 @@ class StrictComputation(Model):
 
     def _are_surely_valid(self, inp: Any, grad: Any, weight: Any) -> bool:
         """Return whether the tensors given to a backward are surely valid and of one step."""
-        ledger = self.ledger
+        ledger = self._ledger
         try:
             given, back, used = inp._origin, grad._origin, weight._origin
             step = weight.step
@@ -227,7 +229,7 @@ class StrictComputation(Model):
 
     def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
         """Return the gradient of a layer's weight; see `Model.backward_weight`."""
-        ledger = self.ledger
+        ledger = self._ledger
         require_valid(ledger, "backward_weight", (inp, grad))
         if inp.__class__ is Activation and grad.__class__ is ActivationGrad:
             require_step(ledger, "backward_weight", "the input", inp, grad._origin.step)
@@ -243,7 +245,7 @@ class StrictComputation(Model):
         self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
     ) -> tuple[Weight, OptState]:
         """Take an optimizer step, in place; see `Model.update`."""
-        ledger = self.ledger
+        ledger = self._ledger
         try:
             usual = (
                 weight_grad._origin.usable_by is ledger
@@ -261,11 +263,15 @@ class StrictComputation(Model):
             ledger.sample(len(self._rows))
         if weight_grad.__class__ is WeightGrad and weight.__class__ is Weight and opt_state.__class__ is OptState:
             require_update(ledger, layer, weight_grad, weight, opt_state)
+            if len(weight_grad.samples) != self._global_batch_size:  # none comes twice, and all are of the batch
+                require_all_samples(self, layer, weight_grad)
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             new = updated, state = self._update(self, layer, weight_grad, weight, opt_state)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        num_parts = getattr(weight, "num_parts", 1)
+        self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, num_parts
         note_update(ledger, weight)
         overwrite = Overwrite("update", ledger.line(_frame(1)))
         fields = state_fields = FIELDS[updated.__class__](updated)

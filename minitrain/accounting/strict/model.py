@@ -27,24 +27,22 @@ class StrictModel(StrictCommunication):
         launch: holds what the operation was given, and its result, until it is awaited.
         _resize: gives the buffer of a tensor the tensor's new size.
         _store: makes stores that tell the ledger what they hold.
-        counted, memory_by_store: count every tensor alive, by the ledger.
-
-    Attributes:
-        given: what a strategy must leave alone, as it was at the start.
+        _counted, memory_by_store: count every tensor alive, by the ledger.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self.given = self.given_now()
+        self._kind = type(self)
+        self._given = self._given_now()
 
-    def given_now(self) -> tuple[Any, ...]:
+    def _given_now(self) -> tuple[Any, ...]:
         """Return what a strategy must leave alone."""
         return (
-            self.dist,
-            self.log,
-            self.runtime_predictor,
-            self.rank,
-            self.world_size,
-            self.num_layers,
-            self.global_batch_size,
+            self._dist,
+            self._log,
+            self._runtime_predictor,
+            self._rank,
+            self._world_size,
+            self._num_layers,
+            self._global_batch_size,
         )

@@ -29,7 +29,7 @@ class FollowedStore(Store[V]):
     __slots__ = ()
 
     def __setitem__(self, key: Any, value: V) -> None:
-        account = self.account
+        account = self._account
         try:
             units = value._units  # type: ignore[attr-defined]  # a slot of tensors, as those below
         except AttributeError:
@@ -57,7 +57,7 @@ class FollowedStore(Store[V]):
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account, and note that it is not stored any more."""
-        account = self.account
+        account = self._account
         value._home = None
         account.units -= value._units
         if account.launched_tensors:

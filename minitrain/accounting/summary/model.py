@@ -57,7 +57,7 @@ class SummaryOperation(Operation):
         super().__init__(*args, **parameters)
         model = self.model
         model.holding[self] = None
-        if len(model.rows) >= model.rows.limit:
+        if len(model._rows) >= model._rows.limit:
             model.flush()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -70,7 +70,7 @@ class SummaryModel(Model):
     """One rank of a run that keeps totals.
 
     Adds:
-        operation_kind: operations that tell the model as long as it must keep their row.
+        _operation_kind: operations that tell the model as long as it must keep their row.
 
     Args:
         args: those of `Model`.
@@ -82,15 +82,16 @@ class SummaryModel(Model):
         holding: operations whose rows are needed, in program order: they wait, or were launched and not awaited.
     """
 
-    operation_kind = SummaryOperation
+    _operation_kind = SummaryOperation
+    _rows: BufferedRows
 
     def __init__(self, *args: Any, by_type: TypeSums, most_events: int, **parameters: Any) -> None:
         super().__init__(*args, **parameters)
         self.holding: dict[SummaryOperation, None] = {}
         self.totals = RankTotals(by_type)
         self._room = most_events * STRIDE
-        self._rows = self.rows = BufferedRows(self.flush, self._room)
-        self.log = SummaryLog(self.rank, self.rows, self.totals)  # type: ignore[assignment]  # a log, but not to read
+        self._rows = BufferedRows(self.flush, self._room)
+        self._log = SummaryLog(self.rank, self._rows, self.totals)  # type: ignore[assignment]  # a log, but not to read
 
     def flush(self) -> None:
         """Add the rows before the first one that an operation needs to the totals."""
@@ -102,20 +103,20 @@ class SummaryModel(Model):
             del self.holding[operation]
         first = next(iter(self.holding), None)
         if first is None:
-            self._take(len(self.rows), self.time)
+            self._take(len(self._rows), self.time)
         else:  # operations after it were launched later, and start later
-            self._take(first.row, self.rows[first.row + LAUNCHED])
-        self.rows.limit = max(self._room, 2 * len(self.rows))
+            self._take(first.row, self._rows[first.row + LAUNCHED])
+        self._rows.limit = max(self._room, 2 * len(self._rows))
 
     def finish(self) -> None:
         """Add what is left, at the end of the run."""
-        self._take(len(self.rows), math.inf)
-        self.rows.flush = _flush_nothing  # a method of this model would be a cycle and keep it alive
+        self._take(len(self._rows), math.inf)
+        self._rows.flush = _flush_nothing  # a method of this model would be a cycle and keep it alive
 
     def _take(self, num_places: int, complete_until: float) -> None:
         """Add the first rows to the totals."""
-        self.totals.take(self.rows[:num_places], complete_until)
-        del self.rows[:num_places]
+        self.totals.take(self._rows[:num_places], complete_until)
+        del self._rows[:num_places]
         for operation in self.holding:
             operation.row -= num_places
 

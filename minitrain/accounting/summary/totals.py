@@ -6,13 +6,13 @@ and the totals, and refuses to be read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NoReturn, overload
 
 from minitrain.analysis.busy_time import BusyTimeSum, Interval, PassTimeSum, intervals_of
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.errors import UsageError
-from minitrain.events import PASSES, STRIDE, Event
+from minitrain.events import PASSES, STRIDE, Event, ReadOnlyLog
 
 
 class RankTotals:
@@ -54,7 +54,7 @@ class RankTotals:
         self.working.add(known[: len(known) - len(self._late)])
 
 
-class SummaryLog(Sequence[Event]):
+class SummaryLog(ReadOnlyLog):
     """How many events a rank had, and what they came to.
 
     Args:
@@ -63,15 +63,25 @@ class SummaryLog(Sequence[Event]):
         totals: what the others come to.
     """
 
-    __slots__ = ("rank", "rows", "totals")
+    __slots__ = ("_rank", "_rows", "_totals")
 
     def __init__(self, rank: int, rows: list[Any], totals: RankTotals) -> None:
-        self.rank = rank
-        self.rows = rows
-        self.totals = totals
+        self._rank = rank
+        self._rows = rows
+        self._totals = totals
+
+    @property
+    def rank(self) -> int:
+        """Whose log it is."""
+        return self._rank
+
+    @property
+    def totals(self) -> RankTotals:
+        """What the events came to that are not in rows any more."""
+        return self._totals
 
     def __len__(self) -> int:
-        return self.totals.num_events + len(self.rows) // STRIDE
+        return self.totals.num_events + len(self._rows) // STRIDE
 
     @overload
     def __getitem__(self, index: int) -> Event: ...

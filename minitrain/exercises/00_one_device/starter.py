@@ -4,7 +4,7 @@ from minitrain.lib import Model
 
 
 async def one_device(model: Model) -> Model:
-    """Train one step; see statement.md."""
+    """Train one step; see 00_one_device.md."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     for layer in range(model.num_layers):
         weights[layer], opt_states[layer] = model.load_weights(layer)

@@ -4,7 +4,7 @@ from minitrain.lib import Model
 
 
 async def ddp(model: Model) -> Model:
-    """Train one step; see statement.md."""
+    """Train one step; see 02_ddp.md."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     share = model.global_batch_size // model.world_size
     for layer in range(model.num_layers):

@@ -4,7 +4,7 @@ from minitrain.lib import Model
 
 
 async def zero1(model: Model, microbatch_size: int | None = None) -> Model:
-    """Train one step; see statement.md."""
+    """Train one step; see 03_zero1.md."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     share = model.global_batch_size // model.world_size
     size = microbatch_size or share

@@ -4,7 +4,7 @@ from minitrain.lib import Model
 
 
 async def gpipe(model: Model, microbatch_size: int) -> Model:
-    """Train one step; see statement.md."""
+    """Train one step; see 07_gpipe.md."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     per_stage = model.num_layers // model.world_size
     layers = range(model.rank * per_stage, (model.rank + 1) * per_stage)

@@ -1,4 +1,7 @@
-"""Transfers priced by their size: the tiers' `curves`, where they have them, and the hierarchical topology elsewhere.
+"""A network whose transfers are priced by measured curves of bandwidth over size, the `curves` of the config's tiers.
+
+A tier without a curve is priced as in `HierarchicalTopology`. `network=` does not choose this topology: a
+`DevicePredictor` takes it.
 
 Ranks sit in nodes as `HierarchicalTopology` places them. A group inside a node takes the innermost tier's curve. A
 group of several nodes takes the outer tier's curve at the bandwidth of the network interfaces that its local ranks
@@ -29,7 +32,7 @@ _PRICED_AS = {"broadcast": "all_gather", "all_to_all": "p2p", "barrier": "all_re
 
 
 @final
-class SizedTopology:
+class MeasuredTopology:
     """Ranks in nodes, with transfers priced by the curves of the tiers.
 
     Args:
@@ -46,12 +49,12 @@ class SizedTopology:
 
     Example:
         >>> from minitrain.hardware import load_config
-        >>> net = SizedTopology(load_config("a100_80g").networks, world_size=8)
+        >>> net = MeasuredTopology(load_config("a100_80g").networks, world_size=8)
         >>> round(net.collective("all_reduce", 2**30, range(8)).seconds * 1e3, 1)
         8.4
     """
 
-    kind: ClassVar[str] = "sized"
+    kind: ClassVar[str] = "measured"
 
     def __init__(
         self,

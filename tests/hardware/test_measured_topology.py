@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minitrain.errors import UsageError
 from minitrain.hardware import HierarchicalTopology, Network, load_config
-from minitrain.hardware.sized_topology import SizedTopology
+from minitrain.hardware.measured_topology import MeasuredTopology
 from minitrain.hardware.transfer_curve import TransferCurve
 
 RING = {"p2p": (1.0, None), "reduce_scatter": (1.0, -1.0), "all_gather": (1.0, -1.0), "all_reduce": (2.0, -1.0)}
@@ -33,32 +33,32 @@ def test_a_curve_reaches_half_its_bandwidth_at_half_its_size() -> None:
 
 
 def test_a_ring_inside_a_node_is_a_latency_and_its_share_of_the_bytes() -> None:
-    net = SizedTopology(tiers(), 8)
+    net = MeasuredTopology(tiers(), 8)
     assert net.collective("all_reduce", 1e9, range(8)).seconds == 1e-5 + 2 * 7 / 8 * 1e9 / 200e9
     assert net.collective("all_gather", 1e9, range(4)).seconds == 1e-5 + 3 / 4 * 1e9 / 200e9
 
 
 def test_the_interfaces_of_all_local_ranks_work_together() -> None:
-    net = SizedTopology(tiers(), 64)
+    net = MeasuredTopology(tiers(), 64)
     assert net.collective("all_gather", 1e9, range(64)).seconds == 5e-5 + 63 / 64 * 1e9 / (8 * 10e9 * 0.8)
     one_a_node = net.collective("all_gather", 1e9, range(0, 64, 8)).seconds
     assert one_a_node == 5e-5 + 7 / 8 * 1e9 / (10e9 * 0.8)
 
 
 def test_trees_bring_fewer_bytes_of_an_all_reduce_into_a_node_than_rings() -> None:
-    net = SizedTopology(tiers(), 16)
+    net = MeasuredTopology(tiers(), 16)
     assert net.collective("all_reduce", 1e9, range(16)).seconds == pytest.approx(5e-5 + 1e9 / (8 * 10e9 * 0.8))
 
 
 def test_no_group_of_several_nodes_is_faster_than_its_ranks_within_a_node() -> None:
     inner, outer = tiers()
-    net = SizedTopology((inner, replace(outer, bandwidth=1000)), 16)
+    net = MeasuredTopology((inner, replace(outer, bandwidth=1000)), 16)
     assert net.collective("all_gather", 1e9, range(16)).seconds == 5e-5 + 15 / 16 * 1e9 / 200e9
 
 
 def test_ranks_of_a_node_share_its_interfaces_and_a_lone_rank_gets_no_more_than_its_own() -> None:
-    many, few = SizedTopology(tiers(nics=8), 64), SizedTopology(tiers(nics=4), 64)
-    alone = SizedTopology(tiers(nics=4), 8, placement=range(8))
+    many, few = MeasuredTopology(tiers(nics=8), 64), MeasuredTopology(tiers(nics=4), 64)
+    alone = MeasuredTopology(tiers(nics=4), 8, placement=range(8))
     group = range(0, 64, 8)
     assert many.collective("all_gather", 1e9, group).seconds == few.collective("all_gather", 1e9, group).seconds
     assert alone.collective("all_gather", 1e9, range(8)).seconds == 5e-5 + 7 / 8 * 1e9 / (20e9 * 0.8)
@@ -66,7 +66,7 @@ def test_ranks_of_a_node_share_its_interfaces_and_a_lone_rank_gets_no_more_than_
 
 def test_a_tier_without_curves_prices_as_the_hierarchical_topology() -> None:
     bare = tuple(replace(tier, curves={}) for tier in tiers())
-    sized, plain = SizedTopology(bare, 32), HierarchicalTopology(bare, 32)
+    sized, plain = MeasuredTopology(bare, 32), HierarchicalTopology(bare, 32)
     for op in ("all_reduce", "all_gather", "broadcast", "all_to_all", "barrier"):
         assert sized.collective(op, 1e8, range(32)) == plain.collective(op, 1e8, range(32))
     assert sized.p2p(1e8, 0, 9) == plain.p2p(1e8, 0, 9)
@@ -81,10 +81,10 @@ def test_curves_change_no_price_of_the_tier_itself() -> None:
 
 
 def test_operations_without_a_curve_are_priced_by_others() -> None:
-    net = SizedTopology(tiers(), 8)
+    net = MeasuredTopology(tiers(), 8)
     assert net.collective("broadcast", 1e8, range(8)) == net.collective("all_gather", 1e8, range(8))
     assert net.collective("barrier", 1e8, range(8)).seconds == 1e-5
-    outside = SizedTopology(tiers(), 16)
+    outside = MeasuredTopology(tiers(), 16)
     seconds = outside.collective("all_to_all", 1e8, range(16)).seconds
     assert seconds == 5e-5 + 15 / 16 * 1e8 / (10e9 * 0.8)
 
@@ -104,21 +104,21 @@ def test_operations_without_a_curve_are_priced_by_others() -> None:
 def test_measured_all_reduces_are_met(
     name: str, num_ranks: int, size_bytes: int, measured_us: float, within: float
 ) -> None:
-    net = SizedTopology(load_config(name).networks, num_ranks)
+    net = MeasuredTopology(load_config(name).networks, num_ranks)
     seconds = net.collective("all_reduce", size_bytes, range(num_ranks)).seconds
     assert seconds == pytest.approx(measured_us * 1e-6, rel=within)
 
 
 @given(OPS, st.sampled_from([2, 4, 8, 16, 64]), st.floats(0, 1e11), st.floats(0, 1e11))
 def test_more_bytes_never_take_less_time(op: str, num_ranks: int, first: float, second: float) -> None:
-    net, (small, large) = SizedTopology(load_config("h100_80g_nvl8").networks, 64), sorted((first, second))
+    net, (small, large) = MeasuredTopology(load_config("h100_80g_nvl8").networks, 64), sorted((first, second))
     group = range(num_ranks)
     assert net.collective(op, small, group).seconds <= net.collective(op, large, group).seconds
     assert net.p2p(small, 0, num_ranks - 1).seconds <= net.p2p(large, 0, num_ranks - 1).seconds
 
 
 def test_a_negative_size_is_refused_and_a_lone_rank_is_free() -> None:
-    net = SizedTopology(tiers(), 8)
+    net = MeasuredTopology(tiers(), 8)
     with pytest.raises(UsageError, match=r"must be a number of bytes >= 0, not -1 \(all_reduce\)"):
         net.collective("all_reduce", -1, range(8))
     assert net.collective("all_reduce", 1e9, (3,)).seconds == 0

@@ -1,0 +1,152 @@
+"""Whether the prices in the logs of a finished run are those of its hardware, for every row.
+
+A row does not say how many shards an update worked on, or which tensor a collective moved. The models of a strict run
+write that down when it happens (see `Moved`). When the run has ended, each operation is priced once more, by a copy of
+the predictor that remembers no price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import repeat
+from typing import Any
+
+from minitrain.accounting.strict.clock_recomputation import clock_error
+from minitrain.errors import StrategyError
+from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
+from minitrain.hardware.price import PENDING, Predictor, Price
+from minitrain.tensors import FIELDS
+from minitrain.tensors.parts import WeightGradPart
+
+Moved = Any
+"""What an operation moved: class and fields of a tensor, a list of such, the lists of all members, or None."""
+
+
+def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
+    """Return what a collective is priced by."""
+    given, result = operations[0].value, results[0]
+    if isinstance(result, WeightGradPart) and op == "all_reduce" and result.sequence_shards != given.sequence_shards:
+        return _COMMON, FIELDS[WeightGradPart](result)
+    if op == "all_to_all":
+        return tuple(facts_of(operation.value) for operation in operations)
+    return facts_of(results[0] if op in ("all_gather", "broadcast") else operations[0].value)
+
+
+def facts_of(value: Any) -> Moved:
+    """Return the facts of a tensor or a bucket, which keep no tensor alive."""
+    kind = value.__class__
+    if kind in FIELDS:
+        return kind, FIELDS[kind](value)
+    return None if value is None else [facts_of(item) for item in value]
+
+
+_COMMON = "what all parts hold"
+_IN_SHARDS = ("Weight", "WeightGrad", "WeightPart", "WeightGradPart")
+
+
+def _column(rows: Sequence[Any], places: Iterable[int], column: int) -> list[Any]:
+    """Return one column of some rows."""
+    return [rows[row + column] for row in places]
+
+
+class PriceRecomputation:
+    """The prices of a run's operations, computed again.
+
+    Args:
+        predictor: that of one or more ranks.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor.slowed(1.0)  # a copy that remembers no price
+        self.workload = predictor.workload
+        self._seen: set[Hashable] = set()
+        self._sizes: dict[Any, int] = {}
+
+    def check(self, model: Any) -> None:
+        """Check every row of a rank's log.
+
+        Raises:
+            StrategyError: a price is another one, or no price at all.
+        """
+        rows = model._log._rows
+        if max((*model._shard_counts, *model._moved), default=-1) >= len(rows):
+            raise StrategyError(
+                f"rows of the log of rank {model._rank} are gone; a log is for reading", rank=model._rank
+            )
+        layers = repeat(0) if self.workload.is_uniform else rows[LAYER::STRIDE]
+        passes = zip(
+            rows[TYP::STRIDE], map(len, rows[SAMPLES::STRIDE]), map(id, rows[PRICE::STRIDE]), layers, strict=False
+        )
+        self._check_each(model, passes, range(0, len(rows), STRIDE))
+        known = model._shard_counts
+        layers = repeat(0) if self.workload.is_uniform else _column(rows, known, LAYER)
+        asked = zip(
+            _column(rows, known, TYP), map(id, _column(rows, known, PRICE)), known.values(), layers, strict=False
+        )
+        self._check_each(model, asked, known)
+        moved = model._moved
+        columns = (map(id, _column(rows, moved, column)) for column in (PRICE, STREAM))
+        self._check_each(model, zip(_column(rows, moved, TYP), map(id, moved.values()), *columns, strict=True), moved)
+
+    def _check_each(self, model: Any, questions: Iterable[Hashable], places: Iterable[int]) -> None:
+        """Check one row of all that ask the same and have the same price; ranks share what was checked."""
+        found = dict(zip(questions, places, strict=False))
+        for question, row in found.items():
+            if question not in self._seen:
+                self._check_row(model, row)
+        self._seen |= found.keys()
+
+    def _check_row(self, model: Any, row: int) -> None:
+        """Check one row."""
+        typ, layer, _, price, _, samples, stream = model._log._rows[row : row + STREAM + 1]
+        if price is PENDING:  # given up; the clock shows whether it may be
+            return
+        expected: Price = price
+        if typ in PASSES:
+            mode = model.pass_modes.get(row)
+            expected = self.predictor.compute(typ, len(samples), layer or 0, *(() if mode is None else (mode,)))
+        elif row in model._shard_counts:
+            held, num_shards, num_parts = model._shard_counts[row]
+            ask = self.predictor.update if typ == UPDATE else self.predictor.load
+            expected = ask(held, num_shards, layer, *(() if num_parts == 1 else (num_parts,)))
+        elif row in model._moved:
+            expected = self._transfer(model._rank, typ, stream, model._moved[row], model._world_size)
+        if price is not expected and price != expected:
+            raise clock_error(model._rank, f"the duration of a {typ}", price.seconds, expected.seconds)
+        if not 0 <= expected.seconds < math.inf:
+            raise StrategyError(
+                f"the hardware gives {expected.seconds!r} s for a {typ}; a duration is a number of at least 0",
+                rank=model._rank,
+            )
+
+    def _transfer(self, rank: int, typ: str, stream: Stream, moved: Moved, world_size: int) -> Price:
+        """Return the price of a collective, or of one side of a message."""
+        if stream.kind != COMM:
+            peers = (rank, stream.peer) if typ == "send" else (stream.peer, rank)
+            return self.predictor.p2p(typ, self._size(moved), *peers)
+        is_world = stream.group is None
+        ranks = tuple(range(world_size)) if stream.group is None else stream.group
+        if typ == "all_to_all":
+            size_bytes: float = max(self._size(member) for member in moved)
+        else:
+            size_bytes = self._size(moved, whole=is_world)
+        return self.predictor.collective(typ, size_bytes, ranks)
+
+    def _size(self, moved: Moved, *, whole: bool = True) -> int:
+        """Return the bytes of what was moved; of shards in a proper subgroup, those that it works on."""
+        if moved is None:
+            return 0
+        if isinstance(moved, list):
+            return sum(self._size(item, whole=whole) for item in moved)
+        kind, fields = moved
+        if kind is _COMMON:
+            return self.workload.common_bytes(WeightGradPart(*fields))
+        key = kind, fields, whole
+        if key not in self._sizes:
+            tensor = kind(*fields)
+            size_bytes = self.workload.message_bytes(tensor)
+            if not whole and kind.__name__ in _IN_SHARDS:
+                size_bytes = size_bytes * len(tensor.shards) // tensor.num_shards
+            self._sizes[key] = size_bytes
+        return self._sizes[key]

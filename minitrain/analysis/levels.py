@@ -1,0 +1,89 @@
+"""The moments of a run in levels: each waits only for moments of the levels before it.
+
+All moments of a level are timed by one numpy call, and so are several cases of durations. Ranks work side by side, so
+a run of many ranks has few levels with many moments each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from minitrain.analysis.dependencies import Graph
+from minitrain.analysis.timeline import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """The edges of a graph by the level of their targets, and in a level by target.
+
+    Args:
+        num_events: events of the run; their beginnings are the first moments.
+        num_moments: all moments.
+        source: the moment that comes first, one an edge, (num_edges,), like the next one.
+        ending: the event whose end is waited for, or `num_moments` where it is the beginning of the source.
+        first: index of each target's first edge, (num_targets,), and the number of edges at the end.
+        target: the moments that wait for some other one, (num_targets,).
+        borders: index of each level's first target, and the number of targets at the end.
+    """
+
+    num_events: int
+    num_moments: int
+    source: Ints
+    ending: Ints
+    first: Ints
+    target: Ints
+    borders: Ints
+
+    def times(self, durations: Floats) -> Floats:
+        """Return when each event begins, s, (num_events, num_cases), given how long each lasts, in the same form."""
+        lasts = np.zeros((self.num_moments + 1, durations.shape[1]))
+        lasts[: self.num_events] = durations
+        times = np.zeros((self.num_moments, durations.shape[1]))
+        borders, first = self.borders.tolist(), self.first.tolist()
+        for low, high in pairwise(borders):
+            edges = slice(first[low], first[high])
+            arrivals = times[self.source[edges]] + lasts[self.ending[edges]]
+            times[self.target[low:high]] = np.maximum.reduceat(arrivals, self.first[low:high] - first[low], axis=0)
+        return times[: self.num_events]
+
+
+def make_levels(graph: Graph) -> Levels | None:
+    """Return the levels of a graph, or None if some of its moments wait for one another in a circle."""
+    level = _levels(graph)
+    if level is None:
+        return None
+    order = np.argsort(level[graph.target] * graph.num_moments + graph.target)
+    source, target = graph.source[order], graph.target[order]
+    is_new = np.append(True, target[1:] != target[:-1])[: len(target)]
+    first = np.flatnonzero(is_new)
+    waiting = target[first]
+    borders = np.searchsorted(level[waiting], np.arange(1, level.max(initial=0) + 2))
+    ending = np.where(graph.after_end[order], source, graph.num_moments)
+    count = graph.timeline.num_events
+    return Levels(count, graph.num_moments, source, ending, np.append(first, len(target)), waiting, borders)
+
+
+def _levels(graph: Graph) -> Ints | None:
+    """Return the level of each moment, or None where there is a circle: 0 for those that wait for nothing."""
+    order = np.argsort(graph.source, kind="stable")
+    target = graph.target[order]
+    first = np.searchsorted(graph.source[order], np.arange(graph.num_moments + 1))
+    degree = np.diff(first)
+    missing = np.bincount(graph.target, minlength=graph.num_moments)
+    level, done, current = np.zeros(graph.num_moments, np.int64), 0, 0
+    place = np.zeros(graph.num_moments, np.int64)
+    ready = np.flatnonzero(missing == 0)
+    while len(ready):
+        level[ready] = current
+        current, done = current + 1, done + len(ready)
+        counts = degree[ready]
+        ends = np.cumsum(counts)
+        freed = target[np.arange(ends[-1]) + np.repeat(first[ready] - ends + counts, counts)]
+        np.subtract.at(missing, freed, 1)
+        ready = freed[missing[freed] == 0]
+        place[ready] = np.arange(len(ready))  # of a moment that was freed twice, the last place stays
+        ready = ready[place[ready] == np.arange(len(ready))]
+    return level if done == graph.num_moments else None

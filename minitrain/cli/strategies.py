@@ -1,0 +1,127 @@
+"""The command `minitrain strategies`: which strategies there are, and what one of them takes and needs.
+
+What is shown of one strategy is read from its own signature and docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import minitrain as mt
+from minitrain.cli import options as given
+from minitrain.cli.output import print_json, print_lines, print_table
+from minitrain.plain_text import printable
+from minitrain.run.saved_runs import plain
+from minitrain.run.strategy_loading import Strategy, load_strategy, options_of, strategies_of_file
+from minitrain.trace.tables import facts_table, plain_table
+
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", help="The strategy to show: a name, path.py or path.py:function; all if left out."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a strategy.
+
+    Args:
+        name: its name.
+        default: its value where it is left out; None also where there is none.
+        is_required: whether it has to be given.
+        meaning: what its docstring says.
+    """
+
+    name: str
+    default: Any
+    is_required: bool
+    meaning: str
+
+
+def strategies(name: Name = None, as_json: given.AsJson = False, debug: given.Debug = False) -> None:  # noqa: ARG001
+    """List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs."""
+    if name is None or (name.endswith(".py") and len(strategies_of_file(Path(name))) > 1):
+        _list(mt.strategies() if name is None else strategies_of_file(Path(name)), as_json=as_json)
+    else:
+        _show(*load_strategy(name), as_json=as_json)
+
+
+def _list(found: dict[str, Strategy], *, as_json: bool) -> None:
+    """Print what each strategy is."""
+    docs = {name: _what_it_is(function) for name, function in found.items()}
+    if as_json:
+        print_json([{"strategy": name, "description": doc} for name, doc in docs.items()])
+        return
+    table = facts_table(docs)
+    table.columns[0].style = "bold"
+    print_table(table)
+
+
+def _show(name: str, function: Strategy, *, as_json: bool) -> None:
+    """Print what a strategy is, what sizes it needs, and its options."""
+    rules, meanings = _read(inspect.getdoc(function) or "")
+    options = [_option(parameter, meanings) for parameter in options_of(function).values()]
+    if as_json:
+        listed = [{**asdict(option), "default": plain(option.default)} for option in options]
+        print_json({"strategy": name, "description": _what_it_is(function), "rules": rules, "options": listed})
+        return
+    about = [_what_it_is(function), "", *rules] if rules else ["It has no docstring that says what it needs.", ""]
+    print_lines([name, *_wrapped(about)])
+    if not options:
+        print_lines(["It has no options."])
+        return
+    table = plain_table()
+    for column in ("option", "default"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("meaning", overflow="fold", min_width=20)
+    for option in options:
+        default = "required" if option.is_required else repr(option.default)
+        table.add_row(*(Text(printable(text)) for text in (option.name, default, option.meaning)))
+    print_table(table)
+    print_lines([f"such as: minitrain run {name}:{options[-1].name}={_example(options[-1])}"])
+
+
+def _wrapped(paragraphs: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of paragraphs, as wide as the table below them."""
+    for paragraph in paragraphs:
+        yield from textwrap.wrap(paragraph, Console().width) or [""]
+
+
+def _example(option: Option) -> str:
+    """Return a value of an option to write in an example."""
+    return "1" if option.default is None else str(option.default)
+
+
+def _what_it_is(function: Strategy) -> str:
+    """Return a strategy in one line: the first one of its module, if that has only this one, or its own."""
+    module = inspect.getmodule(function)
+    is_shipped = function in mt.strategies().values()
+    return (inspect.getdoc(module if is_shipped else function) or "").partition("\n")[0]
+
+
+def _option(parameter: inspect.Parameter, meanings: dict[str, str]) -> Option:
+    """Return an option as its signature and its docstring have it."""
+    is_required = parameter.default is parameter.empty
+    default = None if is_required else parameter.default
+    return Option(parameter.name, default, is_required, meanings.get(parameter.name, ""))
+
+
+def _read(doc: str) -> tuple[list[str], dict[str, str]]:
+    """Return the paragraphs of a docstring before its sections, and the meanings of its arguments by name."""
+    text, *sections = re.split(r"^(Args|Returns|Raises|Source):\n", doc, flags=re.MULTILINE)
+    rules = [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+    arguments = sections[sections.index("Args") + 1] if "Args" in sections else ""
+    found = re.findall(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    return rules, {name: " ".join(meaning.split()) for name, meaning in found}

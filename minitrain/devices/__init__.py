@@ -1,0 +1,47 @@
+"""Device simulators: predict how long a program takes on a device that nobody has to own.
+
+May import: `errors`, `tensors`, `workloads`, `hardware`. Nothing here knows ranks or events.
+
+Open `simulator` first: it predicts a program from its FLOPs and bytes, as the specification does (fidelity="seed") or
+operation by operation (the default). `spec` is what it knows of a device, `operations` the program, `result` the
+prediction. `models` are the kinds of device (GPU, TPU, CPU, ASIC), and `occupancy` counts what keeps them full.
+Programs come from JAX functions (`jax_programs`, with `jax_flops` and `fusion`) or torch graphs (`torch_programs`);
+`programs` tells them apart.
+`simulating` is simulate of `hw`, and `layer` lets a simulator price a JAX function as the layer of a training step.
+"""
+
+from minitrain.devices.models import (
+    AsicSimulator,
+    CpuSimulator,
+    GpuSimulator,
+    NvidiaA100Simulator,
+    TpuSimulator,
+    make_simulator,
+)
+from minitrain.devices.occupancy import occupancy, wave_efficiency
+from minitrain.devices.operations import Analysis, KernelLaunch, MatmulShape, Operation, Program, matmul
+from minitrain.devices.result import OperationTime, SimulationResult
+from minitrain.devices.simulator import DeviceSimulator
+from minitrain.devices.spec import A100_SPEC, DeviceSpec
+
+__all__ = [
+    "A100_SPEC",
+    "Analysis",
+    "AsicSimulator",
+    "CpuSimulator",
+    "DeviceSimulator",
+    "DeviceSpec",
+    "GpuSimulator",
+    "KernelLaunch",
+    "MatmulShape",
+    "NvidiaA100Simulator",
+    "Operation",
+    "OperationTime",
+    "Program",
+    "SimulationResult",
+    "TpuSimulator",
+    "make_simulator",
+    "matmul",
+    "occupancy",
+    "wave_efficiency",
+]

@@ -1,0 +1,118 @@
+"""What a submission's process says of an error: plain data, with the line of the submission that it came through.
+
+It is copied to where the submission runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from minitrain.source_lines import place_of
+
+SUBMISSION = "submission"
+"""The folder with the submission and the files that it imports, in the folder of its process."""
+
+
+@contextlib.contextmanager
+def noting_what_is_never_awaited() -> Iterator[list[str]]:
+    """Provide a list of the calls that were never awaited, instead of Python's warnings about them."""
+    forgotten: list[str] = []
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        found = re.fullmatch(r"coroutine '[\w.]*?(\w+)' was never awaited", str(message))
+        if found:
+            forgotten.append(f"{Path(filename).name}:{lineno} calls {found.group(1)}")
+        else:
+            otherwise(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message="coroutine .* was never awaited", category=RuntimeWarning)
+        otherwise: Any = warnings.showwarning
+        warnings.showwarning = show
+        yield forgotten
+
+
+def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return an error as plain data.
+
+    Args:
+        error: what ended the run, or kept it from beginning.
+        models: of the ranks that had begun.
+    """
+    facts = {name: getattr(error, name, None) for name in ("rank", "layer", "op")}
+    on_rank = re.search(r"^on rank (\d+) of", "\n".join(map(str, _notes_of(error))), re.MULTILINE)
+    if facts["rank"] is None and on_rank and "DeadlockError" not in type(error).__name__:
+        facts["rank"] = int(on_rank.group(1))
+    rank = facts["rank"]
+    return {
+        "kinds": [kind.__name__ for kind in type(error).__mro__],
+        "message": _text_of(error)[:2000] or type(error).__name__,
+        "line": _line_in_submission(error),
+        "step": len(models[rank].log) if isinstance(rank, int) and rank < len(models) else None,
+        **{name: value if isinstance(value, int | str) else None for name, value in facts.items()},
+    }
+
+
+def _text_of(error: BaseException) -> str:
+    """Return what an error says, which the submission's own code may have to answer."""
+    try:
+        return str(error) + _meant(error)
+    except BaseException as second:  # whatever it raises
+        return f"its text cannot be had: __str__ raised {type(second).__name__}"
+
+
+def _meant(error: BaseException) -> str:
+    """Return the name of the model that is closest to one that it does not have, in words."""
+    if not isinstance(error, AttributeError) or not isinstance(error.name, str):
+        return ""
+    close = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if name[0] != "_"], 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _notes_of(error: BaseException) -> Sequence[Any]:
+    """Return the notes of an error."""
+    notes = getattr(error, "__notes__", ())
+    return notes if isinstance(notes, list) else ()
+
+
+def _line_in_submission(error: BaseException) -> str | None:
+    """Return the innermost line of the submission that an error came through."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if _is_submission(trace.tb_frame):
+            line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def line_of(frame: FrameType | None) -> str | None:
+    """Return the line of the submission that runs in a frame or further out, or that a task of it waits at."""
+    innermost: str | None = None
+    while frame is not None:
+        if _is_submission(frame):
+            innermost = innermost or f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return innermost or _waiting_line()
+
+
+def _waiting_line() -> str | None:
+    """Return the line at which a task of the running loop waits."""
+    try:
+        places = [place_of(task.get_coro()) for task in asyncio.all_tasks()]
+    except RuntimeError:  # no loop runs
+        return None
+    return next((place for place in sorted(places) if ".py:" in place), None)
+
+
+def _is_submission(frame: FrameType) -> bool:
+    """Return whether a frame runs the submission, or a file beside it."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("minitrain_strategy_") or Path(frame.f_code.co_filename).parent.name == SUBMISSION

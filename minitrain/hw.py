@@ -1,0 +1,27 @@
+"""Hardware in one place: `mt.hw.simulate` and what goes with it.
+
+    import minitrain as mt
+
+    mt.hw.simulate(fn, (1024, 1024), (1024, 1024), device="a100_80g").time_ms
+
+Every name lives in a room (`minitrain.devices`, `minitrain.hardware`). It is a file of its own, since `mt.hw` gathers them
+under one name.
+"""
+
+from minitrain.devices import DeviceSimulator, DeviceSpec, SimulationResult, make_simulator
+from minitrain.devices.layer import layer
+from minitrain.devices.simulating import program, simulate
+from minitrain.hardware import SystemConfig, load_config, shipped_configs
+
+__all__ = [
+    "DeviceSimulator",
+    "DeviceSpec",
+    "SimulationResult",
+    "SystemConfig",
+    "layer",
+    "load_config",
+    "make_simulator",
+    "program",
+    "shipped_configs",
+    "simulate",
+]

@@ -1,0 +1,42 @@
+"""How far a simulation is, for whoever watches it from another thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minitrain.rank.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far the ranks of a run are, at the moment of asking; asking does not disturb them.
+
+    Args:
+        models: those of the ranks that are simulated; of a folded run, one for each class of ranks.
+    """
+
+    models: Sequence[Model]
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that are simulated."""
+        return len(self.models)
+
+    @property
+    def ranks_done(self) -> int:
+        """Number of ranks that have returned."""
+        return len(self.models[0].dist.detector.finished_ranks)
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks so far."""
+        return sum(len(model.log) for model in self.models)
+
+    def __str__(self) -> str:
+        return f"{self.ranks_done} of {self.num_ranks} ranks done, {self.num_events:,} events so far"
+
+
+Watch = Callable[[RunProgress], None]

@@ -1,0 +1,260 @@
+"""JAX functions as programs: FLOPs against XLA's own count, loops against unrolled code, and bytes with fusion."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import minitrain as mt
+from minitrain.devices import Program, matmul
+from minitrain.devices.jax_programs import program_of
+from minitrain.errors import UsageError
+
+D = 128
+
+
+def mlp(x: Any, up: Any, down: Any) -> Any:
+    return jax.nn.relu(jax.nn.gelu(x @ up) @ down)
+
+
+def norm(x: Any) -> Any:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def attention_block(x: Any, query: Any, key: Any, value: Any, out: Any, up: Any, down: Any) -> Any:
+    batch, length, width = x.shape
+    q, k, v = ((norm(x) @ w).reshape(batch, length, 8, width // 8) for w in (query, key, value))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(width // 8)
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v).reshape(batch, length, width)
+    x = x + mixed @ out
+    return x + jax.nn.gelu(norm(x) @ up) @ down
+
+
+def convolution(x: Any, kernel: Any) -> Any:
+    return jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def dilated(x: Any, kernel: Any) -> Any:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), [(2, 3), (1, 0)], (2, 1), (1, 2), numbers, feature_group_count=4
+    )
+
+
+@jax.custom_vjp
+def clipped(x: Any, w: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+def _clipped_forward(x: Any, w: Any) -> Any:
+    return clipped(x, w), (x, w)
+
+
+def _clipped_backward(kept: Any, gradient: Any) -> Any:
+    x, w = kept
+    return gradient @ w.T, x.T @ gradient
+
+
+clipped.defvjp(_clipped_forward, _clipped_backward)
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "matmul": (jnp.matmul, [(512, 256), (256, 1024)]),
+    "mlp": (mlp, [(256, D), (D, 4 * D), (4 * D, D)]),
+    "attention_block": (attention_block, [(2, 64, D), *[(D, D)] * 4, (D, 4 * D), (4 * D, D)]),
+    "convolution": (convolution, [(4, 32, 32, 16), (3, 3, 16, 32)]),
+    "grouped_and_dilated": (dilated, [(2, 17, 19, 8), (3, 5, 2, 12)]),
+    "custom_vjp": (clipped, [(256, D), (D, D)]),
+    "embedding": (lambda table, w: jnp.take(table, jnp.arange(64), axis=0) @ w, [(1000, D), (D, D)]),
+}
+
+
+def gradient(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    return jax.grad(lambda *given: (function(*given) ** 2).sum(), argnums=tuple(range(count)))
+
+
+def cases() -> Iterator[Any]:
+    for name, (function, shapes) in PROGRAMS.items():
+        yield pytest.param(function, shapes, id=name)
+        yield pytest.param(gradient(function, len(shapes)), shapes, id=f"gradient-of-{name}")
+
+
+def lowered_flops(function: Callable[..., Any], shapes: list[tuple[int, ...]]) -> float:
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]  # type: ignore[no-untyped-call]
+    counted_by_xla: Any = jax.jit(function).lower(*arguments).cost_analysis()
+    return float(counted_by_xla["flops"])
+
+
+@pytest.mark.parametrize(("function", "shapes"), list(cases()))
+def test_flops_are_those_of_the_lowered_program(function: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
+    assert program_of(function, *shapes).flops == pytest.approx(lowered_flops(function, shapes), rel=0.002)
+
+
+def test_a_matmul_is_what_it_is_by_hand() -> None:
+    (operation,) = program_of(jnp.matmul, (512, 256), (256, 1024)).operations
+    by_hand = matmul(512, 256, 1024)
+    assert (operation.flops, operation.bytes, operation.shape) == (by_hand.flops, by_hand.bytes, by_hand.shape)
+    assert (operation.kind, operation.datatype) == ("matmul", "float32")
+
+
+def unrolled(x: Any, weights: Any) -> Any:
+    for place in range(8):
+        x = jnp.tanh(x @ weights[place]) + 1
+    return x
+
+
+def scanned(x: Any, weights: Any) -> Any:
+    return jax.lax.scan(lambda carry, weight: (jnp.tanh(carry @ weight) + 1, None), x, weights)[0]
+
+
+def counted(x: Any, weights: Any) -> Any:
+    return jax.lax.fori_loop(0, 8, lambda place, carry: jnp.tanh(carry @ weights[place]) + 1, x)
+
+
+@pytest.mark.parametrize("loop", [scanned, counted])
+@pytest.mark.parametrize("change", [lambda function: function, lambda function: gradient(function, 2)])
+def test_loops_cost_what_unrolled_code_does(loop: Callable[..., Any], change: Callable[..., Any]) -> None:
+    shapes = [(64, 64), (8, 64, 64)]
+    plain, looped = (program_of(change(function), *shapes) for function in (unrolled, loop))
+    assert looped.flops == pytest.approx(plain.flops, rel=0.02)
+    products = [sum(op.count for op in each.operations if op.kind == "matmul") for each in (plain, looped)]
+    assert products[0] == products[1]
+
+
+def test_nested_loops_multiply() -> None:
+    def nested(x: Any) -> Any:
+        inner = lambda _, y: y @ y  # noqa: E731
+        return jax.lax.fori_loop(0, 3, lambda _, y: jax.lax.fori_loop(0, 5, inner, y), x)
+
+    (operation,) = (op for op in program_of(nested, (16, 16)).operations if op.kind == "matmul")
+    assert operation.count == 15
+
+
+def test_a_loop_of_unknown_length_is_reported() -> None:
+    def until(x: Any) -> Any:
+        return jax.lax.while_loop(lambda y: y.sum() < 10, lambda y: y @ y, x)
+
+    program = program_of(until, (16, 16))
+    assert program.unknown_loops == ("a while loop of unknown length over (float32[16, 16])",)
+    with pytest.warns(UserWarning, match="a while loop of unknown length over .* counts once"):
+        result = mt.hw.simulate(until, (16, 16))
+    assert result.unknown_loops == program.unknown_loops
+    assert "a lower bound" in result.table()
+
+
+def test_a_conditional_costs_its_most_expensive_branch() -> None:
+    def either(x: Any) -> Any:
+        return jax.lax.cond(x.sum() > 0, lambda y: y @ y @ y, lambda y: y @ y, x)
+
+    assert sum(op.kind == "matmul" for op in program_of(either, (16, 16)).operations) == 2
+
+
+def test_what_results_do_not_need_costs_nothing() -> None:
+    def wasteful(x: Any) -> Any:
+        _ = x @ x
+        return x + 1
+
+    assert program_of(wasteful, (16, 16)).flops == 256
+
+
+def test_calls_checkpoints_and_maps_are_followed() -> None:
+    plain = program_of(mlp, (8, D), (D, D), (D, D))
+    assert program_of(jax.jit(mlp), (8, D), (D, D), (D, D)) == plain
+    assert program_of(jax.checkpoint(mlp), (8, D), (D, D), (D, D)).flops == plain.flops
+    mapped = program_of(jax.vmap(mlp, in_axes=(0, None, None)), (4, 8, D), (D, D), (D, D))
+    assert mapped.flops == 4 * plain.flops
+    again, once = (
+        program_of(jax.value_and_grad(lambda *given, f=function: f(*given).sum()), (8, D), (D, D), (D, D))
+        for function in (jax.checkpoint(mlp), mlp)
+    )
+    assert again.flops > 1.2 * once.flops
+
+
+def kernels(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
+    return program_of(function, *shapes)
+
+
+def test_elementwise_chains_are_one_kernel_that_moves_its_ends() -> None:
+    (kernel,) = kernels(lambda x, y: jnp.tanh(x * y + 1).reshape(-1), (64, 32), (64, 32)).operations
+    assert kernel.bytes == 3 * 64 * 32 * 4
+
+
+def test_a_reduction_joins_what_it_reduces_and_ends_the_kernel() -> None:
+    def softmax(x: Any) -> Any:
+        weights = jnp.exp(x)
+        return weights / weights.sum(-1, keepdims=True)
+
+    first, second = kernels(softmax, (64, 32)).operations
+    assert first.bytes == 2 * 64 * 32 * 4 + 64 * 4
+    assert second.bytes == first.bytes
+
+
+def test_a_chain_around_a_matmul_is_two_kernels_and_never_one() -> None:
+    def around(x: Any, w: Any) -> Any:
+        before = jnp.tanh(x)
+        return before + before @ w
+
+    program = kernels(around, (64, 64), (64, 64))
+    assert [operation.kind for operation in program.operations] == ["other", "matmul", "other"]
+
+
+def test_transpositions_before_a_matmul_and_views_are_free() -> None:
+    program = kernels(lambda x, w: x.T.reshape(32, 64) @ w, (64, 32), (64, 16))
+    assert [operation.kind for operation in program.operations] == ["matmul"]
+
+
+def test_slices_read_what_they_keep_and_updates_write_what_they_change() -> None:
+    (read,) = kernels(lambda x: x[3:5] + 1, (1000, 64)).operations
+    assert read.bytes == 2 * 2 * 64 * 4
+    (write,) = kernels(lambda x, y: jax.lax.dynamic_update_slice(x, y, (3, 0)), (1000, 64), (2, 64)).operations
+    assert write.bytes == pytest.approx(2 * 2 * 64 * 4, abs=64)
+
+
+@pytest.mark.parametrize("name", ["matmul", "mlp", "attention_block", "convolution"])
+def test_bytes_are_near_those_of_the_compiled_program(name: str) -> None:
+    function, shapes = PROGRAMS[name]
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]  # type: ignore[no-untyped-call]
+    compiled: Any = jax.jit(function).lower(*arguments).compile().cost_analysis()
+    assert program_of(function, *shapes).bytes == pytest.approx(float(compiled["bytes accessed"]), rel=0.3)
+
+
+def test_shapes_may_be_trees_arrays_and_structs() -> None:
+    struct = jax.ShapeDtypeStruct((4,), jnp.int32)  # type: ignore[no-untyped-call]
+    program = program_of(
+        lambda tree, index, scalar: tree["a"][index] * scalar + tree["b"][0],
+        {"a": (10, 3), "b": [(3,)]},
+        struct,
+        (),
+        dtype="bfloat16",
+    )
+    assert program.operations[-1].bytes > 0
+    assert program_of(lambda x: x + 1, jnp.zeros((3, 3))).flops == 9
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: program_of(jnp.matmul, (2, 3), (4, 5)), "matmul cannot be traced with these shapes"),
+        (lambda: program_of(jnp.matmul, (2, 3)), "matmul cannot be traced with these shapes"),
+        (lambda: program_of(jnp.tanh, (2, 3), dtype="float3"), "dtype must be one of float64, .* got 'float3'"),
+        (lambda: mt.hw.simulate(matmul(2, 2, 2), (2, 2)), "shapes belong to a function; Operation says its own"),
+    ],
+)
+def test_what_cannot_be_traced_is_one_clear_error(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_simulate_takes_a_function_shapes_and_a_device() -> None:
+    seed = mt.hw.simulate(jnp.matmul, (1024, 1024), (1024, 1024), device="NVIDIA A100", fidelity="seed")
+    assert seed.time_ms == 0.11012736656410257
+    assert (seed.flops, seed.bytes) == (2 * 1024**3, 3 * 1024 * 1024 * 4)
+    half = mt.hw.simulate(jnp.matmul, (1024, 1024), (1024, 1024), dtype="float16")
+    single = mt.hw.simulate(jnp.matmul, (1024, 1024), (1024, 1024))
+    assert half.time_seconds < single.time_seconds
+    assert half.operations[0].operation.name == "dot_general float16[1024, 1024] x float16[1024, 1024]"
+    jaxpr = jax.make_jaxpr(jnp.matmul)(jnp.zeros((64, 64)), jnp.zeros((64, 64)))
+    assert mt.hw.simulate(jaxpr) == mt.hw.simulate(jnp.matmul, (64, 64), (64, 64))

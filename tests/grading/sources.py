@@ -1,0 +1,31 @@
+"""Submissions as text: the shipped strategies as files of their own, and changes to them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import minitrain as mt
+
+
+def shipped_source(name: str, function: str | None = None) -> str:
+    """Return a shipped strategy as a file that needs no other one.
+
+    Args:
+        name: of its module, such as "one_f_one_b".
+        function: what to call it; its own name if None.
+    """
+    strategy = {"one_f_one_b": "1f1b"}.get(name, name)
+    module: Any = inspect.getmodule(mt.strategies()[strategy])
+    batch: Any = inspect.getmodule(module.microbatches)
+    own = re.sub(r"from \._batch import [^\n]*\n", "", inspect.getsource(module))
+    return f"{inspect.getsource(batch)}\n\n{own}".replace(f"async def {name}(", f"async def {function or name}(")
+
+
+def changed(source: str, *edits: tuple[str, str], before: str = "") -> str:
+    """Return a submission with some of its text replaced, and perhaps something before it."""
+    for old, new in edits:
+        assert old in source, old
+        source = source.replace(old, new)
+    return before + source

@@ -1,0 +1,58 @@
+"""Hidden sizes of a teacher's own secret: legal, the same for the same secret, and fair to right submissions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minitrain.errors import UsageError
+from minitrain.grading import Exercise, grade, load_exercise, shipped_exercises
+from minitrain.grading.secret_sizes import with_secret_sizes
+from minitrain.grading.verify import faults_of
+from minitrain.run.strategy_loading import load_strategy
+from tests.grading.test_corpus import HANDWRITTEN, HERE, SHIPPED
+
+EXERCISES = shipped_exercises()
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+@pytest.mark.parametrize("secret", ["one"])
+def test_drawn_sizes_are_legal_and_new(exercise: Exercise, secret: str) -> None:
+    found = with_secret_sizes(exercise, secret)
+    keys = [case.key for case in found.hidden]
+    assert len({*keys, *(case.key for case in (*exercise.public, *exercise.hidden))}) == len(keys) + len(
+        exercise.public
+    ) + len(exercise.hidden)
+    assert all(case.hidden for case in found.hidden)
+    assert faults_of(replace(found, public=found.hidden[:1])) == []
+    assert any(case.world_size > 1 for case in found.hidden) or exercise.number in ("00", "01")
+
+
+def test_a_secret_always_gives_the_same_sizes() -> None:
+    exercise = load_exercise("08")
+    first, again, other = (with_secret_sizes(exercise, secret).hidden for secret in ("a", "a", "b"))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("secret", ["x", "y"])
+@pytest.mark.parametrize("name", [*HANDWRITTEN, *SHIPPED])
+def test_right_submissions_keep_full_marks_with_drawn_sizes(name: str, secret: str) -> None:
+    number = HANDWRITTEN.get(name) or SHIPPED[name]
+    exercise = with_secret_sizes(load_exercise(number), secret)
+    given = f"{HERE / name}.py:{exercise.function}" if name in HANDWRITTEN else {"one_f_one_b": "1f1b"}.get(name, name)
+    found = grade(load_strategy(given)[1], exercise)
+    assert found.passed, str(found)
+
+
+def test_without_a_reference_nothing_is_drawn(tmp_path: Path) -> None:
+    exercise = replace(load_exercise("02"), folder=tmp_path)
+    with pytest.raises(UsageError, match="cannot be drawn where its reference is not there"):
+        with_secret_sizes(exercise, "a")
+
+
+def test_sizes_that_leave_no_choice_are_refused() -> None:
+    exercise = load_exercise("02")
+    with pytest.raises(UsageError, match="no 1 further sizes were found for 02_ddp"):
+        with_secret_sizes(replace(exercise, public=exercise.public[:1], hidden=[exercise.public[0]]), "a")

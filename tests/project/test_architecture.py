@@ -1,0 +1,189 @@
+"""Rooms import one way, say so themselves, and are drawn as they are; `docs/house.py` reads what files import."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import architecture
+import house
+import pytest
+
+MOST_LINES = 350
+FEWEST_LINES = 40
+PACKAGES = sorted(file for file in house.sources() if file.endswith("/__init__.py"))
+FOLDERS = [file for file in PACKAGES if file.count("/") == 1]
+SIZES_OF_THE_DEFAULT_LAYER = {"BLOCK_SIZE", "BYTES_PER_ELEMENT", "DATATYPE", "HIDDEN_SIZE"}
+
+
+def docstring(file: str) -> str:
+    """Return the docstring of a file."""
+    return ast.get_docstring(house.tree_of(file)) or ""
+
+
+def imported_rooms(room: str) -> set[str]:
+    """Return the rooms that a room imports, except through doors."""
+    found = (one for one in house.imports() if house.room_of(one.file) == room and house.door_of(one) is None)
+    return {house.room_of(one.target) for one in found} - {room}
+
+
+def test_every_file_is_in_a_room_and_every_room_is_there() -> None:
+    assert {house.room_of(file) for file in house.sources()} == set(house.ROOMS)
+
+
+def test_only_a_few_files_stand_beside_the_rooms() -> None:
+    beside = {path.name for path in (house.ROOT / "minitrain").iterdir() if path.is_file()}
+    assert beside == {
+        "__init__.py",
+        "__main__.py",
+        "lib.py",
+        "errors.py",
+        "files.py",
+        "hw.py",
+        "plain_text.py",
+        "source_lines.py",
+        "py.typed",
+    }
+
+
+def test_rooms_import_from_the_floors_below_or_through_a_door() -> None:
+    upward = [one for one in house.imports() if house.is_upward(one) and house.door_of(one) is None]
+    assert [str(one) for one in upward] == []
+
+
+def test_doors_open_when_somebody_goes_through() -> None:
+    through = [one for one in house.imports() if house.is_upward(one) and house.door_of(one) is not None]
+    assert [str(one) for one in through if one.kind != "function"] == []
+
+
+def test_every_door_leads_upward_is_used_and_has_a_reason() -> None:
+    used = {house.door_of(one) for one in house.imports() if house.is_upward(one)}
+    assert [door for door in house.DOORS if door not in used or len(door.reason.split()) < 5] == []
+
+
+def test_no_files_of_a_room_import_one_another_in_a_circle() -> None:
+    inside = [one for one in house.imports() if house.room_of(one.file) == house.room_of(one.target)]
+    circles = house.circles((one.file, one.target) for one in inside)
+    assert [sorted(circle) for circle in circles] == []
+
+
+@pytest.mark.parametrize("file", FOLDERS)
+def test_a_room_says_what_it_imports(file: str) -> None:
+    room, said = house.room_of(file), re.search(r"May import: (.*?)\.(\s|$)", docstring(file), re.DOTALL)
+    assert said is not None, "the docstring needs a sentence that begins with 'May import:'"
+    named = set(re.findall(r"`(\w+)`", said[1]))
+    up_to = re.search(r"rooms up to `(\w+)`", said[1])
+    below = {name for name in house.ROOMS if up_to and house.LEVELS[name] <= house.LEVELS[up_to[1]]}
+    assert imported_rooms(room) <= named | below
+    assert named - below <= imported_rooms(room), "a room that is named is one that is imported"
+
+
+@pytest.mark.parametrize("file", [file for file in PACKAGES if file != "exercises/__init__.py"])  # which has no code
+def test_a_room_says_what_lives_there_and_which_file_to_open_first(file: str) -> None:
+    folder, text = file.removesuffix("__init__.py"), docstring(file)
+    opened = re.search(r"Open (.*?) first", text, re.DOTALL)
+    assert opened is not None, "the docstring needs a sentence 'Open `file` first'"
+    names = re.findall(r"`([\w.]+)`", opened[1])
+    assert names
+    assert [name for name in names if folder + name.replace(".", "/") + ".py" not in house.sources()] == []
+    assert text.index(".") < opened.start(), "what lives there comes first"
+
+
+@pytest.mark.parametrize("file", PACKAGES)
+def test_what_the_docstring_of_a_room_names_exists(file: str) -> None:
+    room, folder = house.room_of(file), file.removesuffix("__init__.py")
+    files = {name.removeprefix(folder).removesuffix(".py") for name in house.sources() if name.startswith(folder)}
+    known = {name.replace("/", ".") for name in files} | {name.partition("/")[0] for name in files}
+    known |= {name for other in house.sources() if house.room_of(other) == room for name in names_in(other)}
+    named = re.findall(r"`(?:minitrain\.)?(\w[\w.]*)`", docstring(file))
+    unknown = [name for name in named if name not in known | set(house.ROOMS) | public_names()]
+    assert unknown == []
+
+
+def names_in(file: str) -> set[str]:
+    """Return what a file defines: `function`, `Class`, `Class.method`, `CONSTANT`."""
+    found: set[str] = set()
+    for node in house.tree_of(file).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            members = (one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{node.name}.{member.name}" for member in members}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def public_names() -> set[str]:
+    """Return the names that `import minitrain` offers, and their modules' own."""
+    lazily = ast.unparse(house.tree_of("__init__.py"))
+    return set(re.findall(r"'(\w[\w.]*)'", lazily))
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {file: len(path.read_text(encoding="utf-8").splitlines()) for file, path in house.sources().items()}
+    assert {file: length for file, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_a_short_file_says_why_it_is_one() -> None:
+    pages = {"__init__.py", "__main__.py"}
+    short = [
+        file
+        for file, path in house.sources().items()
+        if len(path.read_text(encoding="utf-8").splitlines()) < FEWEST_LINES and Path(file).name not in pages
+    ]
+    silent = [file for file in short if "file of its own" not in docstring(file) and not file.startswith("strategies/")]
+    assert silent == [], "its docstring needs a sentence 'It is a file of its own, since ...'"
+
+
+def test_nobody_reads_the_sizes_of_the_default_layer_but_tensors_and_workloads() -> None:
+    readers: defaultdict[str, set[str]] = defaultdict(set)
+    for file in house.sources():
+        for node in ast.walk(house.tree_of(file)):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else [name]
+            readers[file] |= SIZES_OF_THE_DEFAULT_LAYER.intersection(names)
+    others = {file for file, names in readers.items() if names and house.room_of(file) not in ("tensors", "workloads")}
+    assert others - {"lib.py"} == set()
+
+
+def test_the_drawing_is_that_of_todays_imports() -> None:
+    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.drawing(), "run python docs/architecture.py"
+
+
+def paragraphs() -> list[str]:
+    """Return the paragraphs, list items and table rows of the page."""
+    return re.split(r"\n\n|\n(?=\d\.|\|)", (house.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    named = {name for text in paragraphs() for name in re.findall(r"`([\w/]+(?:\.py|\.md|/))`", text)}
+    roots = (house.ROOT, house.ROOT / "minitrain")
+    assert [name for name in sorted(named) if not any((root / name).exists() for root in roots)] == []
+    assert len(named) > 40
+
+
+def test_every_function_that_the_page_names_is_in_a_file_that_its_paragraph_names() -> None:
+    known = names_of_the_page()
+    walk = [text for text in paragraphs() if re.match(r"\d\. ", text)]
+    assert len(walk) == 8
+    for text in walk:
+        named = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)?)`", text)
+        assert [name for name in named if name not in known] == [], text
+
+
+def names_of_the_page() -> set[str]:
+    """Return what the files define that the page names."""
+    whole = "\n".join(paragraphs())
+    files = {name for name in re.findall(r"`([\w/]+\.py)`", whole) if name in house.sources()}
+    return {name for file in files for name in names_in(file)} | {"Model"}
+
+
+def test_the_page_answers_ten_changes() -> None:
+    table = [text for text in paragraphs() if text.startswith("| a")]
+    assert len(table) == 10
+    for row in table:
+        assert re.search(r"`[\w/]+(\.py|/)`", row.split("|")[2]), row
