@@ -18,12 +18,12 @@ from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.hardware.price import Price
 from minitrain.rank import laws
 from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
-from minitrain.rank.parts import backward_part, forward_part, load_part, loss_of_parts, update_part
+from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import WeightPart
-from minitrain.workloads.workload import USUAL, Recompute
+from minitrain.workloads.workload import Recompute
 
 
 class Computation(RankState):
@@ -167,10 +167,10 @@ class Computation(RankState):
         """
         laws.loss(self, inp)
         samples = inp.samples
-        if getattr(inp, "_made_in", USUAL).num_parts > 1:
-            price = loss_of_parts(self, inp)
-        else:
+        if self._is_uniform:
             price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
+        else:
+            price = price_of_loss(self, inp)
         self._record("loss", self._num_layers, price, samples)
         return ActivationGrad(self._num_layers - 1, self._num_layers, samples, self._global_batch_size)
 

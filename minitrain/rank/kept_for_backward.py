@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import UsageError
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.hardware.price import Price
+from minitrain.tensors.kinds import passage_of
 from minitrain.workloads.workload import USUAL, PassMode
 
 if TYPE_CHECKING:
@@ -41,26 +42,27 @@ def mode_of(recompute: Any) -> PassMode:
 
 def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: PassMode) -> None:
     """Let a layer's input stand for what its forward keeps, or the shard of the sequence that it was gathered from."""
-    out._made_in = mode
+    passage_of(out).made_in = mode
     if model._is_uniform:
         return
     keeper = _keeper(model, inp)
-    keeper._mode = mode
+    passage_of(keeper).mode = mode
     model._resize(keeper, _kept_units(model, layer, inp, keeper, mode))
 
 
 def keep_scattered(model: RankState, partial: Any) -> None:
     """Keep less for a layer whose input was whole and whose output is scattered along the sequence: the embedding."""
-    inp, mode = getattr(partial, "_kept_by", None), getattr(partial, "_made_in", USUAL)
+    inp, mode = passage_of(partial).kept_by, passage_of(partial).made_in
     if inp is not None and not model._is_uniform:
-        inp._mode = PassMode(mode.recompute, mode.num_parts, sequence_parallel=True)
-        elements = model._runtime_predictor.workload.kept_elements(inp.layer, len(inp.samples), inp._mode)
+        scattered = PassMode(mode.recompute, mode.num_parts, sequence_parallel=True)
+        passage_of(inp).mode = scattered
+        elements = model._runtime_predictor.workload.kept_elements(inp.layer, len(inp.samples), scattered)
         model._resize(inp, int(elements * UNITS_PER_ELEMENT))
 
 
 def _keeper(model: RankState, inp: Activation) -> Any:
     """Return what stands for what is kept: an input, or the stored shard of the sequence that it was gathered from."""
-    shard = getattr(inp, "_gathered_from", None)
+    shard = passage_of(inp).gathered_from
     return inp if shard is None or getattr(shard, "_home", None) is not model._account else shard
 
 
@@ -69,17 +71,17 @@ def _kept_units(model: RankState, layer: int, inp: Activation, keeper: Any, mode
     workload = model._runtime_predictor.workload
     elements = workload.kept_elements(layer, len(inp.samples), mode)
     if mode.recompute == "full" and not _is_made_again(inp):
-        shards = inp._gathered_from.num_shards if mode.sequence_parallel else 1
+        shards = passage_of(inp).gathered_from.num_shards if mode.sequence_parallel else 1
         elements = max(elements, workload.memory_elements(inp) / shards)
     if mode.sequence_parallel and keeper is inp:  # the whole sequence is kept where a shard would do
-        elements += workload.memory_elements(inp) - workload.memory_elements(inp._gathered_from)
+        elements += workload.memory_elements(inp) - workload.memory_elements(passage_of(inp).gathered_from)
     return int(elements * UNITS_PER_ELEMENT)
 
 
 def _is_made_again(inp: Activation) -> bool:
     """Return whether an activation can be computed again from the layer before, which keeps its own input for that."""
-    made_in: PassMode = getattr(inp, "_made_in", USUAL)
-    return bool(made_in.recompute == "full")
+    made_in: PassMode = passage_of(inp).made_in or USUAL
+    return made_in.recompute == "full"
 
 
 def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, unknown: PassMode = _FULL) -> Price:
@@ -105,7 +107,10 @@ def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, u
 
 def _mode_of_forward(inp: Activation, unknown: PassMode) -> PassMode:
     """Return how the layer of an input went forward."""
-    known: PassMode | None = getattr(inp, "_mode", None) or getattr(getattr(inp, "_gathered_from", None), "_mode", None)
+    passage = passage_of(inp)
+    known: PassMode | None = passage.mode
+    if known is None and passage.gathered_from is not None:
+        known = passage_of(passage.gathered_from).mode
     return known or unknown
 
 

@@ -102,7 +102,7 @@ class Operation(Call):
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
         if self.op == "all_to_all":
             size_bytes = largest_bytes
-        elif isinstance(result, WeightGradPart) and result.sequence_shards != self.value.sequence_shards:
+        elif result.__class__ is WeightGradPart and result.sequence_shards != self.value.sequence_shards:
             size_bytes = model.runtime_predictor.workload.common_bytes(result)
         else:
             value = result if self.op in ("all_gather", "broadcast") else self.value
@@ -129,7 +129,7 @@ class Operation(Call):
         waited = start >= communicator.busy_until
         begin = start if waited else communicator.busy_until
         communicator.busy_until = end = begin + price.seconds
-        if isinstance(results[0], ActivationShard) and calls[0].op == "reduce_scatter":
+        if results[0].__class__ is ActivationShard and calls[0].op == "reduce_scatter":
             for operation in calls:
                 keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:

@@ -12,6 +12,7 @@ from minitrain.hardware.price import Price
 from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.parts import (
     OptStatePart,
     PartialActivation,
@@ -19,7 +20,7 @@ from minitrain.tensors.parts import (
     WeightGradPart,
     WeightPart,
 )
-from minitrain.workloads.workload import PassMode
+from minitrain.workloads.workload import USUAL, PassMode
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
@@ -54,13 +55,15 @@ def forward_part(model: RankState, layer: int, inp: Activation, weight: WeightPa
     model._account.size(out)
     keep(model, layer, inp, out, mode)
     if not mode.sequence_parallel:
-        out._kept_by = inp
+        passage_of(out).kept_by = inp
     return out
 
 
-def loss_of_parts(model: RankState, inp: Activation) -> Price:
-    """Return the price of the loss of an output that parts of the head have made: each has some of the logits."""
-    made_in: PassMode = inp._made_in
+def price_of_loss(model: RankState, inp: Activation) -> Price:
+    """Return the price of the loss; where parts of the head have made the output, each has some of the logits."""
+    made_in: PassMode = passage_of(inp).made_in or USUAL
+    if made_in.num_parts == 1:
+        return model._runtime_predictor.compute("loss", len(inp.samples), model._num_layers)
     mode = PassMode("none", made_in.num_parts, sequence_parallel=False)
     model.pass_modes[len(model._rows)] = mode
     return model._runtime_predictor.compute("loss", len(inp.samples), model._num_layers, mode)
@@ -72,7 +75,7 @@ def backward_part(
     """Take a gradient back through a part of a layer; a split backward uses one of the results."""
     price = price_of_backward(model, typ, layer, inp, _mode(inp, weight, "full"))
     model._record(typ, layer, price, inp.samples)
-    shard = getattr(inp, "_gathered_from", None)
+    shard = passage_of(inp).gathered_from
     weight_grad = WeightGradPart(
         layer,
         model._num_layers,
@@ -108,4 +111,4 @@ def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: A
 
 def _mode(inp: Activation, weight: WeightPart, recompute: Any) -> PassMode:
     """Return how a part is passed through: along a whole sequence, or one whose shards were gathered for it."""
-    return PassMode(mode_of(recompute).recompute, weight.num_parts, hasattr(inp, "_gathered_from"))
+    return PassMode(mode_of(recompute).recompute, weight.num_parts, passage_of(inp).gathered_from is not None)

@@ -166,20 +166,42 @@ class Sharded(Tensor, Gatherable[O]):
             )
 
 
+class Passage:
+    """How an activation came about and went on; see `minitrain.rank.kept_for_backward`.
+
+    Attributes:
+        mode: how it went through its layer.
+        made_in: how the layer before made it.
+        kept_by: what stands for what was kept then.
+        gathered_from: the shard of the sequence that it was gathered from.
+    """
+
+    __slots__ = ("gathered_from", "kept_by", "made_in", "mode")
+
+    def __init__(self) -> None:
+        self.mode: Any = None
+        self.made_in: Any = None
+        self.kept_by: Any = None
+        self.gathered_from: Any = None
+
+
+def passage_of(tensor: Any) -> Passage:
+    """Return how an activation came about and went on, to be read and written."""
+    if not hasattr(tensor, "_passage"):
+        tensor._passage = Passage()
+    found: Passage = tensor._passage
+    return found
+
+
 class Sampled(Tensor):
     """What holds values for samples and is never cut: the common base of activations and their gradients.
 
-    Its slots are unset where they do not matter (see `minitrain.rank.kept_for_backward`): `_mode` is how an activation
-    went through its layer, `_made_in` how it was made, `_kept_by` what stands for what was kept then, and
-    `_gathered_from` the shard of the sequence that it was gathered from.
+    Its slot `_passage` is unset where layers are alike and whole.
     """
 
-    __slots__ = ("_gathered_from", "_kept_by", "_made_in", "_mode")
+    __slots__ = ("_passage",)
 
-    _gathered_from: Any
-    _kept_by: Any
-    _made_in: Any
-    _mode: Any
+    _passage: Passage
 
     samples: frozenset[int]
 

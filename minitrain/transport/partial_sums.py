@@ -11,6 +11,7 @@ from typing import Any
 
 from minitrain.tensors.fields import clone
 from minitrain.tensors.index_sets import ranges, singleton
+from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.parts import (
     PARTIAL,
     SHARDS_OF_SEQUENCE,
@@ -117,12 +118,11 @@ def _union(values: Sequence[Any], name: str) -> frozenset[int]:
 
 def remember(result: Any, value: Any) -> Any:
     """Let a result know how what it is made of was made: see `minitrain.rank.kept_for_backward`."""
-    if hasattr(value, "_made_in"):
-        result._made_in = value._made_in
+    passage_of(result).made_in = passage_of(value).made_in
     return result
 
 
 def gathered(result: Any, shard: Any) -> Any:
     """Let a gathered activation know the member's own shard, which stands for what its layer keeps."""
-    result._gathered_from = shard
+    passage_of(result).gathered_from = shard
     return remember(result, shard)
