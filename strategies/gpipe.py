@@ -13,7 +13,7 @@ async def gpipe(
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
 ) -> Model:
-    """Train a pipeline of world_size stages; layers that are alike go in equal shares.
+    """Train a pipeline of world_size stages; num_layers must be a multiple of it where all layers are alike.
 
     Args:
         model: the rank, which is the stage.

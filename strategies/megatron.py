@@ -20,7 +20,7 @@ async def megatron(
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
 ) -> Model:
-    """Train pipelines whose layers are divided by tensor parallelism, and replicas of them.
+    """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
     Ranks of a tensor-parallel group are neighbours; beyond them come replicas, then stages. With several chunks the
     pipeline is interleaved: microbatches go through a rank's chunks in rounds of pp, so their number must be a multiple

@@ -13,7 +13,7 @@ async def zb_h1(
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
 ) -> Model:
-    """Train a pipeline of world_size stages; layers that are alike go in equal shares.
+    """Train a pipeline of world_size stages; num_layers must be a multiple of it where all layers are alike.
 
     The stage before waits for gradients of activations alone. Each weight gradient is taken `stage` backwards later,
     so that every stage holds activations of up to num_stages microbatches, and the last ones fill the bubble.

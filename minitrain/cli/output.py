@@ -62,13 +62,15 @@ def _narrowest(table: Table, console: Console) -> int:
 
 
 def _folded(table: Table, console: Console, width: int) -> Table:
-    """Return a table whose folding columns leave it no wider than that; rich alone may cut off a character."""
+    """Return a table whose folding columns, the widest first, leave it no wider; rich alone may cut off a character."""
     shown = _with_columns(table, range(len(table.columns)))
-    for column in shown.columns:
+    folding = [column for column in shown.columns if column.overflow == "fold"]
+    natural = {id(column): max(_widest(cell, console) for cell in (column.header, *column.cells)) for column in folding}
+    for column in sorted(folding, key=lambda column: -natural[id(column)]):
         excess = Measurement.get(console, console.options.update(width=10_000), shown).maximum - width
-        if column.overflow == "fold" and excess > 0:
-            widest = max(_widest(cell, console) for cell in (column.header, *column.cells))
-            column.max_width = max(column.min_width or 8, _widest(column.header, console), widest - excess)
+        if excess > 0:
+            least = max(column.min_width or 8, _widest(column.header, console))
+            column.max_width = max(least, natural[id(column)] - excess)
     return shown
 
 

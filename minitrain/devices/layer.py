@@ -291,7 +291,7 @@ def layer(
         >>> mlp = layer(lambda w, x: x + (x @ w["up"]) @ w["down"], weights={"up": (64, 256), "down": (256, 64)},
         ...             sample=(16, 64), world_size=2)
         >>> mt.simulate("ddp", world_size=2, num_layers=4, global_batch_size=8, hardware=mlp).num_events
-        50
+        42
     """
     system = load_config(device)
     simulated = SimulatedDevice(system, make_simulator(system, fidelity))

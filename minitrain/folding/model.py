@@ -16,7 +16,7 @@ from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.price import Predictor, Price
-from minitrain.rank import laws
+from minitrain.rank import laws, sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.model import Model
 from minitrain.rank.operations import Operation
@@ -280,12 +280,12 @@ class FoldedModel(Model):
         """Return the model's input for some samples, each rank its own."""
         listed: Any = samples
         if not isinstance(samples, PerRankRange | PerRankSet):
-            listed = laws.sample_numbers(self, samples, PerRankInt)
-            laws.require_inside(self, listed if isinstance(listed, range) else ())
+            listed = sample_laws.sample_numbers(self, samples, PerRankInt)
+            sample_laws.require_inside(self, listed if isinstance(listed, range) else ())
         if not len(listed):
             return super().get_input_activation(())
         found = PerRankSet.of(self.attempt, listed)
-        laws.require_inside(self, list(found.bounds()))
+        sample_laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
     def _is_whole_batch(self, samples: Any) -> bool:

@@ -1,6 +1,6 @@
 """One rank of a training run: `Model`, its stores, its operations, the laws that they obey, its clock and its log.
 
-May import: `errors`, `tensors`, `hardware`, `events`, `transport`. Open `model` first, then `computation`
+May import: `errors`, `tensors`, `workloads`, `hardware`, `events`, `transport`. Open `model` first, then `computation`
 (what a rank does alone) and `communication` (what it does with others). `laws` says what must hold before an operation
 may happen, `operations` what becomes of a communication that was submitted, and `stores` what a rank holds in memory.
 """

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.hardware.price import Price
-from minitrain.rank import laws
+from minitrain.rank import laws, sample_laws
 from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
 from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
 from minitrain.rank.state import RankState
@@ -112,7 +112,7 @@ class Computation(RankState):
         Raises:
             LawError: a sample is not of the global batch.
         """
-        return Activation(0, self._num_layers, laws.input_samples(self, samples), self._global_batch_size)
+        return Activation(0, self._num_layers, sample_laws.input_samples(self, samples), self._global_batch_size)
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer.

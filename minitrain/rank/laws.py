@@ -8,14 +8,10 @@ before it logs anything and before any clock moves. The laws hold under `python 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import islice
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
-from minitrain.hardware.config_faults import shown
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WeightGradPart
@@ -24,10 +20,8 @@ from minitrain.transport.collectives import describe
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
 
-_LONGEST = 80  # characters of what was given instead of samples
 
-
-def _broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
+def broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
     """Return the error for a broken law."""
     names = getattr(model.runtime_predictor.workload, "layer_names", ())
     called = f" (layer {layer} is {names[layer]})" if isinstance(layer, int) and 0 <= layer < len(names) else ""
@@ -49,14 +43,14 @@ def _require_layer(model: RankState, op: str, name: str, value: Any, expected: i
     """Require a tensor of the layer that the operation works on."""
     if value.layer != expected:
         use = f" for layer {layer}" if isinstance(layer, int) else f", {layer}"
-        raise _broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
+        raise broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
 
 
 def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a complete sum over a whole sequence."""
     if isinstance(value, PARTIAL):
         missing = ranges(set(range(value.num_parts)) - value.parts)
-        raise _broken(
+        raise broken(
             model,
             op,
             f"{name} must be a complete sum, got {describe(value)}; {_are(missing)} missing: all_reduce it over the "
@@ -65,7 +59,7 @@ def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
             value=value,
         )
     if isinstance(value, SHARDS_OF_SEQUENCE):
-        raise _broken(
+        raise broken(
             model,
             op,
             f"{name} must hold the whole sequence, got {describe(value)}; all_gather it over the ranks that hold the "
@@ -83,7 +77,7 @@ def _are(parts: str) -> str:
 def _require_complete(model: RankState, op: str, weight: Weight) -> None:
     """Require all shards of a weight."""
     if not weight.is_complete():
-        raise _broken(
+        raise broken(
             model,
             op,
             f"the weight must be complete, got {describe(weight)}; all_gather it first",
@@ -95,7 +89,7 @@ def _require_complete(model: RankState, op: str, weight: Weight) -> None:
 def _require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a tensor (or an equal one) in one of the rank's stores."""
     if not model.holds(value):
-        raise _broken(
+        raise broken(
             model,
             op,
             f"{name} must be in one of the rank's stores, so that its memory counts, got {describe(value)}; "
@@ -125,7 +119,7 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
     _require_whole(model, op, "inp", inp)
     _require_whole(model, op, "grad", grad)
     if inp.samples != grad.samples:
-        raise _broken(
+        raise broken(
             model,
             op,
             f"inp and grad must be of the same samples, got {describe(inp)} and {describe(grad)}",
@@ -158,7 +152,7 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
     require_all_samples(model, layer, weight_grad)
     _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
-        raise _broken(
+        raise broken(
             model,
             "update",
             f"weight and optimizer state must have seen the same steps, got {describe(weight)} and "
@@ -168,7 +162,7 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
     _require_same_part(model, layer, weight_grad, weight, opt_state)
     for name, value in (("weight_grad", weight_grad), ("opt_state", opt_state)):
         if not covers(value, weight):
-            raise _broken(
+            raise broken(
                 model,
                 "update",
                 f"{name} must hold the weight's shards, got {describe(value)} for {describe(weight)}",
@@ -180,7 +174,7 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
     """Require gradient and state of the weight's part, and a gradient that has seen the whole sequence."""
     for name, value in (("weight_grad", weight_grad), ("opt_state", opt_state)):
         if _part_of(value) != _part_of(weight):
-            raise _broken(
+            raise broken(
                 model,
                 "update",
                 f"{name} must be of the weight's part, got {describe(value)} for {describe(weight)}",
@@ -188,7 +182,7 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
             )
     if isinstance(weight_grad, WeightGradPart) and not weight_grad.covers_sequence():
         missing = ranges(set(range(weight_grad.num_sequence_shards)) - weight_grad.sequence_shards)
-        raise _broken(
+        raise broken(
             model,
             "update",
             f"the gradient of what all parts of layer {layer} hold (norms, biases) must cover the whole sequence, "
@@ -211,7 +205,7 @@ def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -
     """Require a gradient of the whole batch."""
     if weight_grad.samples != _all_samples(model.global_batch_size):
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
-        raise _broken(
+        raise broken(
             model,
             "update",
             f"the gradient of layer {layer} must cover all {model.global_batch_size} samples, {missing[:8]} "
@@ -238,89 +232,6 @@ def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
     )
 
 
-def input_samples(model: RankState, samples: Iterable[int]) -> frozenset[int]:
-    """Return the samples as a set; require integers of the global batch before anything is made of them."""
-    numbers = sample_numbers(model, samples)
-    require_inside(model, numbers)
-    return frozenset(numbers)
-
-
-def sample_numbers(model: RankState, samples: Iterable[Any], *others: type) -> Sequence[int]:
-    """Return the samples as a range or a list of integers, such as numpy's too; require no more than the batch has.
-
-    Args:
-        model: the rank.
-        samples: what was given.
-        others: types that stand for integers beside those that Python knows as such.
-    """
-    if isinstance(samples, range):
-        return samples
-    try:
-        several = iter(samples)
-    except TypeError as error:
-        raise _no_integers(model, samples, samples) from error
-    numbers = list(islice(several, model.global_batch_size + 1))  # what is given may have no end
-    if set(map(type, numbers)) != {int}:
-        numbers = [number if isinstance(number, others) else _integer(model, samples, number) for number in numbers]
-    if len(numbers) > model.global_batch_size:
-        require_inside(model, [number for number in numbers if isinstance(number, int)])
-        raise _broken(
-            model,
-            "get_input_activation",
-            f"samples must be at most the {model.global_batch_size} of the global batch, got more; give each once",
-            0,
-        )
-    return numbers
-
-
-def _integer(model: RankState, samples: Any, number: Any) -> int:
-    """Return one sample as Python's own integer."""
-    if isinstance(number, bool):
-        raise _no_integers(model, samples, number)
-    try:
-        return index(number)
-    except TypeError as error:
-        raise _no_integers(model, samples, number) from error
-
-
-def _no_integers(model: RankState, samples: Any, number: Any) -> TensorTypeError:
-    """Return the error for samples of which one is no integer."""
-    found = _text(samples) if isinstance(samples, list | tuple | str) else ""
-    if not 0 < len(found) <= _LONGEST:
-        found = _text(number)[:_LONGEST] or f"a {type(number).__name__}"
-    return TensorTypeError(
-        f"get_input_activation on rank {model.rank}: samples must be integers, got {found}",
-        rank=model.rank,
-        value=number,
-    )
-
-
-def _text(value: Any) -> str:
-    """Return the text of a value if there is one: Python refuses that of an integer of 5,000 digits, for example."""
-    try:
-        return repr(value)
-    except Exception:  # a value of the user's may raise anything
-        return ""
-
-
-def require_inside(model: RankState, numbers: Sequence[int]) -> None:
-    """Require that all samples are of the global batch; a range is not listed for it."""
-    if not numbers:
-        return
-    ends = (numbers[0], numbers[-1]) if isinstance(numbers, range) else numbers
-    if min(ends) >= 0 and max(ends) < model.global_batch_size:
-        return
-    found = numbers[:: 1 if numbers.step > 0 else -1] if isinstance(numbers, range) else sorted(set(numbers))
-    raise _broken(
-        model,
-        "get_input_activation",
-        f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
-        f"got [{', '.join(map(shown, found[:8]))}]",
-        0,
-        samples=found,
-    )
-
-
 def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
@@ -330,9 +241,9 @@ def final_weight(model: RankState, layer: int, weight: Any) -> None:
 def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     """Require a layer of the model and a shard of it."""
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
-        raise _broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)
+        raise broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)
     if not (isinstance(shard, int) and isinstance(num_shards, int) and 0 <= shard < num_shards):
-        raise _broken(
+        raise broken(
             model,
             "load_weights",
             f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}",
@@ -345,7 +256,7 @@ def part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
     """Require one of the parts that a layer can be divided into."""
     are_counts = all(isinstance(value, int) and not isinstance(value, bool) for value in (part, num_parts))
     if not are_counts or not 0 <= part < num_parts:
-        raise _broken(
+        raise broken(
             model, "load_weights", f"part must lie in 0..num_parts-1, got part {part!r} of {num_parts!r}", layer
         )
 
@@ -354,7 +265,7 @@ def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> Non
     """Require that each shard of a layer holds one of its rows at least."""
     most = model.runtime_predictor.workload.max_shards(layer)
     if num_shards > most:
-        raise _broken(
+        raise broken(
             model,
             op,
             f"a layer of {most} rows cannot be cut into {num_shards} shards, each of which needs a row; use at most "

@@ -222,6 +222,8 @@ class TakesRunParameters(Protocol[R_co]):
         num_layers: int = ...,
         global_batch_size: int = ...,
         hardware: Any = ...,
+        workload: Any = ...,
+        seq_len: int | None = ...,
         network: str = ...,
         placement: Sequence[int] | None = ...,
         slowdown: Mapping[int, float] | None = ...,

@@ -256,19 +256,8 @@ class Run:
             "makespan_bubble_s": self.makespan_bubble,
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
-            **self._figures_of_model(),
+            **(self.trained_model.figures(self.tokens_per_second, self.hfu) if self.trained_model else {}),
             "error": None,
-        }
-
-    def _figures_of_model(self) -> dict[str, Any]:
-        """Return what is said of a transformer alone."""
-        if self.trained_model is None:
-            return {}
-        return {
-            "model": self.trained_model.name,
-            "seq_len": self.trained_model.seq_len,
-            "tokens_per_second": self.tokens_per_second,
-            "hfu": self.hfu,
         }
 
     def save(self, path: str | PathLike[str]) -> None:

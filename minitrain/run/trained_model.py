@@ -1,4 +1,7 @@
-"""What a run says of a transformer that it trains: its name, the length of its samples, the names of its layers."""
+"""What a run says of a transformer that it trains: its name, the length of its samples, the names of its layers.
+
+It is a file of its own, since saved runs, comparisons and figures share it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,10 @@ class TrainedModel:
     seq_len: int
     layer_names: tuple[str, ...]
     recomputed_flop: float = 0.0
+
+    def figures(self, tokens_per_second: float | None, hfu: float | None) -> dict[str, Any]:
+        """Return what a run's summary says of a transformer alone."""
+        return {"model": self.name, "seq_len": self.seq_len, "tokens_per_second": tokens_per_second, "hfu": hfu}
 
 
 def trained_model_of(workload: Any, recomputed_flop: float) -> TrainedModel | None:

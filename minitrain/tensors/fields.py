@@ -1,4 +1,7 @@
-"""The fields of tensors, and copies of them."""
+"""The fields of tensors, and copies of them.
+
+It is a file of its own, since kinds and parts of tensors know nothing of one another's fields.
+"""
 
 from __future__ import annotations
 

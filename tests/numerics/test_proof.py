@@ -21,7 +21,7 @@ DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetc
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
-ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *SCHEDULED]
+ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, "megatron", *SCHEDULED]  # megatron with whole layers, tp=1
 GENERATORS = [name for name in schedules.__all__ if name.islower() and name not in ("validate",)]
 
 Sizes = dict[str, Any]
@@ -65,6 +65,9 @@ def cases_of(name: str) -> list[Sizes]:
             ]
         pipes = [(2, 4, 12, 2), (4, 4, 24, 2), (6, 6, 24, 3), (8, 8, 16, 4), (4, 2, 8, 1)]
         return [case(*size[:3], pp=size[3], microbatch_size=micro) for size in pipes for micro in (None, 1)]
+    if name == "megatron":
+        pipes = [(2, 4, 12, 1), (4, 4, 24, 2), (6, 6, 36, 3), (8, 8, 16, 4)]
+        return [case(*size[:3], pp=size[3], zero=zero) for size in pipes for zero in (0, 1)]
     pipes = [(2, 4, 8, 2), (4, 8, 16, 4), (4, 8, 16, 2), (8, 8, 32, 2)]
     return [case(*size[:3], pp=size[3], zero=zero) for size in pipes for zero in range(4 if size[0] > size[3] else 1)]
 

@@ -76,7 +76,7 @@ def test_processes_and_threads_give_the_same_rows() -> None:
     [
         ({"wrold_size": [1, 2]}, {}, r"^wrold_size is neither a parameter .* ddp or zero3; did you mean world_size\?$"),
         ([{"world_size": 1}, {"microbatch": 1}], {}, r"^microbatch is neither .*; did you mean microbatch_size\?$"),
-        ({"world_size": [1]}, {"qqq": 1}, r"^qqq is neither .*; use one of microbatch_size, world_size, num_layers"),
+        ({"world_size": [1]}, {"qqq": 1}, r"^qqq is neither .*; use one of microbatch_size, recompute, world_size"),
     ],
 )
 def test_a_name_that_nobody_knows_ends_a_sweep_before_it_begins(grid: Any, more: Any, message: str) -> None:
