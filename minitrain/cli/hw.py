@@ -175,8 +175,8 @@ def _figures_table(found: Sequence[Figure]) -> Table:
     """Return a row for each figure of a config."""
     table = plain_table()
     has_sources = any(figure.source for figure in found)
-    for column in ("key path", "figure", *(["source"] if has_sources else [])):
-        table.add_column(column, overflow="fold")
+    for column, width in {"key path": 24, "figure": 18, **({"source": 28} if has_sources else {})}.items():
+        table.add_column(column, overflow="fold", min_width=width)
     for figure in found:
         cells = (figure.path, figure.text, *([figure.source] if has_sources else []))
         table.add_row(*(Text(printable(cell)) for cell in cells))

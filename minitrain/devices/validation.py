@@ -22,8 +22,9 @@ from math import log2
 from typing import Any, Literal, final
 
 from minitrain.devices.backends import Backend, JaxBackend, Kernel, horner
+from minitrain.devices.calibration import PROBE_MATMUL, PROBE_STREAM_BYTES
 from minitrain.devices.jax_programs import as_arguments, program_of
-from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample
+from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample_between
 from minitrain.devices.models import make_simulator
 from minitrain.devices.sample_networks import Network, all_networks
 from minitrain.devices.simulator import DeviceSimulator
@@ -38,7 +39,7 @@ _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _POLYNOMIAL_BYTES = (2**18, 2**22, 2**25)
 _MATMULS = ((128, 128, 128), (512, 512, 512), (2048, 2048, 2048), (1000, 300, 700), (1, 2048, 2048))
 _STREAMS = (2**20, 2**24, 2**27)
-_PROBES = {"compute": 512, "memory": 2**24}
+_PROBES = {"compute": PROBE_MATMUL, "memory": PROBE_STREAM_BYTES}
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 Progress = Callable[[int, int, str], None]
@@ -261,10 +262,7 @@ class _Runs:
     def _sample(self, name: str) -> tuple[float, float]:
         """Return the time of a case, and the mean of the probes before and after it, s."""
         bound = self._bound(name)
-        before = sample(self._probes[bound], self._probe_calls[bound])
-        taken = sample(self._kernels[name], self._calls[name])
-        after = sample(self._probes[bound], self._probe_calls[bound])
-        return taken, (before + after) / 2
+        return sample_between(self._kernels[name], self._calls[name], self._probes[bound], self._probe_calls[bound])
 
     def _bound(self, name: str) -> str:
         return "compute" if self._predicted[name].is_compute_bound else "memory"
