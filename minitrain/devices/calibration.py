@@ -27,6 +27,7 @@ from typing import Any, final
 
 from minitrain.devices.backends import Backend, Kernel, find_backend, num_cpus
 from minitrain.devices.measuring import Measured, Notebook, calls_a_sample, sample_between
+from minitrain.hardware import config_files as files
 
 SCHEMA = 2
 MATMUL_SIZES = (64, 90, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)
@@ -226,6 +227,22 @@ def _memory_gib() -> float | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def noise_of(config: Any) -> float:
+    """Return the median noise of a calibrated config's measurements; 0 for any other config.
+
+    Args:
+        config: its data, or the path of its file.
+
+    Raises:
+        HardwareConfigError: the file cannot be read.
+    """
+    if isinstance(config, str | os.PathLike) and not files.is_shipped(config):
+        path = os.fspath(config)
+        config = files.parse(files.read_file(str(path)), str(path))
+    found = [noise for _, noise in noisiest(config)] if isinstance(config, Mapping) else []
+    return statistics.median(found) if found else 0.0
 
 
 def noisiest(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
