@@ -36,7 +36,7 @@ def main() -> None:
     """Simulate, draw, and photograph."""
     run = mt.simulate("1f1b", world_size=4, num_layers=8, global_batch_size=32, microbatch_size=4, memory_by_kind=True)
     large = mt.simulate("1f1b", world_size=64, num_layers=64, global_batch_size=512, microbatch_size=4)
-    plain = mt.simulate("1f1b", world_size=4, num_layers=16, global_batch_size=64)
+    plain = mt.simulate("1f1b", world_size=4, num_layers=16, global_batch_size=64, microbatch_size=8)
     write_svg(DOCS / "1f1b.svg", run.timeline, view_of(run))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)

@@ -19,6 +19,7 @@ from .hsdp import hsdp
 from .interleaved_1f1b import interleaved_1f1b
 from .interleaved_zero_bubble import interleaved_zero_bubble
 from .looped_bfs import looped_bfs
+from .megatron import megatron
 from .one_f_one_b import one_f_one_b
 from .pp_dp import pp_dp
 from .pp_hsdp import pp_hsdp
@@ -42,6 +43,7 @@ __all__ = [
     "interleaved_1f1b",
     "interleaved_zero_bubble",
     "looped_bfs",
+    "megatron",
     "one_f_one_b",
     "pp_dp",
     "pp_hsdp",

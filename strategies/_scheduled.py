@@ -1,6 +1,6 @@
 """What the strategies that are schedules share: they make the schedule for their sizes, and run it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from minitrain.errors import StrategyError, UsageError
@@ -21,6 +21,8 @@ async def run_schedule(
     microbatch_size: int | None,
     pp: int | None,
     zero: int,
+    layers_per_stage: Sequence[int] | None,
+    recompute: str,
     *,
     least_microbatches: int = 1,
 ) -> Model:
@@ -33,11 +35,14 @@ async def run_schedule(
         microbatch_size: samples a microbatch; if None, as many as make `least_microbatches` x pp microbatches.
         pp: ranks of a pipeline; world_size if None.
         zero: ZeRO stage of the replicas.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again.
         least_microbatches: microbatches for each rank of a pipeline by default.
 
     Returns:
         The model.
     """
+    model.recompute = recompute
     name = generator.__name__
     require_range("pp", pp, model.world_size, name)
     pp = pp or model.world_size
@@ -53,7 +58,7 @@ async def run_schedule(
         "global_batch_size", model.global_batch_size, "replicas x microbatch_size", num_replicas * size, name
     )
     num_microbatches = model.global_batch_size // (num_replicas * size)
-    return await _strategy(generator, pp, num_microbatches, num_chunks)(model, size, zero)
+    return await _strategy(generator, pp, num_microbatches, num_chunks)(model, size, zero, layers_per_stage)
 
 
 @lru_cache(maxsize=8)

@@ -5,13 +5,15 @@ from minitrain.lib import Model
 from ._batch import add, microbatches, require_multiple, share
 
 
-async def ddp(model: Model, microbatch_size: int | None = None) -> Model:
+async def ddp(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
     """Train data parallel; global_batch_size must be a multiple of world_size.
 
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; the rank's whole share if None.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "ddp")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)

@@ -5,7 +5,9 @@ from minitrain.lib import Model
 from ._batch import add, microbatches, require_multiple, require_range, share
 
 
-async def ddp_overlap(model: Model, microbatch_size: int | None = None, bucket_size: int = 1) -> Model:
+async def ddp_overlap(
+    model: Model, microbatch_size: int | None = None, bucket_size: int = 1, recompute: str = "none"
+) -> Model:
     """Train data parallel with overlap; global_batch_size must be a multiple of world_size.
 
     In the last microbatch, a bucket is launched as soon as the gradients of its layers are final. Larger buckets pay
@@ -15,7 +17,9 @@ async def ddp_overlap(model: Model, microbatch_size: int | None = None, bucket_s
         model: the rank.
         microbatch_size: samples a microbatch; the rank's whole share if None.
         bucket_size: layers a bucket, 1 to num_layers.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "ddp_overlap")
     require_range("bucket_size", bucket_size, model.num_layers, "ddp_overlap")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()

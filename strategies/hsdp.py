@@ -7,7 +7,9 @@ from minitrain.lib import Model
 from ._batch import add, microbatches, require_multiple, require_range, share
 
 
-async def hsdp(model: Model, microbatch_size: int | None = None, shard_size: int | None = None) -> Model:
+async def hsdp(
+    model: Model, microbatch_size: int | None = None, shard_size: int | None = None, recompute: str = "none"
+) -> Model:
     """Shard in groups of consecutive ranks; global_batch_size must be a multiple of world_size.
 
     Whole weights never cross nodes: only shards of the gradients do, once a step.
@@ -17,7 +19,9 @@ async def hsdp(model: Model, microbatch_size: int | None = None, shard_size: int
         microbatch_size: samples a microbatch; the rank's whole share if None.
         shard_size: ranks that share one copy of the model, a divisor of world_size; if None, the largest one
             that also divides a node of 8.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_range("shard_size", shard_size, model.world_size, "hsdp")
     shard_size = shard_size or gcd(model.world_size, 8)
     require_multiple("world_size", model.world_size, "shard_size", shard_size, "hsdp")

@@ -1,12 +1,19 @@
 """Interleaved 1F1B (Narayanan et al. 2021, section 2.2): each rank holds several stages, in a loop over the ranks."""
 
+from collections.abc import Sequence
+
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, require_range, share
+from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 
 
 async def interleaved_1f1b(
-    model: Model, microbatch_size: int | None = None, num_chunks: int = 2, pp: int | None = None
+    model: Model,
+    microbatch_size: int | None = None,
+    num_chunks: int = 2,
+    pp: int | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Train looped pipelines of pp ranks; num_layers must be a multiple of pp x num_chunks.
 
@@ -18,13 +25,15 @@ async def interleaved_1f1b(
         microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
         num_chunks: stages a rank.
         pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_range("num_chunks", num_chunks, model.num_layers, "interleaved_1f1b")
     require_range("pp", pp, model.world_size, "interleaved_1f1b")
     name, pp = "world_size" if pp is None else "pp", pp or model.world_size
     require_multiple("world_size", model.world_size, "pp", pp, "interleaved_1f1b")
     num_stages = pp * num_chunks
-    require_multiple("num_layers", model.num_layers, f"{name} x num_chunks", num_stages, "interleaved_1f1b")
     batch_size = model.global_batch_size
     if microbatch_size is None:
         require_multiple("global_batch_size", batch_size, "world_size", model.world_size, "interleaved_1f1b")
@@ -36,7 +45,11 @@ async def interleaved_1f1b(
     batches = microbatches(samples_here, microbatch_size or len(samples_here) // pp, "interleaved_1f1b")
     require_multiple("num_microbatches", len(batches), name, pp, "interleaved_1f1b")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
-    layers_of = [share(model.num_layers, num_stages, chunk * pp + place) for chunk in range(num_chunks)]
+    of, stages_here = f"{name} x num_chunks", [chunk * pp + place for chunk in range(num_chunks)]
+    layers_of = [
+        stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, of, "interleaved_1f1b")
+        for stage in stages_here
+    ]
 
     def turn(step: int) -> tuple[int, int]:
         """Return the chunk and the microbatch of a rank's step: a round through each chunk in turn."""

@@ -1,5 +1,7 @@
 """ZB-H1 over a loop of stages (Qi et al. 2023; Narayanan et al. 2021)."""
 
+from collections.abc import Sequence
+
 from minitrain import schedules
 from minitrain.lib import Model
 
@@ -7,7 +9,13 @@ from ._scheduled import run_schedule
 
 
 async def interleaved_zero_bubble(
-    model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0, num_chunks: int = 2
+    model: Model,
+    microbatch_size: int | None = None,
+    pp: int | None = None,
+    zero: int = 0,
+    num_chunks: int = 2,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Run `minitrain.schedules.interleaved_zero_bubble`, which gives the order of actions, on pipelines of pp ranks.
 
@@ -19,5 +27,9 @@ async def interleaved_zero_bubble(
         pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
         num_chunks: stages a rank.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
-    return await run_schedule(model, schedules.interleaved_zero_bubble, num_chunks, microbatch_size, pp, zero)
+    return await run_schedule(
+        model, schedules.interleaved_zero_bubble, num_chunks, microbatch_size, pp, zero, layers_per_stage, recompute
+    )

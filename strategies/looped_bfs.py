@@ -1,5 +1,7 @@
 """Breadth-first pipeline (Lamy-Poirier 2023): each rank holds several stages, and runs one after the other."""
 
+from collections.abc import Sequence
+
 from minitrain import schedules
 from minitrain.lib import Model
 
@@ -7,7 +9,13 @@ from ._scheduled import run_schedule
 
 
 async def looped_bfs(
-    model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0, num_chunks: int = 2
+    model: Model,
+    microbatch_size: int | None = None,
+    pp: int | None = None,
+    zero: int = 0,
+    num_chunks: int = 2,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
 ) -> Model:
     """Run `minitrain.schedules.looped_bfs`, which gives the order of actions, on pipelines of pp ranks.
 
@@ -20,5 +28,9 @@ async def looped_bfs(
         pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
         num_chunks: stages a rank.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
-    return await run_schedule(model, schedules.looped_bfs, num_chunks, microbatch_size, pp, zero)
+    return await run_schedule(
+        model, schedules.looped_bfs, num_chunks, microbatch_size, pp, zero, layers_per_stage, recompute
+    )

@@ -1,26 +1,35 @@
 """1F1B (PipeDream-Flush, Narayanan et al. 2021): each stage alternates one forward and one backward."""
 
+from collections.abc import Sequence
+
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, share
+from ._batch import add, microbatches, require_multiple, stage_layers
 
 
-async def one_f_one_b(model: Model, microbatch_size: int | None = None) -> Model:
-    """Train a pipeline of world_size stages; num_layers must be a multiple of world_size.
+async def one_f_one_b(
+    model: Model,
+    microbatch_size: int | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
+) -> Model:
+    """Train a pipeline of world_size stages; layers that are alike go in equal shares.
 
     A stage holds activations of at most num_stages - stage microbatches, however many there are.
 
     Args:
         model: the rank, which is the stage.
         microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     stage, num_stages = model.rank, model.world_size
-    require_multiple("num_layers", model.num_layers, "world_size", num_stages, "1f1b")
+    layers = stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "world_size", "1f1b")
     if microbatch_size is None:
         require_multiple("global_batch_size", model.global_batch_size, "world_size", num_stages, "1f1b")
         microbatch_size = model.global_batch_size // num_stages
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
-    layers = share(model.num_layers, num_stages, stage)
     batches = microbatches(range(model.global_batch_size), microbatch_size, "1f1b")
 
     async def forward(i: int) -> None:

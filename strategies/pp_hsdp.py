@@ -1,11 +1,20 @@
 """Three dimensions: 1F1B pipelines x replicas x shards of ZeRO stage 3."""
 
+from collections.abc import Sequence
+
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, require_range, share
+from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 
 
-async def pp_hsdp(model: Model, microbatch_size: int | None = None, pp: int = 2, shard_size: int = 2) -> Model:
+async def pp_hsdp(
+    model: Model,
+    microbatch_size: int | None = None,
+    pp: int = 2,
+    shard_size: int = 2,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
+) -> Model:
     """Train on a mesh of pp stages x replicas x shards, shards next to one another.
 
     num_layers must be a multiple of pp, world_size of pp x shard_size, and global_batch_size of world_size. Weights are
@@ -16,17 +25,19 @@ async def pp_hsdp(model: Model, microbatch_size: int | None = None, pp: int = 2,
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
         pp: stages of the pipeline.
         shard_size: ranks that share one copy of a stage.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_range("pp", pp, model.num_layers, "pp_hsdp")
     require_range("shard_size", shard_size, model.world_size, "pp_hsdp")
     require_multiple("world_size", model.world_size, "pp x shard_size", pp * shard_size, "pp_hsdp")
-    require_multiple("num_layers", model.num_layers, "pp", pp, "pp_hsdp")
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "pp_hsdp")
     mesh = model.mesh(pp=pp, replica=model.world_size // (pp * shard_size), shard=shard_size)
     shards, replicas, stage_ranks = mesh.group("shard"), mesh.group("replica"), mesh.group("replica", "shard")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     stage, before, after = mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
-    layers = share(model.num_layers, pp, stage)
+    layers = stage_layers(model, stage, pp, microbatch_size, layers_per_stage, "pp", "pp_hsdp")
     samples_here = share(model.global_batch_size, stage_ranks.size, stage_ranks.index)
     batches = microbatches(samples_here, microbatch_size or model.global_batch_size // model.world_size, "pp_hsdp")
 

@@ -1,11 +1,19 @@
 """1F1B pipelines with the optimizer state sharded among replicas: pipeline x ZeRO stage 1 (Megatron-LM)."""
 
+from collections.abc import Sequence
+
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, require_range, share
+from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 
 
-async def pp_zero1(model: Model, microbatch_size: int | None = None, pp: int = 2) -> Model:
+async def pp_zero1(
+    model: Model,
+    microbatch_size: int | None = None,
+    pp: int = 2,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
+) -> Model:
     """Train world_size / pp replicas of a 1F1B pipeline of pp stages, which share the optimizer state.
 
     num_layers must be a multiple of pp, world_size too, and global_batch_size of world_size. What replicas exchange
@@ -15,16 +23,18 @@ async def pp_zero1(model: Model, microbatch_size: int | None = None, pp: int = 2
         model: the rank.
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
         pp: stages of the pipeline.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_range("pp", pp, model.num_layers, "pp_zero1")
     require_multiple("world_size", model.world_size, "pp", pp, "pp_zero1")
-    require_multiple("num_layers", model.num_layers, "pp", pp, "pp_zero1")
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "pp_zero1")
     mesh = model.mesh(pp=pp, dp=model.world_size // pp)
     replicas = mesh.group("dp")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     stage, before, after = mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
-    layers = share(model.num_layers, pp, stage)
+    layers = stage_layers(model, stage, pp, microbatch_size, layers_per_stage, "pp", "pp_zero1")
     samples_here = share(model.global_batch_size, replicas.size, replicas.index)
     batches = microbatches(samples_here, microbatch_size or model.global_batch_size // model.world_size, "pp_zero1")
 

@@ -6,13 +6,15 @@ from minitrain.lib import Model
 from ._batch import add, microbatches
 
 
-async def single(model: Model, microbatch_size: int | None = None) -> Model:
+async def single(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
     """Train on one device, microbatch by microbatch; needs world_size 1.
 
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; the whole batch if None.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     if model.world_size != 1:
         raise StrategyError(f"world_size ({model.world_size}) must be 1 for single; use 1")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()

@@ -1,12 +1,19 @@
 """ZB-H1 (Qi et al. 2023, section 2.1): 1F1B with the backward split, weight gradients filling the cooldown."""
 
+from collections.abc import Sequence
+
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, share
+from ._batch import add, microbatches, require_multiple, stage_layers
 
 
-async def zb_h1(model: Model, microbatch_size: int | None = None) -> Model:
-    """Train a pipeline of world_size stages; num_layers must be a multiple of world_size.
+async def zb_h1(
+    model: Model,
+    microbatch_size: int | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
+) -> Model:
+    """Train a pipeline of world_size stages; layers that are alike go in equal shares.
 
     The stage before waits for gradients of activations alone. Each weight gradient is taken `stage` backwards later,
     so that every stage holds activations of up to num_stages microbatches, and the last ones fill the bubble.
@@ -14,14 +21,16 @@ async def zb_h1(model: Model, microbatch_size: int | None = None) -> Model:
     Args:
         model: the rank, which is the stage.
         microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     stage, num_stages = model.rank, model.world_size
-    require_multiple("num_layers", model.num_layers, "world_size", num_stages, "zb_h1")
+    layers = stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "world_size", "zb_h1")
     if microbatch_size is None:
         require_multiple("global_batch_size", model.global_batch_size, "world_size", num_stages, "zb_h1")
         microbatch_size = model.global_batch_size // num_stages
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
-    layers = share(model.num_layers, num_stages, stage)
     batches = microbatches(range(model.global_batch_size), microbatch_size, "zb_h1")
 
     async def forward(i: int) -> None:

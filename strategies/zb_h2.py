@@ -1,12 +1,21 @@
 """ZB-H2 (Qi et al. 2023, section 2.2): no bubble within a rank's span, for twice the activations."""
 
+from collections.abc import Sequence
+
 from minitrain import schedules
 from minitrain.lib import Model
 
 from ._scheduled import run_schedule
 
 
-async def zb_h2(model: Model, microbatch_size: int | None = None, pp: int | None = None, zero: int = 0) -> Model:
+async def zb_h2(
+    model: Model,
+    microbatch_size: int | None = None,
+    pp: int | None = None,
+    zero: int = 0,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
+) -> Model:
     """Run `minitrain.schedules.zb_h2`, which gives the order of actions, on pipelines of pp ranks.
 
     num_layers must be a multiple of pp. With 2 pp - 1 microbatches or more, no rank waits once it has begun.
@@ -16,5 +25,7 @@ async def zb_h2(model: Model, microbatch_size: int | None = None, pp: int | None
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
         pp: ranks of a pipeline, a divisor of world_size; world_size if None. Further ranks are replicas.
         zero: ZeRO stage of the replicas, 0 to 3.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
-    return await run_schedule(model, schedules.zb_h2, 1, microbatch_size, pp, zero)
+    return await run_schedule(model, schedules.zb_h2, 1, microbatch_size, pp, zero, layers_per_stage, recompute)

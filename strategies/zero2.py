@@ -5,7 +5,7 @@ from minitrain.lib import Model
 from ._batch import add, microbatches, require_multiple, share
 
 
-async def zero2(model: Model, microbatch_size: int | None = None) -> Model:
+async def zero2(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
     """Shard optimizer state and gradients; global_batch_size must be a multiple of world_size.
 
     Each full gradient is reduced and freed as soon as it is there, in every microbatch.
@@ -13,7 +13,9 @@ async def zero2(model: Model, microbatch_size: int | None = None) -> Model:
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; the rank's whole share if None.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero2")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     rank, world_size, layers = model.rank, model.world_size, range(model.num_layers)

@@ -5,7 +5,7 @@ from minitrain.lib import Model
 from ._batch import add, microbatches, require_multiple, share
 
 
-async def zero3(model: Model, microbatch_size: int | None = None) -> Model:
+async def zero3(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
     """Shard everything; global_batch_size must be a multiple of world_size.
 
     A layer's whole weight exists only while the layer is at work: gathered just before, in both passes, and freed
@@ -14,7 +14,9 @@ async def zero3(model: Model, microbatch_size: int | None = None) -> Model:
     Args:
         model: the rank.
         microbatch_size: samples a microbatch; the rank's whole share if None.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero3")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)

@@ -8,7 +8,9 @@ from minitrain.lib import Model, Weight, WeightGrad
 from ._batch import add, microbatches, require_multiple, require_range, share
 
 
-async def zero3_prefetch(model: Model, microbatch_size: int | None = None, lookahead: int = 1) -> Model:
+async def zero3_prefetch(
+    model: Model, microbatch_size: int | None = None, lookahead: int = 1, recompute: str = "none"
+) -> Model:
     """Shard everything, with overlap; global_batch_size must be a multiple of world_size.
 
     While a layer is at work, the weights of the next `lookahead` layers are gathered, and the gradient of the layer
@@ -18,7 +20,9 @@ async def zero3_prefetch(model: Model, microbatch_size: int | None = None, looka
         model: the rank.
         microbatch_size: samples a microbatch; the rank's whole share if None.
         lookahead: layers gathered ahead, 1 to num_layers.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
+    model.recompute = recompute
     require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero3_prefetch")
     require_range("lookahead", lookahead, model.num_layers, "zero3_prefetch")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()

@@ -124,7 +124,7 @@ class HighWater:
 
 def _named(timeline: Timeline, event: int) -> str:
     """Name an operation with its layer and samples."""
-    layer = "" if timeline.layer[event] == NO_LAYER else f" of layer {timeline.layer[event]}"
+    layer = "" if timeline.layer[event] == NO_LAYER else f" of {timeline.layer_name(int(timeline.layer[event]))}"
     samples = timeline.sample_sets[timeline.samples[event]]
     return f"{timeline.typs[timeline.typ[event]]}{layer}" + (f", samples {ranges(samples)}" if samples else "")
 

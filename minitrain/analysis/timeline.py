@@ -60,6 +60,7 @@ class Timeline:
         sample_sets: the distinct sets of samples.
         groups: the distinct groups; None is the whole world.
         tags: the distinct tags.
+        layer_names: what the layers are called; empty where they have numbers alone.
     """
 
     starts: Ints
@@ -85,6 +86,7 @@ class Timeline:
     sample_sets: tuple[frozenset[int], ...]
     groups: tuple[tuple[int, ...] | None, ...]
     tags: tuple[Hashable, ...]
+    layer_names: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -120,6 +122,10 @@ class Timeline:
     def sampled(self) -> Floats:
         """When the memory of each event was sampled, s: as it was submitted, before any wait."""
         return self.launched
+
+    def layer_name(self, layer: int) -> str:
+        """Return what pictures call a layer: "attention 17" of a transformer, "layer 17" of other models."""
+        return self.layer_names[layer] if 0 <= layer < len(self.layer_names) else f"layer {layer}"
 
     def on_stream(self, kind: str) -> Bools:
         """Tell which events ran on a stream of this kind, (num_events,)."""

@@ -76,7 +76,7 @@ class Gaps:
         if event == NONE:
             return f"the step's end, which {whose or 'another rank'} sets"
         typ, layer = line.typs[line.typ[event]], line.layer[event]
-        of_layer = "" if layer == NO_LAYER else f" of layer {layer}"
+        of_layer = "" if layer == NO_LAYER else f" of {line.layer_name(int(layer))}"
         if not whose:
             return f"what comes before {typ}{of_layer}"
         return f"{whose}'s send{of_layer}" if typ == RECV else f"{whose}, the last to come to {typ}{of_layer}"

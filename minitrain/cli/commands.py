@@ -87,7 +87,9 @@ def compare(
         ),
     ] = None,
     world_size: given.WorldSize = given.DEFAULT.world_size,
-    layers: given.Layers = given.DEFAULT.num_layers,
+    model: given.TrainedModel = None,
+    seq: given.SeqLen = None,
+    layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
@@ -111,6 +113,7 @@ def compare(
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
+        trained = given.trained(model, seq, layers)
         priced = given.priced(world_size, hw, network, durations)
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
         if traced:
@@ -121,7 +124,7 @@ def compare(
                 progress=progress.simulating,
                 watch=progress.watch,
                 world_size=world_size,
-                num_layers=layers,
+                **trained,
                 global_batch_size=batch,
                 hardware=priced,
                 strict=strict,
@@ -148,7 +151,9 @@ def compare(
 def run(
     strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
     world_size: given.WorldSize = given.DEFAULT.world_size,
-    layers: given.Layers = given.DEFAULT.num_layers,
+    model: given.TrainedModel = None,
+    seq: given.SeqLen = None,
+    layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
@@ -173,7 +178,7 @@ def run(
         common = given.strategy_options(option or (), microbatch)
         parameters = {
             "world_size": world_size,
-            "num_layers": layers,
+            **given.trained(model, seq, layers),
             "global_batch_size": batch,
             "hardware": given.priced(world_size, hw, network, durations),
             "strict": strict,

@@ -28,8 +28,31 @@ WorldSize = Annotated[
     typer.Option("--world-size", metavar="N", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=_MODEL),
 ]
 Layers = Annotated[
-    int,
-    typer.Option("--layers", metavar="N", min=1, max=MOST_LAYERS, help="Layers of the model.", rich_help_panel=_MODEL),
+    int | None,
+    typer.Option(
+        "--layers",
+        metavar="N",
+        min=1,
+        max=MOST_LAYERS,
+        help="Layers of the model.",
+        show_default=str(DEFAULT.num_layers),
+        rich_help_panel=_MODEL,
+    ),
+]
+TrainedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json.",
+        rich_help_panel=_MODEL,
+    ),
+]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(
+        "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=_MODEL
+    ),
 ]
 Batch = Annotated[
     int,
@@ -147,6 +170,8 @@ Fold = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel=_OUTPUT)]
 
 _OWN_OPTIONS: Mapping[str, str] = {
+    "workload": "--model",
+    "seq_len": "--seq",
     "world_size": "--world-size",
     "num_layers": "--layers",
     "global_batch_size": "--batch",
@@ -180,6 +205,21 @@ def writes_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> 
                 f"{option} needs every rank, but --fold simulates ranks that do the same once; leave one out"
             )
     return log == "full" and not fold and trace is not False
+
+
+def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[str, Any]:
+    """Return what is trained, as arguments of `simulate`.
+
+    Raises:
+        UsageError: the options exclude each other.
+    """
+    if model is None:
+        if seq_len is not None:
+            raise UsageError("--seq is for transformers; give --model too, or leave it out")
+        return {"num_layers": DEFAULT.num_layers if layers is None else layers}
+    if layers is not None:
+        raise UsageError(f"--layers does not go with --model, since {model} has layers of its own; leave one out")
+    return {"workload": model, "seq_len": seq_len}
 
 
 def priced(world_size: int, hardware: str | None, network: str | None, durations: str | None) -> Any:

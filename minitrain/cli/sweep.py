@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,14 @@ from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.sweep import Sweep
 
 SHOWN = 10
-_LONG_NAMES = {"layers": "num_layers", "batch": "global_batch_size", "hw": "hardware", "microbatch": "microbatch_size"}
+_LONG_NAMES = {
+    "layers": "num_layers",
+    "batch": "global_batch_size",
+    "hw": "hardware",
+    "microbatch": "microbatch_size",
+    "model": "workload",
+    "seq": "seq_len",
+}
 
 Axes = Annotated[
     list[str],
@@ -46,7 +53,9 @@ def sweep(
     strategy: Annotated[list[str], typer.Argument(metavar="STRATEGY", help="Names, or path.py:function.")],
     grid: Axes,
     world_size: given.WorldSize = given.DEFAULT.world_size,
-    layers: given.Layers = given.DEFAULT.num_layers,
+    model: given.TrainedModel = None,
+    seq: given.SeqLen = None,
+    layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
@@ -67,9 +76,10 @@ def sweep(
     Names of the grid are those of `mt.simulate`, or of an option: world_size, layers, batch, hw, microbatch ...
     A configuration that fails stays, with its reason; exit code 1 only if all do.
     """
+    axes = parse_grid(grid)
     fixed: dict[str, Any] = {
         "world_size": world_size,
-        "num_layers": layers,
+        **_trained(model, seq, layers, axes),
         "global_batch_size": batch,
         "hardware": hw or given.DEFAULT.hardware,
         **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
@@ -78,7 +88,6 @@ def sweep(
         **({} if network is None else {"network": network}),
         **given.strategy_options(option or (), microbatch),
     }
-    axes = parse_grid(grid)
     with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: _kept(done, results)):
         done = mt.sweep(
             strategy, axes, jobs=jobs, results=results, progress=_Remaining(progress, lambda: done), **fixed
@@ -96,6 +105,15 @@ def sweep(
         print_lines([f"wrote {html}"] if html is not None else [])
     if not succeeded(rows) and all(row["status"] == "failed" for row in rows):
         raise typer.Exit(FAILED)
+
+
+def _trained(model: str | None, seq_len: int | None, layers: int | None, axes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all configurations train, where the grid does not say."""
+    if "workload" in axes:
+        return {name: value for name, value in (("num_layers", layers), ("seq_len", seq_len)) if value is not None}
+    if model is not None and "seq_len" in axes and seq_len is None:
+        return {"workload": model}
+    return {name: value for name, value in given.trained(model, seq_len, layers).items() if value is not None}
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:

@@ -1,6 +1,6 @@
 """Device simulators: predict how long a program takes on a device that nobody has to own.
 
-May import: `errors`, `tensors`, `workloads`, `hardware`. Nothing here knows ranks or events.
+May import: `errors`, `files`, `tensors`, `workloads`, `hardware`. Nothing here knows ranks or events.
 
 Open `simulator` first: it predicts a program from its FLOPs and bytes, as the specification does (fidelity="seed") or
 operation by operation (the default). `spec` is what it knows of a device, `operations` the program, `result` the

@@ -26,7 +26,7 @@ from minitrain.hardware import SystemConfig, load_config
 from minitrain.hardware.device import RooflineDevice
 from minitrain.hardware.predictor import DevicePredictor, make_topology
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.workloads.workload import Cost
+from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 _OPTIMIZER_ARRAYS = 3  # a step reads and writes as the specified layer's does
 _PASSES = ("forward", "backward", "backward_input", "backward_weight")
@@ -85,9 +85,12 @@ class JaxLayer:
         self.sample_elements = math.prod(self.sample)
         self.program = cache(self._program)
         self.weight_elements = self._count_weights()
-        self.max_shards = self.weight_elements
         self.tokens_per_sample = self.sample[0] if len(self.sample) > 1 else 1  # a sequence of them, or one
         self._require_same_shape()
+
+    def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike, as below)
+        """Return how many elements the weights have."""
+        return self.weight_elements
 
     def _count_weights(self) -> int:
         """Return how many elements all weights have."""
@@ -124,18 +127,25 @@ class JaxLayer:
             return program_of(self.function, self.weights, activations, dtype=self.dtype)
         return program_of(_derivative(self.function, typ), self.weights, activations, activations, dtype=self.dtype)
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Any:  # noqa: ARG002  (all layers are alike)
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Any:  # noqa: ARG002
         """Return the cost of a pass; the loss is free."""
+        _require_whole(mode.num_parts)
         return ProgramCost(self.program(typ, num_samples)) if typ in _PASSES else Cost(0, 0)
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:  # noqa: ARG002
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:  # noqa: ARG002
         """Return the cost of an optimizer step: one FLOP and three arrays of traffic an element."""
+        _require_whole(num_parts)
         elements = self.weight_elements * num_shards_on_device // num_shards
         return Cost(elements, self.bytes_per_element * _OPTIMIZER_ARRAYS * elements)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:  # noqa: ARG002
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:  # noqa: ARG002
         """Return the bytes of some shards of the weights."""
+        _require_whole(num_parts)
         return self.bytes_per_element * (self.weight_elements * num_shards_on_device // num_shards)
+
+    def common_bytes(self, weight_grad: Any) -> int:  # noqa: ARG002
+        """Return 0: the layer has no parts."""
+        return 0
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
@@ -159,10 +169,26 @@ class JaxLayer:
             return len(tensor.shards) / tensor.num_shards * self.weight_elements
         return float(tensor.memory())
 
+    def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002
+        """Return the elements of a layer's input, from which backward computes the rest."""
+        return self.sample_elements * num_samples
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:  # noqa: ARG002
+        """Return 0: what backward does is its own work."""
+        return 0
+
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return the FLOPs of forward and backward passes."""
         passes = self.program("forward", num_samples).flops + self.program("backward", num_samples).flops
         return passes * num_layers
+
+
+def _require_whole(num_parts: int) -> None:
+    """Raise a UsageError for one part of a layer: nobody knows how a function is divided."""
+    if num_parts != 1:
+        raise UsageError(
+            f"a layer that is a function cannot be divided into parts, got num_parts={num_parts}; load it whole"
+        )
 
 
 def _derivative(function: Callable[[Any, Any], Any], typ: str) -> Callable[[Any, Any, Any], Any]:
@@ -265,7 +291,7 @@ def layer(
         >>> mlp = layer(lambda w, x: x + (x @ w["up"]) @ w["down"], weights={"up": (64, 256), "down": (256, 64)},
         ...             sample=(16, 64), world_size=2)
         >>> mt.simulate("ddp", world_size=2, num_layers=4, global_batch_size=8, hardware=mlp).num_events
-        50
+        42
     """
     system = load_config(device)
     simulated = SimulatedDevice(system, make_simulator(system, fidelity))

@@ -11,7 +11,16 @@ from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.tensors import Sharded, WeightGrad
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.parts import (
+    PARTIAL,
+    SHARDS_OF_SEQUENCE,
+    WeightGradPart,
+    shard_of_sequence,
+    with_parts,
+    with_sequence_shards,
+)
 from minitrain.transport.collectives import describe
+from minitrain.transport.partial_sums import gathered, remember
 
 
 def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> Any:
@@ -53,6 +62,8 @@ def perform_of_classes(attempt: FoldAttempt, op: str, value: Any, result: Any, g
         return [
             perform_of_classes(attempt, op, item, of_item, group) for item, of_item in zip(value, result, strict=True)
         ]
+    if type(result) is not type(value) and isinstance(value, PARTIAL):
+        return result  # all parts came together among classes
     if op == "reduce_scatter":  # its shards are those of the group's ranks, not of its classes
         result = WeightGrad(
             value.layer, value.layers, result.samples, value.total_samples, value.shards, value.num_shards
@@ -78,27 +89,72 @@ def _is_symmetric(op: str, value: Any) -> bool:
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "all_gather": (Sharded,),
-    "all_reduce": (WeightGrad,),
-    "reduce_scatter": (WeightGrad,),
+    "all_gather": (Sharded, *SHARDS_OF_SEQUENCE),
+    "all_reduce": (WeightGrad, *PARTIAL),
+    "reduce_scatter": (WeightGrad, *PARTIAL),
 }
 
 
-def _reduce(op: str, value: WeightGrad, group: FoldedGroup) -> WeightGrad:
+def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
     """Return the sum over a group, or each rank's shard of it."""
+    if isinstance(value, PARTIAL):
+        return _sum_of_parts(op, value, group)
     _require_same(op, "shards", value, value.shards, group)
+    if isinstance(value, WeightGradPart) and _differs(value.parts, group):
+        return _sum_of_common(op, value, group)
     samples = _over(value.samples, group)
     if op == "all_reduce":
-        return WeightGrad(value.layer, value.layers, samples, value.total_samples, value.shards, value.num_shards)
+        return _with_samples(value, samples, value.shards, value.num_shards)
     if not value.is_complete():
         raise CollectiveMismatchError(f"all ranks of {op} must bring complete gradients, got {describe(value)}", op=op)
-    return WeightGrad(value.layer, value.layers, samples, value.total_samples, singleton(group.index), group.size)
+    return _with_samples(value, samples, singleton(group.index), group.size)
+
+
+def _with_samples(value: WeightGrad, samples: Any, shards: Any, num_shards: int) -> WeightGrad:
+    """Return a gradient of other samples and shards."""
+    if isinstance(value, WeightGradPart):
+        return value.with_sums(samples, value.sequence_shards, shards, num_shards)
+    return WeightGrad(value.layer, value.layers, samples, value.total_samples, shards, num_shards)
+
+
+def _sum_of_parts(op: str, value: Any, group: FoldedGroup) -> Any:
+    """Return the sum of partial sums over a group, or each rank's shard of it along the sequence."""
+    _require_same(op, "samples", value, value.samples, group)
+    parts = _over(value.parts, group)
+    if len(parts) != len(value.parts) * group.size:
+        raise CollectiveMismatchError(
+            f"all ranks of {op} must bring different parts of one sum, so that each is added once, got "
+            f"{describe(value)} from all of them",
+            op=op,
+        )
+    total = with_parts(value, parts)
+    if op == "reduce_scatter":
+        if isinstance(total, PARTIAL):
+            raise CollectiveMismatchError(f"all ranks of {op} must together bring every part, got {describe(total)}")
+        total = shard_of_sequence(total, group.index, group.size)
+    return remember(total, value)
+
+
+def _sum_of_common(op: str, value: WeightGradPart, group: FoldedGroup) -> WeightGradPart:
+    """Return the gradient of each rank's part, with what all parts hold summed over the sequence."""
+    _require_same(op, "samples", value, value.samples, group)
+    covered = _over(value.sequence_shards, group)
+    if op != "all_reduce" or len(covered) != len(value.sequence_shards) * group.size:
+        raise CollectiveMismatchError(
+            f"all ranks of {op} must bring gradients of one part, or (all_reduce) of parts that have each seen other "
+            f"shards of the sequence, got {describe(value)}",
+            op=op,
+        )
+    return value.with_sums(value.samples, covered)
 
 
 def _all_gather(value: Any, group: FoldedGroup) -> Any:
     """Return what holds the shards of a group's ranks."""
     shards = _over(value.shards, group)
-    if type(value) is WeightGrad:
+    if isinstance(value, SHARDS_OF_SEQUENCE):
+        _require_same("all_gather", "samples", value, value.samples, group)
+        return gathered(with_sequence_shards(value, shards), value)
+    if isinstance(value, WeightGrad):
         _require_same("all_gather", "samples", value, value.samples, group)
     whole = value.with_shards(shards, value.num_shards)
     if group.communicator.is_world and not whole.is_complete():
@@ -111,9 +167,14 @@ def _over(values: Any, group: FoldedGroup) -> Any:
     return values.union_over(group.axes) if isinstance(values, PerRankSet) else values
 
 
+def _differs(values: Any, group: FoldedGroup) -> bool:
+    """Return whether a set differs between the ranks of a group."""
+    return isinstance(values, PerRankSet) and not group.axes.isdisjoint(values.slopes)
+
+
 def _require_same(op: str, name: str, value: Any, values: Any, group: FoldedGroup) -> None:
     """Raise unless a set is the same on all ranks of a group."""
-    if isinstance(values, PerRankSet) and not group.axes.isdisjoint(values.slopes):
+    if _differs(values, group):
         raise CollectiveMismatchError(
             f"all ranks of {op} must bring the same kind of tensor with the same {name}, which differ between the "
             f"ranks of a group: {describe(value)}",

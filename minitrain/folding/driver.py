@@ -30,7 +30,8 @@ from minitrain.run.out_of_memory import watching_memory
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
-from minitrain.tensors import Weight
+from minitrain.run.trained_model import trained_model_of
+from minitrain.tensors import Weight, clone
 
 _MANY_CLASSES = 64
 
@@ -208,11 +209,13 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     attempt.is_over = True
     for model in models:
         model.finish()
+    recomputed_flop = attempt.num_ranks_a_class * sum(model.recomputed_flop for model in models)
     return prepared.result(
         FoldedRun,
         models,
         excesses,
         peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
+        trained_model=trained_model_of(prepared.predictor.workload, recomputed_flop),
         fold=attempt,
         representatives=attempt.representatives(),
     )
@@ -225,8 +228,10 @@ def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
 
 
 def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
-    """Return a final weight with the shards that a class holds together."""
-    shards: Any = weight.shards
-    if isinstance(shards, PerRankSet):
-        shards = shards.union_over(attempt.folded_sizes)
-    return Weight(weight.layer, weight.layers, weight.step, shards, weight.num_shards)
+    """Return a final weight with the shards and parts that a class holds together."""
+    whole = clone(weight)
+    for name in ("shards", "parts"):
+        held = getattr(weight, name, None)
+        if isinstance(held, PerRankSet):
+            setattr(whole, name, held.union_over(attempt.folded_sizes))
+    return whole

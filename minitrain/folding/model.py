@@ -253,17 +253,26 @@ class FoldedModel(Model):
             require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), lambda pair: _tier(nodes, pair))
         self._peers_alike.add(peer)
 
-    def load_weights(self, layer: int, shard: Any = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
-        """Load one shard of a layer's weight, each rank its own."""
+    def load_weights(
+        self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
+    ) -> tuple[Weight, OptState]:
+        """Load one shard of a layer's weight, or of a part of it, each rank its own."""
         self._require_one("a layer", layer)
         self._require_one("a number of shards", num_shards)
+        self._require_one("a number of parts", num_parts)
+        if isinstance(part, PerRankInt):
+            for bound in part.bounds():
+                laws.part(self, layer, bound, num_parts)
+            weight, opt_state = self.load_weights(layer, shard, num_shards, part=part.const, num_parts=num_parts)
+            weight.parts = opt_state.parts = part.singleton()  # type: ignore[attr-defined]  # of a part
+            return weight, opt_state
         if not isinstance(shard, PerRankInt):
-            return super().load_weights(layer, shard, num_shards)
+            return super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
         low, high = shard.bounds()
         for bound in (low, high):
             if not isinstance(num_shards, int) or not 0 <= bound < num_shards:
                 laws.load(self, layer, bound, num_shards)
-        weight, opt_state = super().load_weights(layer, shard.const, num_shards)
+        weight, opt_state = super().load_weights(layer, shard.const, num_shards, part=part, num_parts=num_parts)
         weight.shards = opt_state.shards = shard.singleton()
         return weight, opt_state
 
@@ -293,8 +302,8 @@ class FoldedModel(Model):
         self._finish_log()
         held: Any = [self.final_weights, *self.storage()]
         for tensor in chain(*(tensors.values() for tensors in held)):
-            for name in ("shards", "samples"):
-                if name in tensor.__slots__:
+            for name in ("shards", "samples", "parts", "sequence_shards"):
+                if hasattr(tensor, name):
                     setattr(tensor, name, _of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:

@@ -24,6 +24,9 @@ HINTS: Mapping[str, str] = {
 }
 """By check, where nothing more is known."""
 
+_NO_SIZES = "`minitrain run`, with sizes of your own"
+"""The command where sizes are not to be shown."""
+
 FILE = "FILE.py"
 """What stands for the submission in a hint, until somebody knows its name."""
 
@@ -179,20 +182,19 @@ def hint_for(exercise: Exercise, check: str, message: str, *, case: Case | None 
     own = exercise.hints_by_check
     found = next((mistake for mistake in _MISTAKES if re.search(mistake.pattern, message)), None)
     if found is None:
-        return own.get(check) or HINTS[check].format(command=command_for(exercise, case))
+        return own.get(check) or HINTS[check].format(command=command_for(exercise, case) if case else _NO_SIZES)
     of_exercise = own.get(check) if found.of_exercise else None
     return own.get(found.name) or of_exercise or found.hint
 
 
-def command_for(exercise: Exercise, case: Case | None) -> str:
-    """Return the command that simulates a submission, `FILE`, with some sizes, the first public ones if None."""
-    sizes = case or exercise.public[0]
+def command_for(exercise: Exercise, case: Case) -> str:
+    """Return the command that simulates a submission, `FILE`, with some sizes."""
     options: dict[str, Any] = {
-        "--world-size": sizes.world_size,
-        "--layers": sizes.num_layers,
-        "--batch": sizes.global_batch_size,
+        "--world-size": case.world_size,
+        "--layers": case.num_layers,
+        "--batch": case.global_batch_size,
         "--hw": exercise.hardware,
     }
     words = [f"{name} {value}" for name, value in options.items()]
-    words += [f"-o {name}={value}" for name, value in sizes.options.items()]
+    words += [f"-o {name}={value}" for name, value in case.options.items()]
     return f"`minitrain run {FILE}:{exercise.function} {' '.join(words)}`"

@@ -19,6 +19,7 @@ from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Account, Store
 from minitrain.source_lines import strategy_frame
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.workloads.workload import Recompute
 
 T = TypeVar("T")
 
@@ -198,10 +199,13 @@ class RecordingModel(StrictModel):
         for place, tensor in enumerate(tensors):
             tensor._content = Made(self.program, step, place)
 
-    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+    def load_weights(
+        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
+    ) -> tuple[Weight, OptState]:
         """Record a load."""
-        made = super().load_weights(layer, shard, num_shards)
-        self._made(self.program.add("load_weights", layer, shard, num_shards), *made)
+        made = super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
+        of_part = () if num_parts == 1 else (part, num_parts)
+        self._made(self.program.add("load_weights", layer, shard, num_shards, *of_part), *made)
         return made
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
@@ -216,9 +220,9 @@ class RecordingModel(StrictModel):
         super().set_final_weight(layer, weight)
         _forget(self.final_weights[layer])
 
-    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+    def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Record a forward."""
-        made = super().forward(layer, inp, weight)
+        made = super().forward(layer, inp, weight, recompute=recompute)
         self._made(self.program.add("forward", layer, name_of(inp), name_of(weight)), made)
         return made
 

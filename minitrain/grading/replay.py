@@ -144,7 +144,9 @@ class Player:
         """Do an operation of the rank alone."""
         model = self.model
         if kind == "load_weights":
-            self.keep(number, model.load_weights(*what))
+            layer, shard, num_shards, *of_part = what
+            parts = dict(zip(("part", "num_parts"), of_part, strict=False))
+            self.keep(number, model.load_weights(layer, shard, num_shards, **parts))
         elif kind == "get_input_activation":
             self.keep(number, model.get_input_activation(what[0]))
         elif kind == "loss":

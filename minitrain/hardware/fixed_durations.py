@@ -14,7 +14,7 @@ from minitrain.errors import UsageError
 from minitrain.events import EVENT_TYPES, PASSES, UPDATE
 from minitrain.hardware.price import Price
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import Workload
+from minitrain.workloads.workload import USUAL, PassMode, Workload
 
 _SHORTEST_S, _LONGEST_S = 1e-100, 1e100  # outside of them sums and ratios overflow or vanish, as in configs
 _SLOWED = frozenset((*PASSES, UPDATE))  # loading weights is no computing
@@ -64,15 +64,39 @@ class FixedPredictor:
         other._slowdown = self._slowdown * factor
         return other
 
-    def compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:  # noqa: ARG002  (a Predictor's parameters)
-        """Price a pass through a layer."""
+    def training(self, workload: Workload) -> FixedPredictor:
+        """Return the same durations for another workload, whose tensors have other sizes."""
+        other = copy.copy(self)
+        other.workload = workload
+        return other
+
+    def compute(
+        self,
+        typ: str,
+        num_samples: int,  # noqa: ARG002  (a Predictor's parameters)
+        layer: int = 0,  # noqa: ARG002
+        mode: PassMode = USUAL,  # noqa: ARG002
+    ) -> Price:
+        """Price a pass through a layer; what it computes again is part of the given duration."""
         return self._price(typ)
 
-    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
+    def update(
+        self,
+        num_shards_on_device: int,  # noqa: ARG002
+        num_shards: int,  # noqa: ARG002
+        layer: int = 0,  # noqa: ARG002
+        num_parts: int = 1,  # noqa: ARG002
+    ) -> Price:
         """Price an optimizer step."""
         return self._price("update")
 
-    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:  # noqa: ARG002
+    def load(
+        self,
+        num_shards_on_device: int,  # noqa: ARG002
+        num_shards: int,  # noqa: ARG002
+        layer: int = 0,  # noqa: ARG002
+        num_parts: int = 1,  # noqa: ARG002
+    ) -> Price:
         """Price loading weights."""
         return self._price("load_weights")
 

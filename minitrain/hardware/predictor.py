@@ -19,7 +19,7 @@ from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import Cost, Workload
+from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
 
 NETWORKS = ("auto", "flat", "hierarchical")
 
@@ -34,6 +34,7 @@ class DevicePredictor:
 
     Attributes:
         slowdown: factor by which computing takes longer than the device says.
+        reference: the predictor of a rank that is no straggler; None for such a one.
     """
 
     def __init__(self, workload: Workload, device: Device, topology: Topology) -> None:
@@ -41,6 +42,7 @@ class DevicePredictor:
         self.device = device
         self.topology = topology
         self.slowdown = 1.0
+        self.reference: Self | None = None
         self._remember_prices()
 
     def _remember_prices(self) -> None:
@@ -64,24 +66,38 @@ class DevicePredictor:
     def slowed(self, factor: float) -> Self:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
         other = copy.copy(self)
+        other.reference = self.reference or self
         other.slowdown = self.slowdown * factor
         other._remember_prices()
         return other
 
-    def _compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:
-        if layer and self.workload.is_uniform:
-            return self.compute(typ, num_samples)
-        return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
+    def training(self, workload: Workload) -> Self:
+        """Return the same machine for another workload."""
+        other = copy.copy(self)
+        other.reference = self.reference and self.reference.training(workload)
+        other.workload = workload
+        other._remember_prices()
+        return other
 
-    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+    def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
         if layer and self.workload.is_uniform:
-            return self.update(num_shards_on_device, num_shards)
-        return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer))
+            return self.compute(typ, num_samples) if mode is USUAL else self.compute(typ, num_samples, 0, mode)
+        if mode is USUAL:  # a workload whose layers are alike need not know any other
+            return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
+        return self._price_of(self.workload.compute_cost(typ, num_samples, layer, mode))
 
-    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         if layer and self.workload.is_uniform:
-            return self.load(num_shards_on_device, num_shards)
-        return Price(self.device.load_seconds(self.workload.load_bytes(num_shards_on_device, num_shards, layer)))
+            return self.update(num_shards_on_device, num_shards, 0, num_parts)
+        parts = () if num_parts == 1 else (num_parts,)  # a workload need not know of parts
+        return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer, *parts))
+
+    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        if layer and self.workload.is_uniform:
+            return self.load(num_shards_on_device, num_shards, 0, num_parts)
+        parts = () if num_parts == 1 else (num_parts,)
+        size_bytes = self.workload.load_bytes(num_shards_on_device, num_shards, layer, *parts)
+        return Price(self.device.load_seconds(size_bytes))
 
     def _price_of(self, cost: Cost) -> Price:
         return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self.slowdown)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from minitrain.errors import UsageError
-from minitrain.workloads.workload import Workload
+from minitrain.workloads.workload import PassMode, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,30 @@ class Predictor(TransferPrices, Protocol):
         """The device's memory, or None where there is no device."""
         ...
 
-    def compute(self, typ: str, num_samples: int, layer: int = 0) -> Price:
+    def compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = ...) -> Price:
         """Price a forward, loss, backward, backward_input or backward_weight of a layer."""
         ...
 
-    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
-        """Price an optimizer step on some shards of a layer."""
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
+        """Price an optimizer step on some shards of a layer, or of one of its parts."""
         ...
 
-    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
-        """Price loading some shards of a layer's weight."""
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
+        """Price loading some shards of a layer's weight, or of one of its parts."""
         ...
 
     def slowed(self, factor: float) -> Predictor:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
         ...
+
+    def training(self, workload: Workload) -> Predictor:
+        """Return the same machine for another workload."""
+        ...
+
+
+def reference_of(predictor: Predictor) -> Predictor:
+    """Return the predictor by which all ranks of a run measure layers, whatever their own speed: that of rank 0."""
+    return getattr(predictor, "reference", None) or predictor
 
 
 @final
@@ -115,9 +124,15 @@ class RankPredictors:
                     rank=rank,
                 )
         shared = predictors[0] if network is None else network
+        self._shared = shared
         self.predictors: tuple[Predictor, ...] = tuple(
-            predictor if predictor is shared else _OnNetwork(predictor, shared) for predictor in predictors
+            predictor if predictor is shared else _OnNetwork(predictor, shared, predictors[0])
+            for predictor in predictors
         )
+
+    def training(self, workload: Workload) -> RankPredictors:
+        """Return the same machines for another workload."""
+        return RankPredictors([predictor.training(workload) for predictor in self.predictors], self._shared)
 
     @property
     def workload(self) -> Workload:
@@ -144,15 +159,17 @@ class _OnNetwork:
     Args:
         own: what prices the operations of the rank's device.
         network: what prices collectives and messages.
+        reference: the predictor of rank 0.
     """
 
-    def __init__(self, own: Predictor, network: TransferPrices) -> None:
+    def __init__(self, own: Predictor, network: TransferPrices, reference: Predictor) -> None:
         self._own = own
         self._network = network
         self.workload = own.workload
         self.peak_flop_per_s = own.peak_flop_per_s
         self.capacity_bytes = own.capacity_bytes
         self.system = getattr(own, "system", None)
+        self.reference = reference_of(reference)
         self.compute = own.compute
         self.update = own.update
         self.load = own.load
@@ -161,7 +178,11 @@ class _OnNetwork:
 
     def slowed(self, factor: float) -> _OnNetwork:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
-        return _OnNetwork(self._own.slowed(factor), self._network)
+        return _OnNetwork(self._own.slowed(factor), self._network, self.reference)
+
+    def training(self, workload: Workload) -> Predictor:
+        """Return the same machine for another workload."""
+        return _OnNetwork(self._own.training(workload), self._network, self.reference.training(workload))
 
 
 def predictor_of(predictor: Predictor | RankPredictors, rank: int) -> Predictor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import LawError
+from minitrain.errors import LawError, UsageError
 from minitrain.numerics import arithmetic
 from minitrain.numerics.arithmetic import Array
 from minitrain.numerics.arrays import Flat, Rows, held
@@ -16,6 +16,7 @@ from minitrain.numerics.problem import Problem
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
 from minitrain.transport.collectives import describe
+from minitrain.workloads.workload import Recompute
 
 
 def _carry(tensor: Tensor, content: Any) -> None:
@@ -111,9 +112,16 @@ class NumericModel(Model):
                 )
         return [getattr(tensor, "_content", None) for tensor in tensors]
 
-    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+    def load_weights(
+        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
+    ) -> tuple[Weight, OptState]:
         """Load a shard of the initial weight; the optimizer's state begins at zero."""
-        weight, opt_state = super().load_weights(layer, shard, num_shards)
+        weight, opt_state = super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
+        if num_parts > 1:
+            raise UsageError(
+                f"numerics are known for whole layers, not for part {part} of {num_parts}; simulate without numerics",
+                part=part,
+            )
         values = self.problem.initial_weight(layer).ravel()
         moments = np.zeros((self.problem.optimizer.num_moments, values.size))
         _carry(weight, Flat(values).shard(shard, num_shards))
@@ -131,10 +139,10 @@ class NumericModel(Model):
         _carry(inputs, Rows(self._rows_of(self.problem.inputs(self.global_batch_size), inputs.samples)))
         return inputs
 
-    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+    def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer."""
         x, w = self._contents("forward", inp, weight)
-        out = super().forward(layer, inp, weight)
+        out = super().forward(layer, inp, weight, recompute=recompute)
         _carry(out, Rows(arithmetic.forward(x.values, self._matrix(w))))
         return out
 

@@ -17,7 +17,7 @@ from minitrain.hardware.price import PENDING
 from minitrain.rank.launched_memory import LaunchedMemory
 from minitrain.rank.operations import Launched, Operation, PeerStream
 from minitrain.rank.state import RankState
-from minitrain.tensors import KINDS
+from minitrain.tensors import FIELDS
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 Groupish = Group | Iterable[int] | None
 
-TENSORS = frozenset(KINDS)
+TENSORS = frozenset(FIELDS)
 
 
 class Communication(RankState):

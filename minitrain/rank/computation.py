@@ -15,10 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
+from minitrain.hardware.price import Price
 from minitrain.rank import laws
+from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
+from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.parts import WeightPart
+from minitrain.workloads.workload import Recompute
 
 
 class Computation(RankState):
@@ -53,17 +58,26 @@ class Computation(RankState):
             self._shard_units[num_shards] = found
         return found
 
-    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+    def load_weights(
+        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
+    ) -> tuple[Weight, OptState]:
         """Load one shard of a layer's weight and make its optimizer state, both of step 0.
 
         Args:
             layer: which layer.
-            shard: which shard of it.
-            num_shards: number of shards that the layer is cut into.
+            shard: which shard of it, or of its part.
+            num_shards: number of shards that the layer, or its part, is cut into.
+            part: which part of it this rank computes (some heads, columns and rows, or rows of a vocabulary).
+            num_parts: number of parts that the layer is divided into; see `minitrain.tensors.parts`.
 
         Raises:
-            LawError: there is no such layer or shard, or the layer has fewer rows than shards.
+            LawError: there is no such layer, shard or part, or the layer has fewer rows than shards.
+            UsageError: heads, columns or experts do not divide by the parts.
         """
+        if num_parts != 1 or part != 0:
+            laws.load(self, layer, shard, num_shards)
+            laws.part(self, layer, part, num_parts)
+            return load_part(self, layer, shard, num_shards, part, num_parts)
         if not (
             layer.__class__ is shard.__class__ is num_shards.__class__ is int
             and 0 <= layer < self._num_layers
@@ -100,13 +114,15 @@ class Computation(RankState):
         """
         return Activation(0, self._num_layers, laws.input_samples(self, samples), self._global_batch_size)
 
-    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+    def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer.
 
         Args:
             layer: which layer.
-            inp: its input.
+            inp: its input, which stands for all that is kept for backward from now on.
             weight: its complete weight, from a store.
+            recompute: what backward computes again instead: "none", "selective" (the attention core) or "full" (the
+                whole transformer layer); `model.recompute` if None. Layers that are alike keep their input alone.
 
         Returns:
             The input of layer + 1, for the same samples.
@@ -128,13 +144,19 @@ class Computation(RankState):
             is_legal = False
         if not is_legal:
             laws.forward(self, "forward", layer, inp, weight)
+            if isinstance(weight, WeightPart):
+                return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
         samples = inp.samples
         price, time = self._runtime_predictor.compute("forward", len(samples), layer), self.time
         self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         out = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
-        out._units = units if self._is_uniform else account.size(out)  # type: ignore[misc]  # a slot of the base
+        if self._is_uniform:
+            out._units = units  # type: ignore[misc]  # a slot of the base
+        else:
+            account.size(out)
+            keep(self, layer, inp, out, mode_of(recompute or self._recompute))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -145,7 +167,10 @@ class Computation(RankState):
         """
         laws.loss(self, inp)
         samples = inp.samples
-        price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
+        if self._is_uniform:
+            price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
+        else:
+            price = price_of_loss(self, inp)
         self._record("loss", self._num_layers, price, samples)
         return ActivationGrad(self._num_layers - 1, self._num_layers, samples, self._global_batch_size)
 
@@ -185,15 +210,27 @@ class Computation(RankState):
             is_legal = False
         if not is_legal:
             laws.backward(self, "backward", layer, inp, grad, weight)
+            if isinstance(weight, WeightPart):
+                return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
-        price, time = self._runtime_predictor.compute("backward", len(samples), layer), self.time
+        is_uniform, time = self._is_uniform, self.time
+        if is_uniform:
+            price = self._runtime_predictor.compute("backward", len(samples), layer)
+        else:
+            price = price_of_backward(self, "backward", layer, inp)
         self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
         grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
-        grad_inp._units = units if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = units if is_uniform else account.size(grad_inp)  # type: ignore[misc]  # a slot of the base
         return weight_grad, grad_inp
+
+    def _price_of_half(self, typ: str, layer: int, inp: Activation) -> Price:
+        """Return the price of half of a split backward."""
+        if self._is_uniform:
+            return self._runtime_predictor.compute(typ, len(inp.samples), layer)
+        return price_of_backward(self, typ, layer, inp)
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input alone: the first half of a split backward (Qi et al. 2023).
@@ -204,8 +241,10 @@ class Computation(RankState):
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
         laws.backward(self, "backward_input", layer, inp, grad, weight)
+        if isinstance(weight, WeightPart):
+            return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
         samples = inp.samples
-        price = self._runtime_predictor.compute("backward_input", len(samples), layer)
+        price = self._price_of_half("backward_input", layer, inp)
         self._record("backward_input", layer, price, samples)
         grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
         account = self._account
@@ -225,7 +264,7 @@ class Computation(RankState):
         """
         laws.backward(self, "backward_weight", layer, inp, grad)
         samples = inp.samples
-        price = self._runtime_predictor.compute("backward_weight", len(samples), layer)
+        price = self._price_of_half("backward_weight", layer, inp)
         self._record("backward_weight", layer, price, samples)
         weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
         weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
@@ -265,6 +304,8 @@ class Computation(RankState):
             is_legal = False
         if not is_legal:
             laws.update(self, layer, weight_grad, weight, opt_state)
+            if isinstance(weight, WeightPart):
+                return update_part(self, weight, weight_grad, opt_state)
         try:
             units, state_units = weight._units, opt_state._units
         except AttributeError:  # a shard that was never in a store

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from minitrain.errors import LawError
 from minitrain.tensors import Weight
+from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.parts import WeightPart
 from minitrain.transport.collectives import describe
 
 
@@ -48,7 +50,32 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
                 "its last update was",
                 layer=layer,
             )
-        _check_layer(layer, found)
+        for of_part in _by_part(layer, found):
+            _check_layer(layer, of_part)
+
+
+def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequence[tuple[int, Weight]]]:
+    """Return the final weights of each part of a layer; all parts must be there, of one division."""
+    if not any(isinstance(weight, WeightPart) for _, weight in found):
+        return [found]
+    first_rank, first = found[0]
+    parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)
+    for rank, weight in found:
+        if getattr(weight, "num_parts", 1) != getattr(first, "num_parts", 1):
+            raise LawError(
+                f"the final weights of layer {layer} must be of parts of one division on all ranks, got "
+                f"{describe(first)} on rank {first_rank} and {describe(weight)} on rank {rank}",
+                layer=layer,
+                rank=rank,
+            )
+        parts[weight.parts].append((rank, weight))  # type: ignore[attr-defined]  # all are parts, or none is
+    missing = ranges(set(range(first.num_parts)).difference(*parts))  # type: ignore[attr-defined]  # the same
+    if missing:
+        raise LawError(
+            f"the final weight of layer {layer} is incomplete: part {missing} of {first.num_parts} is on no rank",  # type: ignore[attr-defined]  # the same
+            layer=layer,
+        )
+    return parts.values()
 
 
 def _check_layer(layer: int, found: Sequence[tuple[int, Weight]]) -> None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.hardware.config_faults import shown
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import overlapping_shards
+from minitrain.tensors.index_sets import overlapping_shards, ranges
+from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WeightGradPart
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ _LONGEST = 80  # characters of what was given instead of samples
 
 def _broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
     """Return the error for a broken law."""
-    return LawError(f"{op} on rank {model.rank}: {rule}", op=op, rank=model.rank, layer=layer, **facts)
+    names = getattr(model.runtime_predictor.workload, "layer_names", ())
+    called = f" (layer {layer} is {names[layer]})" if isinstance(layer, int) and 0 <= layer < len(names) else ""
+    return LawError(f"{op} on rank {model.rank}: {rule}{called}", op=op, rank=model.rank, layer=layer, **facts)
 
 
 def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
@@ -47,6 +50,34 @@ def _require_layer(model: RankState, op: str, name: str, value: Any, expected: i
     if value.layer != expected:
         use = f" for layer {layer}" if isinstance(layer, int) else f", {layer}"
         raise _broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
+
+
+def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
+    """Require a complete sum over a whole sequence."""
+    if isinstance(value, PARTIAL):
+        missing = ranges(set(range(value.num_parts)) - value.parts)
+        raise _broken(
+            model,
+            op,
+            f"{name} must be a complete sum, got {describe(value)}; {_are(missing)} missing: all_reduce it over the "
+            "ranks that hold the parts (or reduce_scatter it, for shards of the sequence)",
+            value.layer,
+            value=value,
+        )
+    if isinstance(value, SHARDS_OF_SEQUENCE):
+        raise _broken(
+            model,
+            op,
+            f"{name} must hold the whole sequence, got {describe(value)}; all_gather it over the ranks that hold the "
+            "shards",
+            value.layer,
+            value=value,
+        )
+
+
+def _are(parts: str) -> str:
+    """Return parts as the subject of a sentence: "part 1 is", "parts 1-3 are"."""
+    return f"part {parts} is" if parts.isdigit() else f"parts {parts} are"
 
 
 def _require_complete(model: RankState, op: str, weight: Weight) -> None:
@@ -80,6 +111,7 @@ def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> Non
     require_kind(model, op, "inp", inp, Activation)
     _require_layer(model, op, "weight", weight, layer, layer)
     _require_layer(model, op, "inp", inp, layer, layer)
+    _require_whole(model, op, "inp", inp)
     _require_complete(model, op, weight)
     _require_stored(model, op, "weight", weight)
 
@@ -90,6 +122,8 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
     require_kind(model, op, "grad", grad, ActivationGrad)
     _require_layer(model, op, "inp", inp, layer, layer)
     _require_layer(model, op, "grad", grad, layer, layer)
+    _require_whole(model, op, "inp", inp)
+    _require_whole(model, op, "grad", grad)
     if inp.samples != grad.samples:
         raise _broken(
             model,
@@ -111,6 +145,7 @@ def loss(model: RankState, inp: Any) -> None:
     """Require the model's output."""
     require_kind(model, "loss", "inp", inp, Activation)
     _require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
+    _require_whole(model, "loss", "inp", inp)
 
 
 def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
@@ -130,6 +165,7 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
             f"{describe(opt_state)}",
             layer,
         )
+    _require_same_part(model, layer, weight_grad, weight, opt_state)
     for name, value in (("weight_grad", weight_grad), ("opt_state", opt_state)):
         if not covers(value, weight):
             raise _broken(
@@ -138,6 +174,37 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
                 f"{name} must hold the weight's shards, got {describe(value)} for {describe(weight)}",
                 layer,
             )
+
+
+def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
+    """Require gradient and state of the weight's part, and a gradient that has seen the whole sequence."""
+    for name, value in (("weight_grad", weight_grad), ("opt_state", opt_state)):
+        if _part_of(value) != _part_of(weight):
+            raise _broken(
+                model,
+                "update",
+                f"{name} must be of the weight's part, got {describe(value)} for {describe(weight)}",
+                layer,
+            )
+    if isinstance(weight_grad, WeightGradPart) and not weight_grad.covers_sequence():
+        missing = ranges(set(range(weight_grad.num_sequence_shards)) - weight_grad.sequence_shards)
+        raise _broken(
+            model,
+            "update",
+            f"the gradient of what all parts of layer {layer} hold (norms, biases) must cover the whole sequence, "
+            f"shards {missing} of {weight_grad.num_sequence_shards} are missing; all_reduce the gradient over the "
+            "ranks that hold the parts",
+            layer,
+            value=weight_grad,
+        )
+
+
+def _part_of(value: Any) -> tuple[Any, int]:
+    """Return which part of a layer a tensor is of; the whole is the one part of one."""
+    return getattr(value, "parts", _ONLY), getattr(value, "num_parts", 1)
+
+
+_ONLY = frozenset([0])
 
 
 def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
@@ -274,9 +341,18 @@ def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     _require_rows(model, "load_weights", layer, num_shards)
 
 
+def part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
+    """Require one of the parts that a layer can be divided into."""
+    are_counts = all(isinstance(value, int) and not isinstance(value, bool) for value in (part, num_parts))
+    if not are_counts or not 0 <= part < num_parts:
+        raise _broken(
+            model, "load_weights", f"part must lie in 0..num_parts-1, got part {part!r} of {num_parts!r}", layer
+        )
+
+
 def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:
     """Require that each shard of a layer holds one of its rows at least."""
-    most = model.runtime_predictor.workload.max_shards
+    most = model.runtime_predictor.workload.max_shards(layer)
     if num_shards > most:
         raise _broken(
             model,

@@ -16,6 +16,7 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
 | `_operation_kind` | a class: that of the communications that are submitted |
+| `_resize` | when a forward has kept more beside its input, or a backward has computed it again |
 | `_store` | when the model is made, for each of its five stores |
 | `_counted`, `memory_by_store` | when somebody asks what the rank holds |
 | `mesh`, `group`, `_member` | when a group of ranks is named |
@@ -31,6 +32,9 @@ from collections.abc import Sequence
 from minitrain.rank.communication import Communication
 from minitrain.rank.computation import Computation
 from minitrain.rank.final_weights import check_final_weights
+from minitrain.rank.kept_for_backward import mode_of
+from minitrain.rank.stages import stages_of
+from minitrain.workloads.workload import Recompute
 
 _OF_THE_ENGINE = frozenset(
     {
@@ -69,6 +73,40 @@ class Model(Computation, Communication):
     Raises:
         UsageError: a parameter is outside its rule.
     """
+
+    @property
+    def recompute(self) -> Recompute:
+        """What backward computes again of a layer, where its forward does not say: "none", "selective" or "full".
+
+        Layers that are alike keep their input alone, whatever it is.
+        """
+        return self._recompute
+
+    @recompute.setter
+    def recompute(self, recompute: str) -> None:
+        self._recompute = mode_of(recompute).recompute
+
+    @property
+    def layers_are_alike(self) -> bool:
+        """Whether all layers cost the same and hold tensors of the same sizes."""
+        return self._is_uniform
+
+    def stages(
+        self, num_stages: int, microbatch_size: int = 1, *, layers_per_stage: Sequence[int] | None = None
+    ) -> tuple[range, ...]:
+        """Return the layers of each stage of a pipeline, so that the costliest stage costs as little as it can.
+
+        Layers that are alike go in equal shares.
+
+        Args:
+            num_stages: how many stages.
+            microbatch_size: samples a microbatch; layers are priced with as many.
+            layers_per_stage: how many layers each stage has, instead.
+
+        Raises:
+            UsageError: the layers cannot be shared so.
+        """
+        return stages_of(self, num_stages, microbatch_size, layers_per_stage)
 
     def __dir__(self) -> list[str]:
         """List what a strategy may use, and what may be read of a finished rank."""

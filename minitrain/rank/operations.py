@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
 from minitrain.hardware.price import Price
+from minitrain.rank.kept_for_backward import keep_scattered
 from minitrain.rank.launched_memory import LaunchedMemory, mark_overlap
 from minitrain.tensors import Tensor, clone
+from minitrain.tensors.parts import ActivationShard, WeightGradPart
 from minitrain.transport.calls import Call
 
 T = TypeVar("T")
@@ -100,6 +102,8 @@ class Operation(Call):
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
         if self.op == "all_to_all":
             size_bytes = largest_bytes
+        elif result.__class__ is WeightGradPart and result.sequence_shards != self.value.sequence_shards:
+            size_bytes = model.runtime_predictor.workload.common_bytes(result)
         else:
             value = result if self.op in ("all_gather", "broadcast") else self.value
             size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
@@ -125,6 +129,9 @@ class Operation(Call):
         waited = start >= communicator.busy_until
         begin = start if waited else communicator.busy_until
         communicator.busy_until = end = begin + price.seconds
+        if results[0].__class__ is ActivationShard and calls[0].op == "reduce_scatter":
+            for operation in calls:
+                keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:
             calls[0].model.after_collective(calls, results)
         units = calls[0].model._account.size(results[0]) if isinstance(results[0], Tensor) else None

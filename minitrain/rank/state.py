@@ -34,6 +34,7 @@ from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
 from minitrain.transport.protocol import Transport
+from minitrain.workloads.workload import PassMode, Recompute
 
 _IN_SHARDS = (Weight, WeightGrad)
 
@@ -138,8 +139,12 @@ class RankState:
         self.launching = False  # while an operation is submitted by `launch`
         self._in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
         self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
-        self._max_shards = self._runtime_predictor.workload.max_shards
+        workload = self._runtime_predictor.workload
+        self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # else the laws ask
         self._world = Group(self._transport.world, rank)
+        self._recompute: Recompute = "none"  # where a forward does not say
+        self.recomputed_flop = 0.0  # what backward did again
+        self.pass_modes: dict[int, PassMode] = {}  # of passes that are not the usual ones, by their row of the log
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
@@ -147,10 +152,22 @@ class RankState:
             return Store(self._account)
         return JournalledStore(self._account, name, self._log)
 
+    def _resize(self, tensor: Any, units: int) -> None:
+        """Give a tensor another size: that of all that it stands for from now on."""
+        change = self._account.resize(tensor, units)
+        if self._account.journal is not None and change:
+            stores = (name for name in STORES if any(held is tensor for held in getattr(self, name).values()))
+            self._account.journal.append((len(self.log), next(stores, "in_flight"), change))
+
     def _enter(self) -> None:
         """Tell the transport that a task uses this model, once."""
         self._entered = True
         self._transport.start(self._rank)
+
+    def _enter_once(self) -> None:
+        """Tell the transport that a task uses this model, unless it knows."""
+        if not self._entered:
+            self._enter()
 
     def storage(
         self,

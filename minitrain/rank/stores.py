@@ -94,6 +94,21 @@ class Account:
             if total > self.limit_units:
                 self.overflow()
 
+    def resize(self, tensor: Any, units: int) -> int:
+        """Give a tensor another size, wherever it counts now.
+
+        Returns:
+            By how many units the total changed.
+        """
+        before, change = self.units, units - self.units_of(tensor)
+        tensor._units = units
+        if getattr(tensor, "_home", None) is self:
+            self.grow(change)
+        elif self.launched_tensors.get(id(tensor)):
+            self.launched_tensors[id(tensor)] = units
+            self.grow(change)
+        return self.units - before
+
     def recount_launched(self, value: Any, *, stored: bool) -> None:
         """Count a tensor that a launched operation may use for that operation only while no store holds it."""
         counted = self.launched_tensors.get(id(value))

@@ -12,17 +12,18 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import HardwareConfigError, require_count
+from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.data_frames import data_frame
-from minitrain.run.parameters import DEFAULTS, SIZES, shows_run_parameters
+from minitrain.run.parameters import DEFAULTS, SIZES, shows_run_parameters, split_keywords
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
+from minitrain.run.trained_model import trained_model_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,16 +63,33 @@ class FailedRun:
     def summary(self) -> dict[str, Any]:
         """Return the keys of `Run.summary`, None where there is no figure, and the error."""
         given = {**DEFAULTS, **self.parameters}
-        hardware = given["hardware"]
+        hardware, workload = given["hardware"], _known_workload(given)
         return {
             "strategy": self.strategy,
-            **{name: plain(given[name]) for name in SIZES},
+            **{name: plain(getattr(workload, name, given[name])) for name in SIZES},
             "hardware": str(getattr(getattr(hardware, "system", hardware), "name", None) or hardware),
             "network": network_of(hardware) or plain(given["network"]),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **dict.fromkeys(_FIGURES),
+            **_figures_of_model(workload),
             "error": f"{type(self.error).__name__}: {text_of(self.error)}",
         }
+
+
+def _known_workload(given: Mapping[str, Any]) -> Any:
+    """Return what was to be trained, or None where nobody knows."""
+    try:
+        return split_keywords({name: given[name] for name in ("workload", "seq_len", "hardware")})[0].workload
+    except UsageError:  # which is why the run failed
+        return None
+
+
+def _figures_of_model(workload: Any) -> dict[str, Any]:
+    """Return what `Run.summary` says of a transformer alone."""
+    trained = trained_model_of(workload, 0.0)
+    if trained is None:
+        return {}
+    return {"model": trained.name, "seq_len": trained.seq_len, "tokens_per_second": None, "hfu": None}
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,6 +187,9 @@ def compare(
     """
     for name in SIZES:
         require_count(name, parameters.get(name, 1))
+    if parameters.get("workload") is not None:  # found once for all strategies
+        found_workload = split_keywords(parameters)[0].workload
+        parameters = {**parameters, "workload": found_workload, "seq_len": None}
     if strategies is None or isinstance(strategies, str):
         strategies = DEFAULT_STRATEGIES if strategies is None else (strategies,)
     found = [choose_strategy(strategy) for strategy in strategies]

@@ -19,6 +19,8 @@ from minitrain.errors import UsageError, require_count
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.model import Model
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from minitrain.run.progress import Watch
@@ -38,9 +40,14 @@ class RunParameters:
 
     Args:
         world_size: number of ranks.
-        num_layers: layers of the trained model.
+        num_layers: layers of the trained model; those of `workload` where that is a transformer, whose layers are its
+            units.
         global_batch_size: samples of the step, over all ranks.
         hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank).
+        workload: what is trained: a transformer (`mt.Transformer`, a shipped model's name, a path to a Hugging Face
+            config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
+            is the specified one.
+        seq_len: tokens of a sample of a transformer; the model's own by default.
         network: "flat" (one tier for the run), "hierarchical" (the tier that each group needs), or "auto": flat where
             all ranks fit into the smallest tier, else hierarchical.
         placement: node of each rank; not for the flat network.
@@ -69,6 +76,8 @@ class RunParameters:
     num_layers: int = 32
     global_batch_size: int = 64
     hardware: Any = "h100_80g_nvl8"
+    workload: Any = None
+    seq_len: int | None = None
     network: str = "auto"
     placement: Sequence[int] | None = None
     slowdown: Mapping[int, float] | None = None
@@ -84,6 +93,7 @@ class RunParameters:
     log: str = "full"
 
     def __post_init__(self) -> None:
+        self._take_workload()
         for name in SIZES:
             require_count(name, getattr(self, name))
         if self.log not in LOGS:
@@ -107,8 +117,26 @@ class RunParameters:
                 raise UsageError(
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
-            return self.hardware
-        return make_predictor(self.hardware, self.world_size, self.network, self.placement)
+            return self.hardware if self.workload is None else self.hardware.training(self.workload)
+        return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload)
+
+    def _take_workload(self) -> None:
+        """Find the workload, and take the number of layers from it where it has one."""
+        if self.workload is None and self.seq_len is not None:
+            raise UsageError(
+                f"seq_len ({self.seq_len!r}) is for transformers, and no workload is given; give one, as in "
+                'workload="llama3-8b"',
+                seq_len=self.seq_len,
+            )
+        workload = _workload_of(self.workload, self.seq_len, self.hardware)
+        num_layers = getattr(workload, "num_layers", None)
+        if num_layers is not None:
+            if self.num_layers not in (DEFAULTS["num_layers"], num_layers):
+                raise _layers_and_workload(self.num_layers, workload)
+            object.__setattr__(self, "num_layers", num_layers)
+        if self.workload is not None:
+            object.__setattr__(self, "workload", workload)
+            object.__setattr__(self, "seq_len", None)  # the workload has it
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType({field.name: field.default for field in fields(RunParameters)})
@@ -173,7 +201,10 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
     given = {name: value for name, value in keywords.items() if name in DEFAULTS}
-    return RunParameters(**given), {name: value for name, value in keywords.items() if name not in DEFAULTS}
+    parameters = RunParameters(**given)
+    if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
+        raise _layers_and_workload(given["num_layers"], parameters.workload)
+    return parameters, {name: value for name, value in keywords.items() if name not in DEFAULTS}
 
 
 class TakesRunParameters(Protocol[R_co]):
@@ -228,11 +259,30 @@ def shows_run_parameters(function: F) -> F:
     return function
 
 
+def _workload_of(workload: Any, seq_len: int | None, hardware: Any) -> Any:
+    """Return what a run trains; None for the specified workload."""
+    if workload is None:
+        return getattr(hardware, "workload", None)
+    from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
+
+    return find_workload(workload, seq_len)
+
+
+def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:
+    """Return the error for a number of layers beside a workload that has its own."""
+    return UsageError(
+        f"num_layers ({num_layers!r}) does not go with a workload that has its own, and {workload!r:.80} has "
+        f"{workload.num_layers} layers; leave num_layers out",
+        num_layers=num_layers,
+    )
+
+
 def make_predictor(
     hardware: Any,
     world_size: int,
     network: str = DEFAULTS["network"],
     placement: Sequence[int] | None = None,
+    workload: Workload | None = None,
 ) -> Predictor:
     """Return what prices the operations of a run.
 
@@ -241,10 +291,13 @@ def make_predictor(
         world_size: number of ranks.
         network: "auto", "flat" or "hierarchical".
         placement: node of each rank.
+        workload: what is trained; the specified one, or that of a predictor, if None.
     """
     if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
-        return hardware  # type: ignore[no-any-return]  # a Predictor
-    return RuntimePredictor(world_size, hardware, network=network, placement=placement)
+        return hardware if workload in (None, hardware.workload) else hardware.training(workload)  # type: ignore[no-any-return]  # a Predictor
+    return RuntimePredictor(
+        world_size, hardware, network=network, placement=placement, workload=workload or MATMUL_LAYER
+    )
 
 
 def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:

@@ -19,6 +19,7 @@ from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy
+from minitrain.run.trained_model import trained_model_of
 from minitrain.transport.dist import Dist
 
 R = TypeVar("R", bound=Run)
@@ -79,6 +80,7 @@ class PreparedRun:
         of_models: dict[str, Any] = {
             "logs": [model.log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
+            "trained_model": trained_model_of(workload, sum(model.recomputed_flop for model in models)),
         }
         return kind(
             strategy=self.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from operator import attrgetter
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
+from minitrain.run.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
@@ -25,11 +27,10 @@ if TYPE_CHECKING:
     from minitrain.analysis.totals_by_type import TypeTotal
     from minitrain.hardware.data_sheet import DataSheet
     from minitrain.rank.model import Model
-    from minitrain.run.energy import StepEnergy
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(EnergyFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -51,6 +52,7 @@ class Run:
         held_outside: what was held outside the stores; None unless the run was strict.
         network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
         num_nodes: how many units of the smallest network tier the ranks sit in.
+        trained_model: the transformer that was trained; None for other workloads.
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
@@ -73,6 +75,7 @@ class Run:
     held_outside: MemoryOutsideStores | None = None
     network: str = "flat"
     num_nodes: int = 1
+    trained_model: TrainedModel | None = None
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
     tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
@@ -82,7 +85,8 @@ class Run:
         """The event logs as columns."""
         from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return as_timeline(self.logs)
+        timeline = as_timeline(self.logs)
+        return replace(timeline, layer_names=self.trained_model.layer_names) if self.trained_model else timeline
 
     @property
     def _trace(self) -> Trace:
@@ -124,6 +128,23 @@ class Run:
         return self.useful_flop / possible_flop if possible_flop else 0.0
 
     @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
+
+        None where durations were given by hand, and for workloads that say nothing of recomputation.
+        """
+        if self.mfu is None or self.trained_model is None or not self.useful_flop:
+            return None
+        return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that all ranks together train on in a second; None for workloads that have no tokens."""
+        if self.trained_model is None or not self.step_time:
+            return None
+        return self.global_batch_size * self.trained_model.seq_len / self.step_time
+
+    @property
     def bubble_fraction(self) -> float:
         """Share of world_size x step time spent waiting."""
         return self.breakdown.bubble_fraction
@@ -133,43 +154,12 @@ class Run:
         """Share of world_size x step time spent communicating with no compute beside it."""
         return self.breakdown.exposed_comm_fraction
 
-    @cached_property
-    def energy(self) -> StepEnergy | None:
-        """What each rank draws, busy and idle apart; None where the hardware config does not say its power."""
-        from minitrain.run.energy import energy_of  # noqa: PLC0415  (numpy only when somebody looks)
-
-        return energy_of(self.breakdown, self.sheets)
-
     @property
-    def energy_joules(self) -> float | None:
-        """What all devices draw in the step, J; None where the hardware config does not say its power."""
-        return self.energy and self.energy.joules
-
-    @property
-    def average_watts(self) -> float | None:
-        """What all devices draw together on average, W; None likewise."""
-        return self.energy and self.energy.average_watts
-
-    @cached_property
-    def peak_watts(self) -> float | None:
-        """The most that all devices draw together at any moment, W; None likewise."""
-        from minitrain.run.energy import peak_watts  # noqa: PLC0415
-
-        return peak_watts(self.timeline, self.sheets)
-
-    @property
-    def joules_per_token(self) -> float | None:
-        """What a token of the batch takes, J; None likewise, or where the workload counts no tokens."""
-        if self.energy is None or self.tokens_per_sample is None:
-            return None
-        return self.energy.joules / (self.global_batch_size * self.tokens_per_sample)
-
-    @property
-    def dollars(self) -> float | None:
-        """What renting the devices for the step costs, USD; None where the hardware config does not say its price."""
-        from minitrain.run.energy import dollars_of  # noqa: PLC0415
-
-        return dollars_of(self.sheets, self.world_size, self.step_time)
+    def num_tokens(self) -> int | None:
+        """Tokens of the batch; None for workloads that count none."""
+        model = self.trained_model
+        each = self.tokens_per_sample if model is None else model.seq_len
+        return None if each is None else self.global_batch_size * each
 
     @cached_property
     def _passes(self) -> PassTimes:
@@ -235,7 +225,19 @@ class Run:
             "makespan_bubble_s": self.makespan_bubble,
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
+            **self._figures_of_model(),
             "error": None,
+        }
+
+    def _figures_of_model(self) -> dict[str, Any]:
+        """Return what is said of a transformer alone."""
+        if self.trained_model is None:
+            return {}
+        return {
+            "model": self.trained_model.name,
+            "seq_len": self.trained_model.seq_len,
+            "tokens_per_second": self.tokens_per_second,
+            "hfu": self.hfu,
         }
 
     def save(self, path: str | PathLike[str]) -> None:

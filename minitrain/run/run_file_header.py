@@ -36,6 +36,7 @@ SPECIFIED = FIELDS[:7]
 _KEYS = (*HEADER, "options", "oom", "fields")
 _MOST_LAYERS, _MOST_SAMPLES, _MOST_RANKS = 2**20, 2**24, 2**24  # of a file of no size
 _MOST_BYTES_PER_ELEMENT = 1024
+_MOST_TOKENS = 2**40
 
 
 class Object(dict[str, Any]):
@@ -111,6 +112,7 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "options": OBJECT,
         "oom": OBJECT.or_null(),
         "held_outside": OBJECT.or_null(),
+        "trained_model": OBJECT.or_null(),
         "fields": LIST,
     }
 
@@ -136,6 +138,22 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
     if header.get("held_outside") is not None:
         rules = {"rank": rank, "time": TIME, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
         _judge_amounts(header["held_outside"], "held_outside", rules, "elements_by_line", faults)
+    if header.get("trained_model") is not None:
+        _judge_trained_model(header["trained_model"], header["num_layers"], faults)
+
+
+def _judge_trained_model(values: Any, num_layers: int, faults: Faults) -> None:
+    """Judge what is said of a transformer: a name for each of its layers, and more."""
+    place = ("trained_model",)
+    rules = {"name": TEXT, "seq_len": whole(1, _MOST_TOKENS), "layer_names": LIST, "recomputed_flop": AT_LEAST_0}
+    if not faults.judge_keys(1, place, values, rules):
+        return
+    names = values["layer_names"]
+    if len(names) != num_layers:
+        expected = f"expected a name for each of {num_layers} layers (num_layers), found {len(names)}"
+        faults.add(1, expected, (*place, "layer_names"))
+    for layer, name in enumerate(names):
+        faults.judge(1, (*place, "layer_names", layer), name, TEXT)
 
 
 def _judge_amounts(values: Any, key: str, rules: Mapping[str, Rule], amounts: str, faults: Faults) -> None:

@@ -43,6 +43,7 @@ from minitrain.run.run_file_header import (
     judge_header,
     object_of,
 )
+from minitrain.run.trained_model import TrainedModel
 
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """What is true of the run where its first line says nothing: it fits into one tier, or older writers did not tell."""
@@ -89,6 +90,10 @@ class SavableRun(Protocol):
     def held_outside(self) -> MemoryOutsideStores | None:
         """What was held outside the stores."""
 
+    @property
+    def trained_model(self) -> TrainedModel | None:
+        """The transformer that was trained."""
+
 
 def plain(value: Any) -> Any:
     """Return a value that JSON can hold."""
@@ -120,6 +125,8 @@ def _lines(run: SavableRun) -> Iterator[str]:
         header |= network
     if run.held_outside is not None:
         header["held_outside"] = asdict(run.held_outside)
+    if run.trained_model is not None:
+        header["trained_model"] = asdict(run.trained_model)
     yield json.dumps(header)
     ranges: _Ranges = {}
     for log in run.logs:
@@ -196,6 +203,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"the run file {label} cannot be read: {reason}; write it with run.save()") from error
     oom, outside = header["oom"], header.get("held_outside")  # the latter of strict runs, and unknown to older writers
+    trained = header.get("trained_model")  # of runs that trained a transformer
     return {
         **{name: header[name] for name in HEADER},
         "options": dict(header["options"]),
@@ -203,8 +211,15 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "oom": None if oom is None else OutOfMemory(**_known(oom, OutOfMemory)),
         "memory_journals": journals,
         "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
+        "trained_model": None if trained is None else _trained_model(trained),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
     }
+
+
+def _trained_model(values: Mapping[str, Any]) -> TrainedModel:
+    """Return the transformer that a file speaks of."""
+    known = _known(values, TrainedModel)
+    return TrainedModel(**known | {"layer_names": tuple(known["layer_names"])})
 
 
 def _known(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A pipeline schedule, which is data, run as a strategy: `from_schedule`.
 
-Stage s of S holds the s-th of S equal, contiguous parts of the layers. Each rank runs its actions exactly in the order
+Stage s of S holds the s-th of S contiguous parts of the layers: equal ones where layers are alike, and those of
+`Model.stages` where they differ. Each rank runs its actions exactly in the order
 of the schedule. Tensors from another rank are received under a tag of kind, stage and microbatch, so that messages may
 overtake one another. Communication overlaps with compute as in `torch.distributed.pipelining`: the receive for an
 action is launched before the action before it computes, and a send runs beside the following actions until the next
@@ -37,11 +38,12 @@ def from_schedule(schedule: Schedule) -> Strategy:
     """Return the strategy that runs a schedule.
 
     Its ranks are laid out on `model.mesh(pp=schedule.num_ranks, dp=...)`. The strategy has the schedule's name and
-    two options beside the model: `microbatch_size` (samples; a replica's share over the schedule's microbatches if
-    None) and `zero` (ZeRO stage 0 to 3 of the replicas).
+    four options beside the model: `microbatch_size` (samples; a replica's share over the schedule's microbatches if
+    None), `zero` (ZeRO stage 0 to 3 of the replicas), `layers_per_stage` (the layers of each stage), and `recompute`
+    (what backward computes again).
 
     Args:
-        schedule: the order of every rank; num_layers must be a multiple of its stages.
+        schedule: the order of every rank; num_layers must be a multiple of its stages where layers are alike.
 
     Returns:
         A coroutine function of a model, to be simulated or compared.
@@ -57,13 +59,23 @@ def from_schedule(schedule: Schedule) -> Strategy:
     """
     validate(schedule)
 
-    async def strategy(model: Model, microbatch_size: int | None = None, zero: int = 0) -> Model:
+    async def strategy(
+        model: Model,
+        microbatch_size: int | None = None,
+        zero: int = 0,
+        layers_per_stage: Sequence[int] | None = None,
+        recompute: str | None = None,
+    ) -> Model:
+        if recompute is not None:
+            model.recompute = recompute
         mesh = _mesh(model, schedule)
         if zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {schedule.name}, got {zero!r}")
-        _require_multiple("num_layers", model.num_layers, "num_stages", schedule.num_stages, schedule.name)
+        if layers_per_stage is None and model.layers_are_alike:
+            _require_multiple("num_layers", model.num_layers, "num_stages", schedule.num_stages, schedule.name)
         batches = _batches(model, schedule.name, schedule.num_microbatches, mesh, microbatch_size)
-        await _Rank(model, schedule, mesh, batches, _Replica(model, mesh, zero)).run()
+        stages = model.stages(schedule.num_stages, len(batches[0]), layers_per_stage=layers_per_stage)
+        await _Rank(model, schedule, mesh, batches, stages, _Replica(model, mesh, zero)).run()
         return model
 
     strategy.__name__ = strategy.__qualname__ = schedule.name
@@ -105,14 +117,20 @@ class _Rank:
     """One rank of a pipeline: it runs its actions in order, and receives and sends what they need and make."""
 
     def __init__(
-        self, model: Model, schedule: Schedule, mesh: Mesh, batches: list[Sequence[int]], replica: _Replica
+        self,
+        model: Model,
+        schedule: Schedule,
+        mesh: Mesh,
+        batches: list[Sequence[int]],
+        stages: Sequence[range],
+        replica: _Replica,
     ) -> None:
         self.model = model
         self.schedule = schedule
         self.mesh = mesh
         self.here = mesh.coord("pp")
         self.batches = batches
-        self.stage_size = model.num_layers // schedule.num_stages
+        self.stages = stages
         self.replica = replica
         self.receives: dict[tuple[str, int, int], Launched[Any]] = {}  # by tag
         self.sends: dict[int, Launched[Any]] = {}  # the last one to each place
@@ -138,7 +156,7 @@ class _Rank:
 
     def layers(self, stage: int) -> range:
         """Return the layers of a stage."""
-        return range(stage * self.stage_size, (stage + 1) * self.stage_size)
+        return self.stages[stage]
 
     async def forward(self, stage: int, i: int) -> None:
         """Take microbatch i through a stage."""

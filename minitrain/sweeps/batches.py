@@ -153,6 +153,7 @@ class SharedByBatch:
         self._strategies: dict[str, ChosenStrategy] = {}
         self._history: DivergenceHistory | None = None
         self._predictors: dict[tuple[str, int, str], Predictor] = {}
+        self._trainers: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
 
     def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
         """Return a strategy, which is loaded once if it has a name.
@@ -178,9 +179,24 @@ class SharedByBatch:
             if machine not in self._predictors:
                 self._predictors[machine] = make_predictor(*machine)
             shared["hardware"] = self._predictors[machine]
+        if parameters.get("workload") is not None:
+            shared |= self._trained(parameters, shared.get("hardware"))
         if parameters.get("fold") is True:
             shared["fold"] = self._divergence_history()
         return {**parameters, **shared}
+
+    def _trained(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
+        """Return the workload that is meant, and the predictor that has remembered its prices on a machine."""
+        from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
+
+        workload = find_workload(parameters["workload"], parameters.get("seq_len"))
+        found = {"workload": workload, "seq_len": None}
+        if machine is None:
+            return found
+        key = id(machine), id(workload)
+        if key not in self._trainers:
+            self._trainers[key] = machine.training(workload)
+        return {**found, "hardware": self._trainers[key]}
 
     def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str] | None:
         """Return what the predictor of a run is made of; None where it cannot be shared.

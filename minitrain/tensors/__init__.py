@@ -1,15 +1,17 @@
 """The five kinds of tensor that a training step handles, as symbols: which layer, which samples, which shards.
 
 May import: `errors` alone. Open `kinds` first: weights, activations, their gradients and optimizer states, and the laws
-by which they add, combine and shard. `index_sets` keeps sets of samples and shards shared, `annotations` passes on
-what a strict or a numeric run attaches to tensors, and `drawing` shows a tensor in a notebook.
+by which they add, combine and shard. `parts` has what divides a layer among ranks that compute together: parts of
+weights, partial sums, and shards of a sequence. `fields` lists what tensors are made of, and copies them. `index_sets`
+keeps sets of samples and shards shared, `annotations` passes on what a strict or a numeric run attaches to tensors, and
+`drawing` shows a tensor in a notebook.
 """
 
+from minitrain.tensors.fields import FIELDS, clone
 from minitrain.tensors.kinds import (
     BLOCK_SIZE,
     BYTES_PER_ELEMENT,
     DATATYPE,
-    FIELDS,
     HIDDEN_SIZE,
     KINDS,
     Activation,
@@ -22,7 +24,6 @@ from minitrain.tensors.kinds import (
     Tensor,
     Weight,
     WeightGrad,
-    clone,
 )
 
 __all__ = [

@@ -7,10 +7,7 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from minitrain.errors import LawError
@@ -90,16 +87,7 @@ class Tensor:
         return tensor_html(self)
 
 
-def clone(value: T) -> T:
-    """Return an equal tensor, an object of its own; anything else as it is."""
-    kind = value.__class__
-    try:
-        return kind(*FIELDS[kind](value))
-    except KeyError:  # a subclass, or no tensor
-        return copy.copy(value) if isinstance(value, Tensor) else value
-
-
-def _require_same(rule: str, left: Any, right: Any, *names: str) -> None:
+def require_same(rule: str, left: Any, right: Any, *names: str) -> None:
     """Raise a LawError unless two tensors are of one kind and agree in the named fields."""
     if type(left) is not type(right):
         raise LawError(f"{rule}: both must be {type(left).__name__}, got {right!r}", left=left, right=right)
@@ -151,7 +139,7 @@ class Sharded(Tensor, Gatherable[O]):
         Raises:
             LawError: the two are of different kinds, layers, steps or samples, or are cut differently.
         """
-        _require_same(self._combines_as, self, other, *self._must_agree)
+        require_same(self._combines_as, self, other, *self._must_agree)
         others: Any = other
         return combined(self.with_shards(self.shards | others.shards, self.num_shards), self, other)
 
@@ -178,10 +166,42 @@ class Sharded(Tensor, Gatherable[O]):
             )
 
 
-class Sampled(Tensor):
-    """What holds values for samples and is never cut: the common base of activations and their gradients."""
+class Passage:
+    """How an activation came about and went on; see `minitrain.rank.kept_for_backward`.
 
-    __slots__ = ()
+    Attributes:
+        mode: how it went through its layer.
+        made_in: how the layer before made it.
+        kept_by: what stands for what was kept then.
+        gathered_from: the shard of the sequence that it was gathered from.
+    """
+
+    __slots__ = ("gathered_from", "kept_by", "made_in", "mode")
+
+    def __init__(self) -> None:
+        self.mode: Any = None
+        self.made_in: Any = None
+        self.kept_by: Any = None
+        self.gathered_from: Any = None
+
+
+def passage_of(tensor: Any) -> Passage:
+    """Return how an activation came about and went on, to be read and written."""
+    if not hasattr(tensor, "_passage"):
+        tensor._passage = Passage()
+    found: Passage = tensor._passage
+    return found
+
+
+class Sampled(Tensor):
+    """What holds values for samples and is never cut: the common base of activations and their gradients.
+
+    Its slot `_passage` is unset where layers are alike and whole.
+    """
+
+    __slots__ = ("_passage",)
+
+    _passage: Passage
 
     samples: frozenset[int]
 
@@ -269,7 +289,7 @@ class WeightGrad(Sharded["WeightGrad"], ReduceableGatherable["WeightGrad"]):
             and other.num_shards == num_shards
             and (other.shards is shards or other.shards == shards)
         ):
-            _require_same("gradients that add", self, other, "layer", "shards", "num_shards")
+            require_same("gradients that add", self, other, "layer", "shards", "num_shards")
         total = WeightGrad(
             layer, self.layers, union(self.samples, other.samples), self.total_samples, shards, num_shards
         )
@@ -323,8 +343,3 @@ class ActivationGrad(Sampled):
 
 KINDS: tuple[type[Any], ...] = (Weight, OptState, Activation, ActivationGrad, WeightGrad)
 """The five kinds."""
-
-FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    kind: attrgetter(*kind.__dataclass_fields__) for kind in KINDS
-}
-"""What returns the values of all fields of a tensor in order, by kind."""

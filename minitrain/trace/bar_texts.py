@@ -70,6 +70,8 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
 def _layers(line: Timeline, first: int, last: int) -> str:
     """Name the layer of one operation, or the layers from a first to a last one."""
     layers = sorted({layer for layer in line.layer[[first, last]].tolist() if layer != NO_LAYER})
+    if line.layer_names:
+        return " to ".join(map(line.layer_name, layers))
     return f"layer{'s' if len(layers) > 1 else ''} {'-'.join(map(str, layers))}" if layers else ""
 
 

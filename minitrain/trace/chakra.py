@@ -95,7 +95,7 @@ def _node(timeline: Timeline, event: int, waits_for: list[int], tag: int) -> byt
     return b"".join(
         [
             protobuf.number(_ID, event - first),
-            protobuf.text(_NAME, typ if layer == NO_LAYER else f"{typ} layer {layer}"),
+            protobuf.text(_NAME, typ if layer == NO_LAYER else f"{typ} {timeline.layer_name(int(layer))}"),
             protobuf.number(_TYPE, _NODE_TYPES[timeline.streams[timeline.stream[event]].kind]),
             protobuf.numbers(_DATA_DEPS, [other - first for other in waits_for]),
             protobuf.number(_START, start),

@@ -100,6 +100,7 @@ def _slices(timeline: Timeline, clock: Micros, bytes_per_element: float) -> Iter
     heads = [f'{{"ph":"X","name":{json.dumps(typ)},"cat":' for typ in timeline.typs]
     cats = ['"compute"' if stream.kind == COMPUTE else '"communication"' for stream in timeline.streams]
     samples = [f',"samples":"{ranges(numbers)}"' if numbers else "" for numbers in timeline.sample_sets]
+    layers = _Layers(timeline)
     first = _first_thread(timeline)
     rows = zip(
         timeline.typ.tolist(),
@@ -114,11 +115,24 @@ def _slices(timeline: Timeline, clock: Micros, bytes_per_element: float) -> Iter
         strict=True,
     )
     for typ, stream, rank, start, length, memory, layer, sample, detail in rows:
-        of_layer = "" if layer == NO_LAYER else f',"layer":{layer}'
+        of_layer = "" if layer == NO_LAYER else layers[layer]
         yield (
             f'{heads[typ]}{cats[stream]},"pid":{rank},"tid":{first + stream},"ts":{start},"dur":{length},'
             f'"args":{{"memory_bytes":{memory:.0f}{of_layer}{samples[sample]}{detail}}}}}'
         )
+
+
+class _Layers(dict[int, str]):
+    """The details that name a layer, by layer."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__()
+        self.timeline = timeline
+
+    def __missing__(self, layer: int) -> str:
+        name = f',"layer_name":{json.dumps(self.timeline.layer_name(layer))}' if self.timeline.layer_names else ""
+        self[layer] = f',"layer":{layer}{name}'
+        return self[layer]
 
 
 def _details(timeline: Timeline) -> list[str]:

@@ -85,4 +85,4 @@ def _name(timeline: Timeline, event: int, computes: bool) -> str:
     """Return a kernel's name: the operation and its layer."""
     typ, layer = timeline.typs[timeline.typ[event]], timeline.layer[event]
     name = typ if computes else _NCCL.get(typ, f"ncclDevKernel_{typ}")
-    return name if layer == NO_LAYER else f"{name}_layer_{layer}"
+    return name if layer == NO_LAYER else f"{name}_{timeline.layer_name(int(layer)).replace(' ', '_')}"

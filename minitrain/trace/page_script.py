@@ -52,7 +52,7 @@ function duration(value) {
 
 function hover(d, i, rank) {
   const kind = d.kinds[d.kind[i]].name, span = duration(d.length[i]) + ' from ' + duration(d.start[i]);
-  const layer = d.layer[i] === d.noLayer ? '' : 'layer ' + d.layer[i];
+  const layer = d.layer[i] === d.noLayer ? '' : (d.layerNames || [])[d.layer[i]] || 'layer ' + d.layer[i];
   const lines = ['<b>' + kind + '</b> · rank ' + rank];
   if (d.kind[i] === d.kinds.length - 1) {
     const typ = d.waitTyp[i] === 255 ? '' : d.typs[d.waitTyp[i]], ofLayer = layer && ' of ' + layer;
@@ -241,6 +241,7 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
         "kinds": [kind._asdict() for kind in bars.kinds],
         "computes": _compute_kinds(bars),
         "typs": line.typs,
+        **({"layerNames": line.layer_names} if line.layer_names else {}),
         "samples": [ranges(numbers) for numbers in line.sample_sets],
         "center": center.tolist(),
         "width": width.tolist(),

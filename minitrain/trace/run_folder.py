@@ -34,6 +34,7 @@ def view_of(run: Run) -> View:
 
     facts = [
         f"step {duration(run.step_time)}",
+        *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
         *([] if run.mfu is None else [f"MFU {run.mfu:.1%}"]),
         f"bubble {run.bubble_fraction:.1%}",
         f"exposed communication {run.exposed_comm_fraction:.1%}",
@@ -65,6 +66,8 @@ def conditions(run: Run) -> str:
     """Return in words the sizes and the hardware of a run."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
+    if run.trained_model is not None:
+        layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample"
     network = f", {run.network} network" if run.num_nodes > 1 else ""  # in one tier, all are the same
     return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}{network}"
 

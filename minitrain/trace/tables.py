@@ -87,6 +87,10 @@ def run_table(run: Run) -> Table:
         "exposed communication": f"{run.exposed_comm_fraction * 100:.1f} %",
         "events": f"{run.num_events}",
     }
+    if run.tokens_per_second is not None:
+        each = run.tokens_per_second / run.world_size
+        rows["tokens"] = f"{run.tokens_per_second:,.0f} a second, {each:,.0f} a device"
+        rows["HFU"] = "-" if run.hfu is None else f"{run.hfu * 100:.1f} %, with what backward computes again"
     if run.held_outside is not None:
         rows["held outside stores"] = _outside(run, run.held_outside)
     if run.oom is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import attrgetter
 from types import MappingProxyType
@@ -21,8 +21,13 @@ from typing import Any
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WEIGHT_PARTS, WeightGradPart
+from minitrain.transport import partial_sums
 
 Results = list[Any]
+
+_PARTED = frozenset({*PARTIAL, WeightGradPart})
+_GATHERED_IN_PARTS = frozenset({*SHARDS_OF_SEQUENCE, *WEIGHT_PARTS})
 
 
 def describe(value: Any) -> str:
@@ -33,13 +38,25 @@ def describe(value: Any) -> str:
         return value
     if not isinstance(value, Tensor):
         return type(value).__name__
-    facts = [f"layer {value.layer}"]  # type: ignore[attr-defined]  # every tensor has a layer
-    for name in ("step", "samples", "shards"):
-        if hasattr(value, name):
-            facts.append(f"{name} {_brief(getattr(value, name))}")
-    if hasattr(value, "num_shards"):
-        facts[-1] += f" of {value.num_shards}"
-    return f"{type(value).__name__}({', '.join(facts)})"
+    return f"{type(value).__name__}({', '.join(_facts(value))})"
+
+
+def _facts(tensor: Any) -> Iterator[str]:
+    """Yield the facts of a tensor that must agree, in words."""
+    yield f"layer {tensor.layer}"
+    for name, total in _SETS:
+        if hasattr(tensor, name) and (name != "sequence_shards" or tensor.num_sequence_shards > 1):
+            of = f" of {getattr(tensor, total)}" if total is not None else ""
+            yield f"{name.replace('_', ' ')} {_brief(getattr(tensor, name))}{of}"
+
+
+_SETS = (
+    ("step", None),
+    ("samples", None),
+    ("shards", "num_shards"),
+    ("parts", "num_parts"),
+    ("sequence_shards", "num_sequence_shards"),
+)
 
 
 def _brief(value: Any) -> str:
@@ -102,6 +119,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 def all_reduce(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     """Return the sum of all values, once for each member."""
     first = values[0]
+    if type(first) in _PARTED:
+        return partial_sums.all_reduce(values, ranks, mismatch)
     if type(first) is not WeightGrad:
         total = _sum("all_reduce", values)
         return [copy.copy(total) for _ in values]
@@ -115,6 +134,8 @@ def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     """Return to the k-th member the k-th shard of the sum of all values."""
     num_shards = len(values)
     first = values[0]
+    if type(first) in _PARTED:
+        return partial_sums.reduce_scatter(values, ranks, mismatch)
     if type(first) is not WeightGrad:
         total = _sum("reduce_scatter", values)
         return [total.shard(index, num_shards) for index in range(num_shards)]
@@ -159,6 +180,8 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int]) -> Results:
         layer, layers, step, num_shards = first.layer, first.layers, first.step, first.num_shards
         shards = _union([value.shards for value in values])
         return [kind(layer, layers, step, shards, num_shards) for _ in values]
+    if kind in _GATHERED_IN_PARTS:
+        return partial_sums.all_gather(values, ranks, mismatch)
     whole = _combine(values)
     return [copy.copy(whole) for _ in values]
 

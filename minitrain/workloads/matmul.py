@@ -24,7 +24,8 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
-from minitrain.workloads.workload import Cost
+from minitrain.tensors.parts import PARTED_KINDS
+from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 _COMPUTE_SHARES: Mapping[str, float] = MappingProxyType(
     {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
@@ -37,28 +38,36 @@ class MatmulLayer:
     datatype = DATATYPE
     bytes_per_element = BYTES_PER_ELEMENT
     is_uniform = True
-    max_shards = HIDDEN_SIZE
     tokens_per_sample = BLOCK_SIZE
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:  # noqa: ARG002  (all layers are alike)
+    def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike)
+        """Return the rows of a matrix."""
+        return HIDDEN_SIZE
+
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
         """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""
         if typ == "loss":
             return Cost(0, 0)
         tokens = num_samples * BLOCK_SIZE
+        rows = HIDDEN_SIZE // mode.num_parts  # a part takes some columns of the input and makes a sum of all outputs
         return Cost(
-            2 * HIDDEN_SIZE * HIDDEN_SIZE * tokens,
-            BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE + 2 * tokens * HIDDEN_SIZE),
+            2 * HIDDEN_SIZE * rows * tokens,
+            BYTES_PER_ELEMENT * (HIDDEN_SIZE * rows + tokens * (rows + HIDDEN_SIZE)),
             _COMPUTE_SHARES[typ],
         )
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:  # noqa: ARG002
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:  # noqa: ARG002
         """Return the cost of an optimizer step: one flop and three arrays of traffic an element."""
-        rows = HIDDEN_SIZE * num_shards_on_device // num_shards
+        rows = HIDDEN_SIZE // num_parts * num_shards_on_device // num_shards
         return Cost(HIDDEN_SIZE * rows, BYTES_PER_ELEMENT * 3 * HIDDEN_SIZE * rows)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:  # noqa: ARG002
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:  # noqa: ARG002
         """Return the bytes of some shards of a weight."""
-        return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE * num_shards_on_device // num_shards)
+        return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_parts * num_shards_on_device // num_shards)
+
+    def common_bytes(self, weight_grad: Any) -> int:  # noqa: ARG002  (a Workload's parameter)
+        """Return 0: parts have no row of the matrix in common."""
+        return 0
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
@@ -71,6 +80,8 @@ class MatmulLayer:
         if kind is OptState:
             num_shards: int = tensor.num_shards
             return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
+        if kind in PARTED_KINDS:
+            return _parted_bytes(tensor)
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -81,9 +92,27 @@ class MatmulLayer:
         """Return the tensor's own `memory()`."""
         return tensor.memory()  # type: ignore[no-any-return]  # anything with a memory() may be stored
 
+    def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002
+        """Return the size of a layer's input, which is all that its backward needs."""
+        return num_samples * HIDDEN_SIZE * BLOCK_SIZE
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:  # noqa: ARG002
+        """Return 0: a layer keeps its input, and computes nothing again."""
+        return 0
+
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return 4 H^2 flop a token and layer: 2 H^2 forward and 2 H^2 backward."""
         return 4 * HIDDEN_SIZE * HIDDEN_SIZE * BLOCK_SIZE * num_samples * num_layers
+
+
+def _parted_bytes(tensor: Any) -> int:
+    """Return the bytes on the wire of a part, which counts whole, of a partial sum, or of a shard of a sequence."""
+    num_parts: int = getattr(tensor, "num_parts", 1)
+    if isinstance(tensor, Weight | WeightGrad):
+        return HIDDEN_SIZE * HIDDEN_SIZE // num_parts * BYTES_PER_ELEMENT
+    if isinstance(tensor, OptState):
+        return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_parts // tensor.num_shards)
+    return BYTES_PER_ELEMENT * int(tensor.memory())
 
 
 MATMUL_LAYER = MatmulLayer()

@@ -13,11 +13,18 @@ from math import prod
 from typing import Literal, final
 
 from minitrain.workloads.degrees import WHOLE, Cut, Degrees, Work
+from minitrain.workloads.workload import RECOMPUTE, Recompute
 
-Recompute = Literal["none", "selective", "full"]
-"""What backward computes again: nothing, the attention core, or the whole transformer layer from its input."""
-
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+__all__ = [
+    "RECOMPUTE",
+    "AttentionCore",
+    "Gemm",
+    "Projection",
+    "Recompute",
+    "SavedTensor",
+    "WeightShape",
+    "norm_weights",
+]
 
 
 @final

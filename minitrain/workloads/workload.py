@@ -5,7 +5,7 @@ and bytes. The default is `minitrain.workloads.matmul`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,31 @@ class Cost:
     share: float = 1.0
 
 
+Recompute = Literal["none", "selective", "full"]
+"""What backward computes again: nothing, the attention core, or the whole transformer layer from its input."""
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class PassMode:
+    """How a rank takes samples through a layer.
+
+    Args:
+        recompute: what backward computes again: "none", "selective" or "full".
+        num_parts: the parts that the layer is divided into, of which the rank computes one.
+        sequence_parallel: whether what parts do not divide is divided along the sequence.
+    """
+
+    recompute: Recompute = "none"
+    num_parts: int = 1
+    sequence_parallel: bool = False
+
+
+USUAL = PassMode()
+"""The whole layer, everything kept for backward."""
+
+
 class Workload(Protocol):
     """What the simulator asks of a trained model: the cost of an operation on a layer, and the size of a tensor.
 
@@ -33,29 +58,39 @@ class Workload(Protocol):
         datatype: the key of the hardware config's rates that apply.
         bytes_per_element: size of an element.
         is_uniform: whether all layers cost the same and hold tensors of the same sizes, so that the output of a layer
-            is as large as its input. Prices and sizes are then remembered for all layers together.
-        max_shards: the most shards that any layer can be cut into: its rows, since what is less than a row would cost
-            nothing.
+            is as large as its input, and backward needs nothing else. Prices and sizes are then remembered for all
+            layers together.
     """
 
     datatype: str
     bytes_per_element: int
     is_uniform: bool
-    max_shards: int
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:
-        """Return the cost of forward, loss, backward, backward_input or backward_weight for some samples.
+    def max_shards(self, layer: int) -> int:
+        """Return the most shards that a layer can be cut into.
 
-        The loss is of layer `num_layers`, one after the last.
+        That is its rows where it is cut between rows, since what is less than a row would cost nothing.
         """
         ...
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:
-        """Return the cost of an optimizer step on some shards of a layer."""
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = ...) -> Cost:
+        """Return the cost of forward, loss, backward, backward_input or backward_weight for some samples.
+
+        The loss is of layer `num_layers`, one after the last. It is asked for another `mode` than `USUAL` where layers
+        differ, or are divided into parts.
+        """
         ...
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:
-        """Return the bytes read from storage to load some shards of a layer."""
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = ...) -> Cost:
+        """Return the cost of an optimizer step on some shards of a layer, or of one of its parts."""
+        ...
+
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = ...) -> int:
+        """Return the bytes read from storage to load some shards of a layer, or of one of its parts."""
+        ...
+
+    def common_bytes(self, weight_grad: Any) -> int:
+        """Return the bytes on the wire of what all parts of a layer hold, of the gradient of one part."""
         ...
 
     def message_bytes(self, tensor: Any) -> int:
@@ -64,6 +99,17 @@ class Workload(Protocol):
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the elements that a tensor holds in memory."""
+        ...
+
+    def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:
+        """Return the elements that a layer's forward keeps for its backward, its input included.
+
+        It is asked only where layers differ.
+        """
+        ...
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
+        """Return the operations that a backward does again, counted as in `training_flop`; asked as `kept_elements`."""
         ...
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:

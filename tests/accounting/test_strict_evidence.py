@@ -191,7 +191,7 @@ def test_a_price_that_was_written_to_is_found() -> None:
 
 def test_a_machine_without_sensible_prices_is_refused() -> None:
     class Generous(mt.FixedPredictor):
-        def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0) -> Price:
+        def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
             return Price(-1.0)
 
     with pytest.raises(mt.StrategyError, match=r"the hardware gives -1\.0 s for a update; a duration is a number"):

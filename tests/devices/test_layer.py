@@ -118,7 +118,7 @@ def test_what_is_no_layer_is_one_clear_error(make: Callable[[], Any], message: s
 def test_jax_numpy_and_a_tuple_of_sizes_will_do() -> None:
     dense = layer(lambda w, x: jnp.tanh(x @ w), weights=(64, 64), sample=(64,), world_size=1)
     assert dense.compute("forward", 4).seconds > 0
-    assert dense.workload.max_shards == 64 * 64
+    assert dense.workload.max_shards(0) == 64 * 64
 
 
 def test_a_spec_s_simulator_survives_copies() -> None:

@@ -47,7 +47,8 @@ def test_a_shard_of_one_row_costs_time() -> None:
 
 def test_the_workload_says_how_many_shards_there_can_be() -> None:
     class Narrow(type(mt.FixedPredictor.workload)):  # type: ignore[misc]  # the default workload's class
-        max_shards = 4
+        def max_shards(self, layer: int) -> int:
+            return 4
 
     predictor = mt.FixedPredictor(load_weights=1)
     predictor.workload = Narrow()

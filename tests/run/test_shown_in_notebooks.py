@@ -83,7 +83,7 @@ def test_a_comparison_is_its_table() -> None:
     assert lines[0] == "2 ranks, 2 layers, batch 4, h100_80g_nvl8"
     assert "★  ddp" in repr(comparison)
     assert comparison._repr_html_().count("<tr>") == 4
-    assert "<td>single</td><td>failed: world_size (2) must be 1" in comparison._repr_html_()
+    assert "failed: world_size (2) must be 1 for single" in comparison._repr_html_()
 
 
 def test_a_sweep_says_what_is_done_and_simulates_nothing_for_it() -> None:

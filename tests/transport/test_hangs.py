@@ -291,7 +291,6 @@ def interrupted_at_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         with_a_far_timer,
         with_wait_for,
-        with_short_time_limits,
         beside_a_sub_task_that_polls,
         beside_a_sub_task_that_swallows_cancellation,
     ],
@@ -313,6 +312,14 @@ def test_long_waits_are_told_and_ctrl_c_ends_them(program: Program, handler: Any
         for rank in (0, 1):
             line = rf"  rank {rank} at 0 s: receive from rank {1 - rank} \(test_hangs\.py:\d+\)\n"
             assert re.search(line, listing), told
+
+
+@pytest.mark.usefixtures("interrupted_at_a_report")
+def test_waits_that_are_only_tried_again_are_told_too(capsys: Any) -> None:
+    """Whether a rank waits at the moment of the list is left to chance."""
+    with pytest.raises(KeyboardInterrupt):
+        simulate(with_short_time_limits)
+    assert "minitrain: still waiting: nothing has happened" in capsys.readouterr().err
 
 
 def test_a_long_wait_is_told_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -12,7 +12,7 @@ from minitrain.events import UNITS_PER_ELEMENT, Event
 from minitrain.lib import Model, RuntimePredictor
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import Activation, ActivationGrad
-from minitrain.workloads.workload import Cost
+from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 WIDTHS = (512, 4096, 1024, 8192, 256, 2048, 128, 4096, 64)
 NUM_LAYERS = len(WIDTHS) - 1
@@ -25,27 +25,34 @@ class Perceptron:
     datatype = "float16"
     bytes_per_element = 2
     is_uniform = False
-    max_shards = min(WIDTHS)
+
+    def max_shards(self, layer: int) -> int:
+        """Return the rows of a layer's matrix."""
+        return WIDTHS[layer]
 
     def weight_elements(self, layer: int) -> int:
         """Return the size of a layer's matrix."""
         return WIDTHS[layer] * WIDTHS[layer + 1]
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int) -> Cost:
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
         """Return the cost of one pass, and of a loss that reads the model's output."""
         if typ == "loss":
             return Cost(0, 2 * num_samples * WIDTHS[layer])
         traffic = self.weight_elements(layer) + num_samples * (WIDTHS[layer] + WIDTHS[layer + 1])
         return Cost(2 * self.weight_elements(layer) * num_samples, 2 * traffic, 1.0 if typ == "forward" else 2.0)
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int) -> Cost:
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:
         """Return the cost of an optimizer step."""
         held = self.weight_elements(layer) * num_shards_on_device // num_shards
         return Cost(held, 6 * held)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int) -> int:
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:
         """Return the bytes of some shards."""
         return 2 * self.weight_elements(layer) * num_shards_on_device // num_shards
+
+    def common_bytes(self, weight_grad: Any) -> int:
+        """Return 0: this workload has no parts."""
+        return 0
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; what is cut into shards counts whole."""
@@ -60,6 +67,14 @@ class Perceptron:
             return len(tensor.samples) * WIDTHS[tensor.layer + 1]
         share: float = len(tensor.shards) / tensor.num_shards
         return self.weight_elements(tensor.layer) * share
+
+    def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:
+        """Return the size of a layer's input."""
+        return num_samples * WIDTHS[layer]
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
+        """Return 0: what is kept is the input alone."""
+        return 0
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return the flop of a forward and a backward, twice as long, through every layer."""
@@ -104,7 +119,8 @@ def test_every_operation_lasts_as_long_as_its_own_layer_asks_for(strategy: str, 
 
 
 def test_messages_and_collectives_are_as_large_as_their_own_layer_makes_them() -> None:
-    sends = {event.size_bytes for event in simulate("gpipe", microbatch_size=2).events if event.typ == "send"}
+    run = simulate("gpipe", microbatch_size=2, layers_per_stage=[2, 2, 2, 2])
+    sends = {event.size_bytes for event in run.events if event.typ == "send"}
     borders = [WIDTHS[layer] for layer in range(2, NUM_LAYERS, 2)]  # two layers a stage
     assert sends == {2 * 2 * width for width in borders}
     reduces = {(event.layer, event.size_bytes) for event in simulate("ddp").events if event.typ == "all_reduce"}

@@ -121,6 +121,16 @@ class Buffer:
         """The version of the buffer when its owner was made."""
         return self.version if self.usable_by is not None else self.outdated_version
 
+    def resize(self, units: int) -> None:
+        """Let it hold another amount from now on."""
+        change = units - self.units
+        self.units = units
+        if self.holders:
+            self.ledger.stored += change
+        else:
+            self.line.outside += change
+        self.ledger.grow(change)
+
     def enter(self) -> None:
         """Note that a store, or a launched operation, holds it."""
         self.holders += 1

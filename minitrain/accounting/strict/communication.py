@@ -28,6 +28,7 @@ from minitrain.events import STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import FIELDS, WeightGrad, clone
+from minitrain.tensors.parts import PARTIAL, WeightGradPart
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ _LAWS = {
     "reduce_scatter": require_reducible,
     "all_gather": require_gatherable,
 }
+_SUMMANDS = frozenset({WeightGrad, WeightGradPart, *PARTIAL})
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 _frame = sys._getframe
 
@@ -70,7 +72,7 @@ class StrictCommunication(StrictComputation):
         self._lines[len(self._rows)] = line = ledger.calling_line(_frame(1))
         if op in _REDUCTIONS and member.communicator.size > 1:
             for value in [v] if v.__class__ is WeightGrad else tensors_in(v):
-                if value.__class__ is WeightGrad:
+                if value.__class__ in _SUMMANDS:
                     value._origin.begin_overwrite(value, Overwrite(op, line))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
@@ -102,20 +104,20 @@ class StrictCommunication(StrictComputation):
             for operation in operations:  # a tensor was altered while it waited here
                 require_valid(operation.model._ledger, op, (operation.value,), whatever_version=True)
         _LAWS[op](op, values, results[0], operations)
-        fields = fields_of(results[0])
+        fields_of = FIELDS[results[0].__class__]  # a sum of parts is another kind of tensor
         units = operations[0].model._ledger.units_of(results[0])
         for operation, origin, result in zip(operations, origins, results, strict=True):
             model = operation.model
             line = model._lines.pop(operation.row)
             result._units = units
             if op == "all_reduce":
-                origin.buffer.set_owner(result, fields, origin.step)
+                origin.buffer.set_owner(result, fields_of(result), origin.step)
             elif op == "reduce_scatter":
                 origin.buffer.make_view(result, fields_of(result), origin.step, line)
             elif operation.row in model._launch_holds:
                 model._follow_received(operation.row, [result], [origin.step], line)
             else:
-                result._origin = new_origin(model._ledger, units, fields, origin.step, line)
+                result._origin = new_origin(model._ledger, units, fields_of(result), origin.step, line)
 
     def _after_bucket(self, op: str, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""

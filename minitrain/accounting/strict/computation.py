@@ -32,7 +32,8 @@ from minitrain.events import STRIDE, UNITS_PER_ELEMENT
 from minitrain.rank.laws import require_all_samples
 from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import FIELDS, Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
+from minitrain.workloads.workload import Recompute
 
 R = TypeVar("R")
 
@@ -57,7 +58,7 @@ class StrictComputation(Model):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._shard_counts: dict[int, tuple[int, int]] = {}  # of loads and updates, (on this rank, of all), by row
+        self._shard_counts: dict[int, tuple[int, int, int]] = {}  # of loads and updates: held, of all, parts
         self._load_weights = unbound(super().load_weights)
         self._set_final_weight = unbound(super().set_final_weight)
         self._forward = unbound(super().forward)
@@ -72,6 +73,11 @@ class StrictComputation(Model):
             return FollowedStore(self._account)
         return JournalledFollowedStore(self._account, name, self.log)
 
+    def _resize(self, tensor: Any, units: int) -> None:
+        """Give a tensor another size, and its buffer too."""
+        super()._resize(tensor, units)
+        tensor._origin.buffer.resize(units)
+
     @property
     def _counted(self) -> Account:
         """What counts as this rank's memory."""
@@ -84,19 +90,23 @@ class StrictComputation(Model):
             "outside the stores": (self._ledger.units - self._ledger.stored) / UNITS_PER_ELEMENT,
         }
 
-    def load_weights(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[Weight, OptState]:
+    def load_weights(
+        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
+    ) -> tuple[Weight, OptState]:
         """Load a weight; see `Model.load_weights`."""
         ledger = self._ledger
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
-            loaded = weight, opt_state = self._load_weights(self, layer, shard, num_shards)
+            loaded = weight, opt_state = self._load_weights(
+                self, layer, shard, num_shards, part=part, num_parts=num_parts
+            )
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards
+        self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, num_parts
         line = ledger.line(_frame(1))
-        fields = weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards
+        fields = FIELDS[weight.__class__](weight)
         weight._origin = new_origin(ledger, weight._units, fields, None, line)
         opt_state._origin = new_origin(ledger, opt_state._units, fields, None, line)
         return loaded
@@ -109,7 +119,7 @@ class StrictComputation(Model):
         self._set_final_weight(self, layer, weight)
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
-            kept = Weight(weight.layer, weight.layers, weight.step, weight.shards, weight.num_shards)
+            kept = clone(weight)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         self.final_weights[layer] = kept
@@ -125,7 +135,7 @@ class StrictComputation(Model):
         activation._origin = new_origin(ledger, units, SAMPLED(activation), None, ledger.line(_frame(1)))
         return activation
 
-    def forward(self, layer: int, inp: Activation, weight: Weight) -> Activation:
+    def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer; see `Model.forward`."""
         ledger = self._ledger
         try:
@@ -145,10 +155,11 @@ class StrictComputation(Model):
             ledger.sample(len(self._rows))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
-            out = self._forward(self, layer, inp, weight)
+            out = self._forward(self, layer, inp, weight, recompute=recompute)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        fields = out.layer, out.layers, out.samples, out.total_samples
+        plain = out.__class__ is Activation
+        fields = (out.layer, out.layers, out.samples, out.total_samples) if plain else FIELDS[out.__class__](out)
         out._origin = new_origin(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
         return out
 
@@ -178,8 +189,10 @@ class StrictComputation(Model):
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         line = ledger.line(_frame(1))
-        weight_grad._origin = new_origin(ledger, weight_grad._units, SUMMED(weight_grad), weight.step, line)
-        fields = grad_inp.layer, grad_inp.layers, grad_inp.samples, grad_inp.total_samples
+        fields = FIELDS[weight_grad.__class__](weight_grad)
+        weight_grad._origin = new_origin(ledger, weight_grad._units, fields, weight.step, line)
+        plain = grad_inp.__class__ is ActivationGrad
+        fields = SAMPLED(grad_inp) if plain else FIELDS[grad_inp.__class__](grad_inp)
         grad_inp._origin = new_origin(ledger, grad_inp._units, fields, weight.step, line)
         return both
 
@@ -191,7 +204,8 @@ class StrictComputation(Model):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        grad_inp._origin = new_origin(ledger, grad_inp._units, SAMPLED(grad_inp), weight.step, ledger.line(_frame(1)))
+        fields = FIELDS[grad_inp.__class__](grad_inp)
+        grad_inp._origin = new_origin(ledger, grad_inp._units, fields, weight.step, ledger.line(_frame(1)))
         return grad_inp
 
     def _are_surely_valid(self, inp: Any, grad: Any, weight: Any) -> bool:
@@ -223,7 +237,8 @@ class StrictComputation(Model):
             ledger.sample(len(self._rows))
         weight_grad = super().backward_weight(layer, inp, grad)
         line = ledger.line(_frame(1))
-        weight_grad._origin = new_origin(ledger, weight_grad._units, SUMMED(weight_grad), grad._origin.step, line)
+        fields = FIELDS[weight_grad.__class__](weight_grad)
+        weight_grad._origin = new_origin(ledger, weight_grad._units, fields, grad._origin.step, line)
         return weight_grad
 
     def update(
@@ -255,12 +270,13 @@ class StrictComputation(Model):
             new = updated, state = self._update(self, layer, weight_grad, weight, opt_state)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards
+        num_parts = getattr(weight, "num_parts", 1)
+        self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, num_parts
         note_update(ledger, weight)
         overwrite = Overwrite("update", ledger.line(_frame(1)))
-        fields = state_fields = STEPPED(updated)
+        fields = state_fields = FIELDS[updated.__class__](updated)
         if state.shards is not updated.shards or state.num_shards != updated.num_shards:
-            state_fields = STEPPED(state)
+            state_fields = FIELDS[state.__class__](state)
         weight._origin.replace_owner(weight, updated, fields, None, overwrite)
         opt_state._origin.replace_owner(opt_state, state, state_fields, None, overwrite)
         return new

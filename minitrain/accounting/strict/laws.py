@@ -190,8 +190,12 @@ def _parts(tensor: Weight | OptState) -> list[tuple[Fraction, Fraction]]:
 
 
 def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad, operations: Sequence[Any]) -> None:
-    """Require that no sample is counted twice in a sum over ranks, and that all stem from one step."""
-    if sum([len(value.samples) for value in values]) != len(result.samples):
+    """Require that no sample is counted twice in a sum over ranks, and that all stem from one step.
+
+    Sums over the parts of a layer are of the same samples; that no part is counted twice is a law of every run.
+    """
+    of_one_part = getattr(values[0], "parts", None) == getattr(values[-1], "parts", None)
+    if of_one_part and sum([len(value.samples) for value in values]) != len(result.samples):
         sample, first, second = _first_twice([value.samples for value in values], operations)
         raise LawError(
             f"{op}: sample {sample} is counted twice in the gradient of layer {result.layer}, brought by {first} and "
@@ -205,10 +209,11 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
 
 def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: Sequence[Any]) -> None:
     """Require that no shard comes twice in a gather, and that gradients stem from one step."""
-    if sum([len(value.shards) for value in values]) != len(result.shards):
+    num_gathered = len(result.shards) if hasattr(result, "shards") else values[0].num_shards  # or a whole sequence
+    if sum([len(value.shards) for value in values]) != num_gathered:
         shard, first, second = _first_twice([value.shards for value in values], operations)
         raise LawError(
-            f"{op}: shard {shard} of {result.num_shards} of layer {result.layer} comes twice, from {first} and from "
+            f"{op}: shard {shard} of {values[0].num_shards} of layer {result.layer} comes twice, from {first} and from "
             f"{second}; each shard comes from one rank of the group",
             op=op,
             layer=result.layer,

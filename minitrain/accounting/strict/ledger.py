@@ -9,6 +9,9 @@ from typing import Any
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank.stores import Account
 from minitrain.source_lines import ENGINE, OWNERS, strategy_frame
+from minitrain.tensors.parts import SHARDS_OF_SEQUENCE
+
+_ALONG_SEQUENCE = frozenset(SHARDS_OF_SEQUENCE)
 
 
 class Line:
@@ -77,7 +80,7 @@ class Ledger(Account):
         self.at_most: dict[Line, int] = {}
         self.at_row = 0
         self.updated: dict[tuple[int, int], dict[int, set[int]]] = {}
-        self._sizes: dict[tuple[type, int, int, int], int] = {}
+        self._sizes: dict[tuple[type, int, int, int, int], int] = {}
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last
 
@@ -123,10 +126,10 @@ class Ledger(Account):
         units: int | None = getattr(tensor, "_units", None)
         if units is not None:
             return units
-        if not hasattr(tensor, "num_shards"):
+        if not hasattr(tensor, "num_shards") or tensor.__class__ in _ALONG_SEQUENCE:
             return self.size(tensor)
         layer = 0 if self.is_uniform else tensor.layer
-        key = tensor.__class__, layer, len(tensor.shards), tensor.num_shards
+        key = tensor.__class__, layer, len(tensor.shards), tensor.num_shards, getattr(tensor, "num_parts", 1)
         units = self._sizes.get(key)
         if units is None:
             units = self._sizes[key] = self.size(tensor)

@@ -25,6 +25,7 @@ class StrictModel(StrictCommunication):
         after_collective, after_message, follows_tensors: give results their provenance, and require that nothing is
             counted twice.
         launch: holds what the operation was given, and its result, until it is awaited.
+        _resize: gives the buffer of a tensor the tensor's new size.
         _store: makes stores that tell the ledger what they hold.
         _counted, memory_by_store: count every tensor alive, by the ledger.
     """

@@ -17,6 +17,7 @@ from minitrain.errors import StrategyError
 from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
+from minitrain.tensors.parts import WeightGradPart
 
 Moved = Any
 """What an operation moved: class and fields of a tensor, a list of such, the lists of all members, or None."""
@@ -24,6 +25,9 @@ Moved = Any
 
 def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
     """Return what a collective is priced by."""
+    given, result = operations[0].value, results[0]
+    if isinstance(result, WeightGradPart) and op == "all_reduce" and result.sequence_shards != given.sequence_shards:
+        return _COMMON, FIELDS[WeightGradPart](result)
     if op == "all_to_all":
         return tuple(facts_of(operation.value) for operation in operations)
     return facts_of(results[0] if op in ("all_gather", "broadcast") else operations[0].value)
@@ -35,6 +39,10 @@ def facts_of(value: Any) -> Moved:
     if kind in FIELDS:
         return kind, FIELDS[kind](value)
     return None if value is None else [facts_of(item) for item in value]
+
+
+_COMMON = "what all parts hold"
+_IN_SHARDS = ("Weight", "WeightGrad", "WeightPart", "WeightGradPart")
 
 
 def _column(rows: Sequence[Any], places: Iterable[int], column: int) -> list[Any]:
@@ -96,11 +104,12 @@ class PriceRecomputation:
             return
         expected: Price = price
         if typ in PASSES:
-            expected = self.predictor.compute(typ, len(samples), layer or 0)
+            mode = model.pass_modes.get(row)
+            expected = self.predictor.compute(typ, len(samples), layer or 0, *(() if mode is None else (mode,)))
         elif row in model._shard_counts:
-            held, num_shards = model._shard_counts[row]
+            held, num_shards, num_parts = model._shard_counts[row]
             ask = self.predictor.update if typ == UPDATE else self.predictor.load
-            expected = ask(held, num_shards, layer)
+            expected = ask(held, num_shards, layer, *(() if num_parts == 1 else (num_parts,)))
         elif row in model._moved:
             expected = self._transfer(model._rank, typ, stream, model._moved[row], model._world_size)
         if price is not expected and price != expected:
@@ -131,11 +140,13 @@ class PriceRecomputation:
         if isinstance(moved, list):
             return sum(self._size(item, whole=whole) for item in moved)
         kind, fields = moved
+        if kind is _COMMON:
+            return self.workload.common_bytes(WeightGradPart(*fields))
         key = kind, fields, whole
         if key not in self._sizes:
             tensor = kind(*fields)
             size_bytes = self.workload.message_bytes(tensor)
-            if not whole and kind.__name__ in ("Weight", "WeightGrad"):
+            if not whole and kind.__name__ in _IN_SHARDS:
                 size_bytes = size_bytes * len(tensor.shards) // tensor.num_shards
             self._sizes[key] = size_bytes
         return self._sizes[key]

@@ -180,8 +180,15 @@ class View(Origin):
         if whole is not None:
             whole.overwrite_shard(overwrite, self.place)
 
+    def resize(self, units: int) -> None:
+        """Count for itself from now on, as it stands for more than a part of the whole."""
+        self.whole = None
+        super().resize(units)
+
     def outlive_whole(self) -> None:
         """Count for itself from now on, as the whole is gone."""
+        if self.whole is None:
+            return
         self.whole = None
         self.units = units = self.size
         if self.holders:

@@ -1,0 +1,132 @@
+"""What forward keeps for backward, and what backward computes again, where layers differ.
+
+A layer's input stands for all that its forward keeps: from the forward on it has that size, in whatever store it is,
+and deleting it frees all of it. So a strategy that keeps inputs until their backward keeps what a framework keeps.
+
+With full recomputation a transformer layer keeps its own input alone. The input of its MLP takes nothing: it is made
+again from that of the attention. Where another rank sent it (a stage that begins with an MLP), or forward made it
+without recomputation, it stays. Backward computes again what is missing, and holds it until it is done; the first half
+of a split backward leaves it for the second half.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import UsageError
+from minitrain.events import UNITS_PER_ELEMENT
+from minitrain.hardware.price import Price
+from minitrain.tensors.kinds import passage_of
+from minitrain.workloads.workload import USUAL, PassMode
+
+if TYPE_CHECKING:
+    from minitrain.rank.state import RankState
+    from minitrain.tensors import Activation
+
+_FULL = PassMode("full")
+_MODES: dict[Any, PassMode] = {"none": USUAL, "selective": PassMode("selective"), "full": _FULL}
+
+
+def mode_of(recompute: Any) -> PassMode:
+    """Return how a layer is passed through.
+
+    Raises:
+        UsageError: there is no such recomputation.
+    """
+    mode = _MODES.get(recompute) if isinstance(recompute, str) else None
+    if mode is None:
+        known = " or ".join(f'"{name}"' for name in _MODES)
+        raise UsageError(f"recompute must be {known}, got {recompute!r:.80}; use one of them", recompute=recompute)
+    return mode
+
+
+def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: PassMode) -> None:
+    """Let a layer's input stand for what its forward keeps, or the shard of the sequence that it was gathered from."""
+    passage_of(out).made_in = mode
+    if model._is_uniform:
+        return
+    keeper = _keeper(model, inp)
+    passage_of(keeper).mode = mode
+    model._resize(keeper, _kept_units(model, layer, inp, keeper, mode))
+
+
+def keep_scattered(model: RankState, partial: Any) -> None:
+    """Keep less for a layer whose input was whole and whose output is scattered along the sequence: the embedding."""
+    inp, mode = passage_of(partial).kept_by, passage_of(partial).made_in
+    if inp is not None and not model._is_uniform:
+        scattered = PassMode(mode.recompute, mode.num_parts, sequence_parallel=True)
+        passage_of(inp).mode = scattered
+        elements = model._runtime_predictor.workload.kept_elements(inp.layer, len(inp.samples), scattered)
+        model._resize(inp, int(elements * UNITS_PER_ELEMENT))
+
+
+def _keeper(model: RankState, inp: Activation) -> Any:
+    """Return what stands for what is kept: an input, or the stored shard of the sequence that it was gathered from."""
+    shard = passage_of(inp).gathered_from
+    return inp if shard is None or getattr(shard, "_home", None) is not model._account else shard
+
+
+def _kept_units(model: RankState, layer: int, inp: Activation, keeper: Any, mode: PassMode) -> int:
+    """Return what a layer's input, or its shard, stands for, in units."""
+    workload = model._runtime_predictor.workload
+    elements = workload.kept_elements(layer, len(inp.samples), mode)
+    if mode.recompute == "full" and not _is_made_again(inp):
+        shards = passage_of(inp).gathered_from.num_shards if mode.sequence_parallel else 1
+        elements = max(elements, workload.memory_elements(inp) / shards)
+    if mode.sequence_parallel and keeper is inp:  # the whole sequence is kept where a shard would do
+        elements += workload.memory_elements(inp) - workload.memory_elements(passage_of(inp).gathered_from)
+    return int(elements * UNITS_PER_ELEMENT)
+
+
+def _is_made_again(inp: Activation) -> bool:
+    """Return whether an activation can be computed again from the layer before, which keeps its own input for that."""
+    made_in: PassMode = passage_of(inp).made_in or USUAL
+    return made_in.recompute == "full"
+
+
+def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, unknown: PassMode = _FULL) -> Price:
+    """Return the price of a backward, or of half of one, with what it computes again; count what it holds meanwhile.
+
+    Args:
+        model: the rank.
+        typ: "backward", "backward_input" or "backward_weight".
+        layer: the layer.
+        inp: its input.
+        unknown: how it is passed through if the layer did not go forward on this rank, so that nothing is kept and all
+            of it is computed again.
+    """
+    mode = _mode_of_forward(inp, unknown)
+    num_samples = len(inp.samples)
+    if mode.recompute != "none" and typ != "backward_weight":
+        _compute_again(model, typ, layer, inp, mode)
+    if mode is USUAL:
+        return model._runtime_predictor.compute(typ, num_samples, layer)
+    model.pass_modes[len(model._rows)] = mode
+    return model._runtime_predictor.compute(typ, num_samples, layer, mode)
+
+
+def _mode_of_forward(inp: Activation, unknown: PassMode) -> PassMode:
+    """Return how the layer of an input went forward."""
+    passage = passage_of(inp)
+    known: PassMode | None = passage.mode
+    if known is None and passage.gathered_from is not None:
+        known = passage_of(passage.gathered_from).mode
+    return known or unknown
+
+
+def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode: PassMode) -> None:
+    """Hold what backward computes again: until it is done, or until the second half of a split one."""
+    if model._is_uniform:
+        return
+    workload, num_samples, keeper = model._runtime_predictor.workload, len(inp.samples), _keeper(model, inp)
+    everything = PassMode("none", mode.num_parts, mode.sequence_parallel)
+    whole = int(workload.kept_elements(layer, num_samples, everything) * UNITS_PER_ELEMENT)
+    borrowed = max(0, whole - model._account.units_of(keeper))
+    if mode.recompute == "full" and _is_made_again(inp) and layer:  # the layer before runs again too, to make the input
+        before = [workload.kept_elements(layer - 1, num_samples, each) for each in (everything, mode)]
+        borrowed += int((before[0] - before[1]) * UNITS_PER_ELEMENT)
+    model._counted.grow(borrowed)
+    model._counted.grow(-borrowed)
+    model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode)
+    if typ == "backward_input":
+        model._resize(keeper, max(whole, model._account.units_of(keeper)))

@@ -1,0 +1,216 @@
+"""A transformer as a workload: what each of its units costs, holds and sends.
+
+A layer of the engine is a unit: the embedding is layer 0, then attention and MLP by turns, and the head comes last.
+
+Memory is counted in bytes, so that an element of this workload is a byte: parameters, gradients and optimizer states
+have sizes of their own (see `precision`). A layer's input is what the layer before passes on; token ids and the loss
+take nothing. Gradients of activations are as large as these.
+
+Time is that of a roofline over a whole unit; `unit_costs` says what it counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, cast
+
+from minitrain.errors import TensorTypeError, UsageError
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.parts import SHARDS_OF_SEQUENCE, PartialActivation
+from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.faults import count_fault, refuse
+from minitrain.workloads.models import find_model
+from minitrain.workloads.precision import STATISTIC_BYTES
+from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.unit_costs import pass_cost
+from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
+
+ADAM_FLOP = 14
+"""Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
+
+
+class TransformerWorkload:
+    """A transformer, trained on samples of some length.
+
+    Args:
+        model: the transformer.
+        seq_len: tokens of a sample; the model's own if None.
+
+    Raises:
+        UsageError: `seq_len` is no integer of at least 1, or longer than the model's table of positions.
+    """
+
+    bytes_per_element = 1
+    is_uniform = False
+
+    def __init__(self, model: Transformer, seq_len: int | None = None) -> None:
+        self.model = model
+        self.seq_len = model.seq_len if seq_len is None else seq_len
+        _require_length(model, self.seq_len)
+        self.units = model.units()
+        self.num_layers = len(self.units)
+        self.datatype = model.precision.datatype
+        element = model.precision.activation_bytes * self.seq_len
+        self._output_bytes = [unit.output_size * element for unit in self.units]  # of a sample
+        self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
+        self._held: dict[tuple[int, int], int] = {}  # parameters, by layer and number of parts
+
+    def __repr__(self) -> str:
+        return f"TransformerWorkload({self.model.name}, seq_len={self.seq_len})"
+
+    @property
+    def name(self) -> str:
+        """What tables call the trained model."""
+        return self.model.name
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """What figures call the layers: "embedding", "attention 0", "mlp 0" ..."""
+        return tuple(unit.name for unit in self.units)
+
+    def max_shards(self, layer: int) -> int:
+        """Return the parameters of a layer: a unit's weights are cut as one flat array (Rajbhandari et al. 2020)."""
+        return self._parameters(layer)
+
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
+        """Return the cost of a pass through a unit, or of the loss, which reads logits and writes their gradient."""
+        work = self._work(num_samples, mode)
+        if typ == "loss":
+            return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
+        return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
+
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:
+        """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter."""
+        held, sizes = self._shards(num_shards_on_device, num_shards, layer, num_parts), self.model.precision
+        traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
+        return Cost(ADAM_FLOP * held, traffic * held)
+
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:
+        """Return the bytes of the parameters of some shards."""
+        return self.model.precision.parameter_bytes * self._shards(num_shards_on_device, num_shards, layer, num_parts)
+
+    def common_bytes(self, weight_grad: Any) -> int:
+        """Return the bytes on the wire of what parts do not divide, such as norms."""
+        sizes, unit = self.model.precision, self.units[weight_grad.layer]
+        common: int = sum(weight.num_parameters for weight in unit.weights if weight.cut is None)
+        return (sizes.gradient_bytes or sizes.parameter_bytes) * common
+
+    def message_bytes(self, tensor: Any) -> int:
+        """Return the bytes on the wire; a weight, a part of one, or its gradient counts whole, however it is sharded.
+
+        Gradients are summed in the precision that they are kept in. What parts of the head exchange is their loss's
+        statistics: maximum, sum and the target's logit of each token (Shoeybi et al. 2019, section 3).
+        """
+        if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
+            num_samples: int = len(tensor.samples)
+            return 3 * STATISTIC_BYTES * self.seq_len * num_samples
+        if isinstance(tensor, Activation | ActivationGrad):
+            return self._sampled_bytes(tensor)
+        sizes, num_parts = self.model.precision, int(getattr(tensor, "num_parts", 1))
+        if isinstance(tensor, Weight):
+            return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
+        if isinstance(tensor, WeightGrad):
+            return (sizes.gradient_bytes or sizes.parameter_bytes) * self._parameters(tensor.layer, num_parts)
+        if isinstance(tensor, OptState):
+            num_shards: int = tensor.num_shards
+            return sizes.optimizer_bytes * self._parameters(tensor.layer, num_parts) // num_shards
+        raise TensorTypeError(
+            "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
+            f"got {type(tensor).__name__} ({tensor!r:.80})",
+            value=tensor,
+        )
+
+    def memory_elements(self, tensor: Any) -> float:
+        """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
+        if isinstance(tensor, Activation | ActivationGrad):
+            return self._sampled_bytes(tensor)
+        size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, getattr(tensor, "num_parts", 1))
+        num_held: int = len(tensor.shards)
+        return size_bytes if num_held == tensor.num_shards else size_bytes * num_held / tensor.num_shards
+
+    def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:
+        """Return the bytes that a unit keeps for its backward: see `Unit.saved_bytes`."""
+        found = self._kept.get((layer, mode))
+        if found is None:
+            found = self.units[layer].saved_bytes(self._work(1, mode), mode.recompute)
+            self._kept[layer, mode] = found
+        return found * num_samples
+
+    def training_flop(self, num_samples: int, num_layers: int) -> float:  # noqa: ARG002  (those of the model)
+        """Return the model's FLOPs of a step (Narayanan et al. 2021, equation 3, without recomputation)."""
+        return num_samples * self.seq_len * self.model.flop_per_token(self.seq_len)
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
+        """Return the FLOPs that a backward repeats for some samples, counted as those of `training_flop`."""
+        unit = self.units[layer]
+        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / mode.num_parts
+
+    def _work(self, num_samples: int, mode: PassMode) -> Work:
+        """Return what one rank does in a pass."""
+        return Work(num_samples, self.seq_len, Degrees(tp=mode.num_parts, sequence_parallel=mode.sequence_parallel))
+
+    def _parameters(self, layer: int, num_parts: int = 1) -> int:
+        """Return the parameters of a unit, or of one of its parts."""
+        found = self._held.get((layer, num_parts))
+        if found is None:
+            found = self.units[layer].num_held_parameters(Degrees(tp=num_parts))
+            self._held[layer, num_parts] = found
+        return found
+
+    def _shards(self, num_held: int, num_shards: int, layer: int, num_parts: int) -> int:
+        """Return the parameters of some shards, rounded up as by padding."""
+        return -(-self._parameters(layer, num_parts) * num_held // num_shards)
+
+    def _bytes_per_parameter(self, tensor: Any) -> int:
+        """Return what a parameter takes in a weight, a gradient or an optimizer state."""
+        sizes = self.model.precision
+        if isinstance(tensor, Weight):
+            return sizes.parameter_bytes
+        return sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+
+    def _sampled_bytes(self, tensor: Activation | ActivationGrad) -> int:
+        """Return the bytes of an activation, as its layer takes it from the one before, or of a gradient."""
+        after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
+        if after < 0:
+            return 0
+        size_bytes = self._output_bytes[after] * len(tensor.samples)
+        if isinstance(tensor, SHARDS_OF_SEQUENCE):
+            return size_bytes * len(tensor.shards) // tensor.num_shards
+        return size_bytes
+
+
+def _require_length(model: Transformer, seq_len: int) -> None:
+    """Require a length that the model can be trained on."""
+    fault = count_fault("seq_len", seq_len, 1, f"seq_len={model.seq_len}")
+    if not fault and model.positions == "learned" and seq_len > model.num_positions:
+        fault = (
+            f"seq_len ({seq_len}) must be at most num_positions ({model.num_positions}) of {model.name}, whose "
+            f"positions are learned; use {model.num_positions} or less"
+        )
+    if fault:
+        raise refuse("the sequence", [fault])
+
+
+@lru_cache(maxsize=64)
+def _workload_of(model: Transformer, seq_len: int | None) -> TransformerWorkload:
+    return TransformerWorkload(model, seq_len)
+
+
+def find_workload(workload: Any, seq_len: int | None = None) -> Workload:
+    """Return what a run trains: the same object for the same model and length, which predictors share.
+
+    Args:
+        workload: a shipped model's name, a path to a Hugging Face config, a `Transformer`, or a workload.
+        seq_len: tokens of a sample of a transformer; the model's own if None.
+
+    Raises:
+        UsageError: there is no such model, or the length is not one for it.
+    """
+    if hasattr(workload, "compute_cost"):
+        if seq_len is not None:
+            raise UsageError(
+                f"seq_len is for transformers, and {workload!r:.80} is a workload with samples of its own; leave "
+                "seq_len out"
+            )
+        return cast(Workload, workload)
+    return _workload_of(find_model(workload), seq_len)

@@ -1,0 +1,129 @@
+"""What passes through a unit ask of a device: floating-point operations, and bytes read and written.
+
+A matrix multiplication reads both operands and writes its result. Its backward is two of the same work: one for the
+gradient of its input, one for that of its weight, which is written in the precision of gradients. Flash attention reads
+queries, keys and values and writes its output. It computes only pairs that the causal mask leaves, and in backward the
+scores again, which makes five multiplications of forward's two (Dao 2023, "FlashAttention-2", section 3.1.2). Unfused
+attention computes all pairs, and its softmax reads scores and writes probabilities. Norm and residual connection read
+and write the hidden state five times: the norm once each, the sum two times in and one out.
+
+Left out: activation functions and dropout, which are fused with their neighbours, what a kernel costs to launch, and
+experts that get more tokens than others. Keys and values that several heads of queries share count for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.degrees import Work
+from minitrain.workloads.shapes import AttentionCore, Gemm
+from minitrain.workloads.unit import Unit
+from minitrain.workloads.workload import Cost
+
+_FLASH_BACKWARD = 2.5
+_MOVES_OF_HIDDEN_STATE = {"embedding": 2, "head": 2}  # a lookup reads and writes rows; the head has a norm alone
+_MOVES_OF_NORM_AND_RESIDUAL = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Operations and bytes that add up."""
+
+    flop: float = 0
+    num_bytes: float = 0
+
+    def __add__(self, other: _Asked) -> _Asked:
+        return _Asked(self.flop + other.flop, self.num_bytes + other.num_bytes)
+
+    def times(self, factor: float) -> _Asked:
+        return _Asked(self.flop * factor, self.num_bytes * factor)
+
+
+def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: str) -> Cost:
+    """Return the cost of a pass through a unit.
+
+    The two halves of a split backward have the cost of a whole one together. What is computed again is part of the
+    first.
+
+    Args:
+        model: whose unit it is.
+        unit: the unit.
+        work: the rank's samples, their length, and how ranks divide the unit.
+        typ: "forward", "backward", "backward_input" or "backward_weight".
+        recompute: what backward computes again.
+
+    Raises:
+        UsageError: heads, columns, experts or the sequence do not divide by their degree.
+    """
+    parts: Iterable[_Asked]
+    if typ == "forward":
+        parts = _forward(model, unit, work)
+    elif typ == "backward_weight":
+        parts = _backward_weight(model, unit, work)
+    else:
+        parts = [*_backward_input(model, unit, work), *_again(model, unit, work, recompute)]
+        if typ == "backward":
+            parts += _backward_weight(model, unit, work)
+    total = sum(parts, _Asked())
+    return Cost(total.flop, total.num_bytes)
+
+
+def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[_Asked]:
+    for gemm in _weight_gemms(unit, work):
+        yield _gemm(model, gemm, model.precision.parameter_bytes)
+    if unit.core is not None:
+        yield _core(model, unit.core, work)
+    yield _hidden_state(model, unit, work)
+
+
+def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[_Asked]:
+    for gemm in _weight_gemms(unit, work):
+        yield _gemm(model, gemm, model.precision.parameter_bytes)
+    if unit.core is not None:
+        forward = _core(model, unit.core, work)
+        yield _Asked(forward.flop * (_FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
+    yield _hidden_state(model, unit, work).times(2)
+
+
+def _backward_weight(model: Architecture, unit: Unit, work: Work) -> Iterator[_Asked]:
+    for gemm in _weight_gemms(unit, work):
+        yield _gemm(model, gemm, model.precision.gradient_bytes)
+
+
+def _gemm(model: Architecture, gemm: Gemm, weight_bytes: int) -> _Asked:
+    """Return one of the three multiplications of a weight: they differ in what is read and what is written."""
+    activations = model.precision.activation_bytes * gemm.m * (gemm.k + gemm.n)
+    return _Asked(gemm.flop, gemm.batch * (activations + weight_bytes * gemm.k * gemm.n))
+
+
+def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Iterator[_Asked]:
+    """Yield what backward computes again."""
+    if recompute == "full" and unit.layer is not None:
+        yield from _forward(model, unit, work)
+    elif recompute == "selective" and unit.core is not None and not unit.core.is_flash:
+        yield _core(model, unit.core, work)
+
+
+def _weight_gemms(unit: Unit, work: Work) -> Iterator[Gemm]:
+    return (gemm for gemm in unit.gemms(work) if gemm.has_weight)
+
+
+def _core(model: Architecture, core: AttentionCore, work: Work) -> _Asked:
+    """Return the forward of what happens between queries and keys."""
+    scores, values = core.gemms(work)
+    ends = scores.m * scores.k + scores.n * scores.k + values.n * values.k + values.m * values.n
+    element = model.precision.activation_bytes * scores.batch
+    if not core.is_flash:
+        return _Asked(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
+    share = core.num_pairs(work.seq_len, causal=True) / work.seq_len**2
+    return _Asked((scores.flop + values.flop) * share, element * ends)
+
+
+def _hidden_state(model: Architecture, unit: Unit, work: Work) -> _Asked:
+    """Return what norm and residual connection, or a lookup, read and write."""
+    moves = _MOVES_OF_HIDDEN_STATE.get(unit.kind, _MOVES_OF_NORM_AND_RESIDUAL)
+    return _Asked(0, moves * work.num_tokens_between * model.hidden_size * model.precision.activation_bytes)

@@ -1,0 +1,158 @@
+"""Megatron-LM: tensor x sequence x pipeline x data parallelism (Narayanan et al. 2021; Korthikanti et al. 2022)."""
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+from minitrain.errors import StrategyError
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
+
+
+async def megatron(
+    model: Model,
+    microbatch_size: int | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    num_chunks: int = 1,
+    sequence_parallel: bool = False,
+    zero: int = 0,
+    layers_per_stage: Sequence[int] | None = None,
+    recompute: str = "none",
+) -> Model:
+    """Train pipelines whose layers are divided by tensor parallelism, and replicas of them.
+
+    Ranks of a tensor-parallel group are neighbours; beyond them come replicas, then stages. With several chunks the
+    pipeline is interleaved: microbatches go through a rank's chunks in rounds of pp, so their number must be a multiple
+    of pp.
+
+    Args:
+        model: the rank; its chunk c is stage c x pp + its place in the pipeline.
+        microbatch_size: samples a microbatch; if None, such that a pipeline has pp microbatches.
+        tp: parts that a layer is divided into; heads, MLP columns and experts' columns must be multiples.
+        pp: ranks of a pipeline.
+        num_chunks: stages a rank.
+        sequence_parallel: whether activations between layers are shards of the sequence.
+        zero: 1 to shard the optimizer state among the replicas, 0 to keep it whole.
+        layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+    """
+    model.recompute = recompute
+    for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
+        require_range(name, value, most, "megatron")
+    require_range("num_chunks", num_chunks, model.num_layers, "megatron")
+    if zero not in (0, 1):
+        raise StrategyError(f"zero must be 0 or 1 for megatron, got {zero!r}; use pp_zero3 for more")
+    require_multiple("world_size", model.world_size, "tp x pp", tp * pp, "megatron")
+    mesh = model.mesh(pp=pp, dp=model.world_size // (tp * pp), tp=tp)
+    parts, replicas, place = mesh.group("tp"), mesh.group("dp"), mesh.coord("pp")
+    before, after = mesh.peer("pp", -1, wrap=True), mesh.peer("pp", +1, wrap=True)
+    require_multiple("global_batch_size", model.global_batch_size, "replicas", replicas.size, "megatron")
+    samples_here = share(model.global_batch_size, replicas.size, replicas.index)
+    if microbatch_size is None:
+        require_multiple("global_batch_size", model.global_batch_size, "replicas x pp", replicas.size * pp, "megatron")
+        microbatch_size = len(samples_here) // pp
+    batches = microbatches(samples_here, microbatch_size, "megatron")
+    if num_chunks > 1:
+        require_multiple("num_microbatches", len(batches), "pp", pp, "megatron")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    num_stages, num_layers = pp * num_chunks, model.num_layers
+    layers_of = [
+        stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "pp x num_chunks", "megatron")
+        for stage in range(place, num_stages, pp)
+    ]
+    shards_sequence = sequence_parallel and tp > 1
+
+    async def whole(store: MutableMapping[Any, Any], tensor: Any, border: int) -> Any:
+        """Return what a layer takes: shards of the sequence are gathered (g in the paper's figure)."""
+        if not shards_sequence or border in (0, num_layers):
+            return tensor
+        store["whole"] = await model.all_gather(tensor, border, group=parts)
+        return store["whole"]
+
+    async def total(partial: Any, border: int) -> Any:
+        """Return the sum over the parts of a layer, in shards of the sequence if these are wanted (g's conjugate)."""
+        if tp == 1:
+            return partial
+        if shards_sequence and border not in (0, num_layers):
+            return await model.reduce_scatter(partial, border, group=parts)
+        return await model.all_reduce(partial, border, group=parts)
+
+    def turn(step: int) -> tuple[int, int]:
+        """Return the chunk and the microbatch of a rank's step: a round through each chunk in turn."""
+        round_, within = divmod(step, num_stages)
+        return within // pp, round_ * pp + within % pp
+
+    async def forward(step: int) -> None:
+        chunk, i = turn(step)
+        layers, stage = layers_of[chunk], chunk * pp + place
+        if stage == 0:
+            activations[0, i] = model.get_input_activation(batches[i])
+        elif pp > 1:
+            activations[layers[0], i] = await model.receive(before, tag=("F", stage, i))
+        for layer in layers:
+            inp = await whole(activations, activations[layer, i], layer)
+            activations[layer + 1, i] = await total(model.forward(layer, inp, weights[layer]), layer + 1)
+            del inp
+            activations.pop("whole", None)
+        if stage < num_stages - 1 and pp > 1:
+            await model.send(after, activations.pop((layers.stop, i)), tag=("F", stage + 1, i))
+
+    async def backward(step: int) -> None:
+        chunk, i = turn(step)
+        chunk = num_chunks - 1 - chunk
+        layers, stage = layers_of[chunk], chunk * pp + place
+        if stage == num_stages - 1:
+            grad_activations[layers[-1], i] = model.loss(activations.pop((num_layers, i)))
+        elif pp > 1:
+            grad_activations[layers[-1], i] = await model.receive(after, tag=("B", stage, i))
+        for layer in reversed(layers):
+            inp = await whole(activations, activations[layer, i], layer)
+            grad = await whole(grad_activations, grad_activations[layer, i], layer + 1)
+            grad_weights["new"], grad_activations["new"] = model.backward(layer, inp, grad, weights[layer])
+            del inp, grad
+            for store in (activations, grad_activations):
+                store.pop("whole", None)
+                del store[layer, i]
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
+            if layer > 0:
+                grad_activations[layer - 1, i] = await total(grad_activations.pop("new"), layer)
+            else:
+                del grad_activations["new"]
+        if stage > 0 and pp > 1:
+            await model.send(before, grad_activations.pop((layers[0] - 1, i)), tag=("B", stage - 1, i))
+
+    for layers in layers_of:
+        for layer in layers:
+            weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
+            if zero:
+                opt_states[layer] = opt_states[layer].shard(replicas.index, replicas.size)
+
+    num_steps = len(batches) * num_chunks
+    warmup = pp - 1 - place if num_chunks == 1 else (num_chunks - 1) * pp + 2 * (pp - 1 - place)
+    warmup = min(warmup, num_steps)
+    for step in range(warmup):
+        await forward(step)
+    for step in range(warmup, num_steps):  # steady
+        await forward(step)
+        await backward(step - warmup)
+    for step in range(num_steps - warmup, num_steps):  # cooldown
+        await backward(step)
+
+    for layers in layers_of:
+        for layer in layers:
+            if shards_sequence and layer > 0:  # norms and biases have seen a shard of the sequence on each rank
+                grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=parts)
+            if zero:
+                grad_weights[layer] = await model.reduce_scatter(grad_weights[layer], layer, group=replicas)
+                weights[layer] = weights[layer].shard(replicas.index, replicas.size)
+            elif replicas.size > 1:
+                grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
+            weights[layer], opt_states[layer] = model.update(
+                layer, grad_weights[layer], weights[layer], opt_states[layer]
+            )
+            del grad_weights[layer]
+            if zero:
+                weights[layer] = await model.all_gather(weights[layer], layer, group=replicas)
+            model.set_final_weight(layer, weights[layer])
+    return model
