@@ -18,7 +18,7 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
-from minitrain.hardware.config_files import is_bare, parse, read_file, shipped_names, shipped_text
+from minitrain.hardware.config_files import is_shipped, parse, read_file, shipped_text
 from minitrain.hardware.figures import Figure, figures, sources_of
 from minitrain.plain_text import printable
 from minitrain.trace.tables import plain_table
@@ -45,18 +45,13 @@ def show(config: Name, as_json: AsJson = False, debug: Debug = False) -> None:  
         print_json(_raw(config))
         return
     print_lines([system.name])
-    print_table(_figures_table(figures(_raw(config), sources_of(system.name) if _is_shipped(config) else {})))
-
-
-def _is_shipped(config: str) -> bool:
-    """Whether a name is that of a shipped config."""
-    return is_bare(config) and config.removesuffix(".json") in shipped_names()
+    print_table(_figures_table(figures(_raw(config), sources_of(system.name) if is_shipped(config) else {})))
 
 
 def _raw(config: str) -> Any:
     """Return the data in the file of a valid config."""
     name = config.removesuffix(".json")
-    text = shipped_text(name) if _is_shipped(config) else read_file(config)
+    text = shipped_text(name) if is_shipped(config) else read_file(config)
     return parse(text, config)
 
 
@@ -175,8 +170,8 @@ def _figures_table(found: Sequence[Figure]) -> Table:
     """Return a row for each figure of a config."""
     table = plain_table()
     has_sources = any(figure.source for figure in found)
-    for column in ("key path", "figure", *(["source"] if has_sources else [])):
-        table.add_column(column, overflow="fold")
+    for column, width in {"key path": 24, "figure": 18, **({"source": 28} if has_sources else {})}.items():
+        table.add_column(column, overflow="fold", min_width=width)
     for figure in found:
         cells = (figure.path, figure.text, *([figure.source] if has_sources else []))
         table.add_row(*(Text(printable(cell)) for cell in cells))

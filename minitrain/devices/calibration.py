@@ -5,6 +5,10 @@ program that does next to nothing, whose time is the dispatch. The best rate of 
 each rung a row of efficiency, from halfway to the rung below on. So a simulator that reads the config predicts the
 rungs, and everything between them as the nearest one. What small sizes lose to caches and starts is in the rows too.
 
+A busy machine is slow for moments. So rungs are sampled in rounds, each round in another order and each sample between
+two probes, small kernels that are limited by the same. A rung's time is the median of its ratio to its probes, times
+the median of all probes: a moment that slows both changes little.
+
 The config's key `measured` says how noisy each rung was. What was not measured is marked there as assumed: the memory
 of the host, and the network, of which there is one of one rank. Left out: half precision, which few CPUs compute with.
 """
@@ -12,6 +16,8 @@ of the host, and the network, of which there is one of one rank. Left out: half 
 from __future__ import annotations
 
 import os
+import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,13 +26,15 @@ from pathlib import Path
 from typing import Any, final
 
 from minitrain.devices.backends import Backend, Kernel, find_backend, num_cpus
-from minitrain.devices.measuring import Measured, Notebook, measure
+from minitrain.devices.measuring import Measured, Notebook, calls_a_sample, sample_between
+from minitrain.hardware import config_files as files
 
-SCHEMA = 1
+SCHEMA = 2
 MATMUL_SIZES = (64, 90, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)
 STREAM_BYTES = tuple(2**power for power in range(14, 29))
 POLYNOMIAL_BYTES = tuple(2**power for power in range(14, 25, 2))
 POLYNOMIAL_DEGREE = 64
+PROBE_MATMUL, PROBE_STREAM_BYTES = 512, 2**24
 _ASSUMED_MEMORY_GIB = 8.0
 _SMALLEST_SHARE = 1e-4
 
@@ -50,6 +58,11 @@ class Rung:
     flops: float
     bytes: float
     make: Callable[[Backend], Kernel]
+
+    @property
+    def probe(self) -> str:
+        """Which probe stands beside it."""
+        return probe_name(self.name)
 
 
 def rungs(largest: float = 1.0) -> list[Rung]:
@@ -109,13 +122,47 @@ def calibrate(
     ladder = rungs(largest)
     about = {"schema": SCHEMA, "backend": found.name, "device": found.device, "rungs": [rung.name for rung in ladder]}
     notebook = Notebook(None if notes is None else Path(notes), about)
-    for place, rung in enumerate(ladder):
-        if rung.name in notebook:
-            continue
-        if progress is not None:
-            progress(place, len(ladder), rung.name)
-        notebook.note(rung.name, list(measure(rung.make(found), num_samples).samples_s))
-    return config_of(found, ladder, {name: Measured(tuple(notebook[name])) for name in notebook})
+    _sample_rounds(found, ladder, notebook, num_samples, progress)
+    return config_of(found, ladder, {rung.name: _steadied(rung, notebook) for rung in ladder})
+
+
+def _sample_rounds(
+    backend: Backend, ladder: Sequence[Rung], notebook: Notebook, num_samples: int, progress: Progress | None
+) -> None:
+    """Sample every rung in each round, between probes, each round in another order; go on where the notes end."""
+    kernels = {rung.name: rung.make(backend) for rung in ladder}
+    probes = {rung.probe: probe_of(backend, rung.probe) for rung in ladder}
+    calls = {name: calls_a_sample(kernel) for name, kernel in (kernels | probes).items()}
+    order, todo = random.Random(0), list(ladder)
+    for round_ in range(num_samples):
+        order.shuffle(todo)
+        for place, rung in enumerate(todo):
+            before = notebook.get(rung.name, [])
+            if len(before) > round_:
+                continue
+            if progress is not None:
+                progress(round_ * len(todo) + place, num_samples * len(todo), rung.name)
+            probe = probes[rung.probe], calls[rung.probe]
+            taken = sample_between(kernels[rung.name], calls[rung.name], *probe)
+            notebook.note(rung.name, [*before, list(taken)])
+
+
+def _steadied(rung: Rung, notebook: Notebook) -> Measured:
+    """Return a rung's times as they would be at the middle speed of the machine, told by the probes beside them."""
+    usual = statistics.median(
+        probe for name, pairs in notebook.items() for _, probe in pairs if probe_name(name) == rung.probe
+    )
+    return Measured(tuple(taken / probe * usual for taken, probe in notebook[rung.name]))
+
+
+def probe_name(rung: str) -> str:
+    """Return which probe stands beside a rung: a small kernel that is limited by the same."""
+    return "probe of compute" if rung.startswith(("matmul", "polynomial")) else "probe of memory"
+
+
+def probe_of(backend: Backend, name: str) -> Kernel:
+    """Return a probe."""
+    return backend.matmul(PROBE_MATMUL) if name == "probe of compute" else backend.stream(PROBE_STREAM_BYTES)
 
 
 def config_of(backend: Backend, ladder: Sequence[Rung], measured: Mapping[str, Measured]) -> dict[str, Any]:
@@ -180,6 +227,22 @@ def _memory_gib() -> float | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def noise_of(config: Any) -> float:
+    """Return the median noise of a calibrated config's measurements; 0 for any other config.
+
+    Args:
+        config: its data, or the path of its file.
+
+    Raises:
+        HardwareConfigError: the file cannot be read.
+    """
+    if isinstance(config, str | os.PathLike) and not files.is_shipped(config):
+        path = os.fspath(config)
+        config = files.parse(files.read_file(str(path)), str(path))
+    found = [noise for _, noise in noisiest(config)] if isinstance(config, Mapping) else []
+    return statistics.median(found) if found else 0.0
 
 
 def noisiest(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -18,6 +18,7 @@ from minitrain.errors import UsageError
 from minitrain.files import write_text
 
 Clock = Callable[[], float]
+Kernel = Callable[[], object]
 _SHORTEST_SAMPLE_S = 1e-3
 _FEWEST_FOR_QUARTILES = 2
 
@@ -56,7 +57,7 @@ def relative_iqr(values: Sequence[float]) -> float:
     return (high - low) / median if median else 0.0
 
 
-def calls_a_sample(kernel: Callable[[], object], clock: Clock = time.perf_counter) -> int:
+def calls_a_sample(kernel: Kernel, clock: Clock = time.perf_counter) -> int:
     """Return how many calls make a sample long enough, after one call that warms up."""
     kernel()
     start = clock()
@@ -65,7 +66,7 @@ def calls_a_sample(kernel: Callable[[], object], clock: Clock = time.perf_counte
     return max(1, int(_SHORTEST_SAMPLE_S / took)) if took > 0 else 1000
 
 
-def sample(kernel: Callable[[], object], calls: int, clock: Clock = time.perf_counter) -> float:
+def sample(kernel: Kernel, calls: int, clock: Clock = time.perf_counter) -> float:
     """Return the mean time of some calls, s."""
     start = clock()
     for _ in range(calls):
@@ -73,10 +74,13 @@ def sample(kernel: Callable[[], object], calls: int, clock: Clock = time.perf_co
     return (clock() - start) / calls
 
 
-def measure(kernel: Callable[[], object], num_samples: int = 7, clock: Clock = time.perf_counter) -> Measured:
-    """Return samples of a kernel."""
-    calls = calls_a_sample(kernel, clock)
-    return Measured(tuple(sample(kernel, calls, clock) for _ in range(num_samples)))
+def sample_between(
+    kernel: Kernel, calls: int, probe: Kernel, probe_calls: int, clock: Clock = time.perf_counter
+) -> tuple[float, float]:
+    """Return the mean time of some calls, and that of a probe before and after them, s."""
+    before = sample(probe, probe_calls, clock)
+    taken = sample(kernel, calls, clock)
+    return taken, (before + sample(probe, probe_calls, clock)) / 2
 
 
 @final

@@ -9,7 +9,7 @@ probes, measured and predicted, which a slow moment changes little.
 Criteria: the median error of compute-bound cases is under 15 %, that of memory-bound ones under 20 %, and the
 bottleneck is named rightly in more than 90 %. What a polynomial is truly bound by is measured: if twice its arithmetic
 on the same bytes takes more than 2 ** 0.5 times as long, it is bound by compute. A criterion whose samples scatter more
-than it allows is inconclusive.
+than it allows is inconclusive, and so is one by a config whose calibration did.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from math import log2
 from typing import Any, Literal, final
 
 from minitrain.devices.backends import Backend, JaxBackend, Kernel, horner
+from minitrain.devices.calibration import PROBE_MATMUL, PROBE_STREAM_BYTES, noise_of
 from minitrain.devices.jax_programs import as_arguments, program_of
-from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample
+from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample_between
 from minitrain.devices.models import make_simulator
 from minitrain.devices.sample_networks import Network, all_networks
 from minitrain.devices.simulator import DeviceSimulator
@@ -38,7 +39,7 @@ _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _POLYNOMIAL_BYTES = (2**18, 2**22, 2**25)
 _MATMULS = ((128, 128, 128), (512, 512, 512), (2048, 2048, 2048), (1000, 300, 700), (1, 2048, 2048))
 _STREAMS = (2**20, 2**24, 2**27)
-_PROBES = {"compute": 512, "memory": 2**24}
+_PROBES = {"compute": PROBE_MATMUL, "memory": PROBE_STREAM_BYTES}
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 Progress = Callable[[int, int, str], None]
@@ -188,7 +189,8 @@ def validate(
     is_complete = runs.sample_all(num_rounds, progress)
     chosen = [case for case in chosen if runs.has_samples(case)]
     rows = tuple(map(runs.result, chosen))
-    groups = [_errors(rows, bound) for bound in ("compute", "memory")]
+    noise = noise_of(device)
+    groups = [_errors(rows, bound, noise) for bound in ("compute", "memory")]
     criteria = (*groups, _bottlenecks(chosen, rows))
     return ValidationReport(simulator.spec.name, rows, criteria, is_complete)
 
@@ -261,10 +263,7 @@ class _Runs:
     def _sample(self, name: str) -> tuple[float, float]:
         """Return the time of a case, and the mean of the probes before and after it, s."""
         bound = self._bound(name)
-        before = sample(self._probes[bound], self._probe_calls[bound])
-        taken = sample(self._kernels[name], self._calls[name])
-        after = sample(self._probes[bound], self._probe_calls[bound])
-        return taken, (before + after) / 2
+        return sample_between(self._kernels[name], self._calls[name], self._probes[bound], self._probe_calls[bound])
 
     def _bound(self, name: str) -> str:
         return "compute" if self._predicted[name].is_compute_bound else "memory"
@@ -304,8 +303,8 @@ def _kernel(backend: Backend, case: Case) -> Kernel:
     return backend.compiled(case.function, *arguments)
 
 
-def _errors(rows: Sequence[CaseResult], bound: str) -> Criterion:
-    """Judge the median error of the cases that are bound alike."""
+def _errors(rows: Sequence[CaseResult], bound: str, calibration_noise: float = 0.0) -> Criterion:
+    """Judge the median error of the cases that are bound alike, by a config whose own measurements had some noise."""
     name, limit = f"error of {bound}-bound cases", LIMITS[bound]
     chosen = [row for row in rows if row.bottleneck == bound]
     if not chosen:
@@ -315,6 +314,9 @@ def _errors(rows: Sequence[CaseResult], bound: str) -> Criterion:
     said = f"median {error:.1%} of {len(chosen)}, allowed {limit:.0%}, noise {noise:.1%}"
     if noise > limit:
         return Criterion(name, error, limit, "inconclusive", f"{said}: the machine was too busy to tell")
+    if calibration_noise > limit:
+        reason = f"{said}: the calibration's noise was {calibration_noise:.1%}; calibrate when it is quiet"
+        return Criterion(name, error, limit, "inconclusive", reason)
     return Criterion(name, error, limit, "pass" if error < limit else "fail", said)
 
 

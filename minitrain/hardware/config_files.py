@@ -45,6 +45,11 @@ def is_bare(name: str) -> bool:
     return not any(separator in name for separator in (os.sep, os.altsep or os.sep))
 
 
+def is_shipped(source: object) -> bool:
+    """Whether what a config is asked for by is the name of a shipped one."""
+    return isinstance(source, str) and is_bare(source) and source.removesuffix(".json") in shipped_names()
+
+
 def unknown_name(name: str) -> HardwareConfigError:
     """Return the error for a name that is neither shipped nor a file."""
     from difflib import get_close_matches  # noqa: PLC0415 - needed only for this message

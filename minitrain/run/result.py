@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
 from minitrain.run.trained_model import TrainedModel
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
     from minitrain.analysis.totals_by_type import TypeTotal
     from minitrain.hardware.data_sheet import DataSheet
     from minitrain.rank.model import Model
-    from minitrain.run.energy import StepEnergy
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(EnergyFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -154,43 +154,12 @@ class Run:
         """Share of world_size x step time spent communicating with no compute beside it."""
         return self.breakdown.exposed_comm_fraction
 
-    @cached_property
-    def energy(self) -> StepEnergy | None:
-        """What each rank draws, busy and idle apart; None where the hardware config does not say its power."""
-        from minitrain.run.energy import energy_of  # noqa: PLC0415  (numpy only when somebody looks)
-
-        return energy_of(self.breakdown, self.sheets)
-
     @property
-    def energy_joules(self) -> float | None:
-        """What all devices draw in the step, J; None where the hardware config does not say its power."""
-        return self.energy and self.energy.joules
-
-    @property
-    def average_watts(self) -> float | None:
-        """What all devices draw together on average, W; None likewise."""
-        return self.energy and self.energy.average_watts
-
-    @cached_property
-    def peak_watts(self) -> float | None:
-        """The most that all devices draw together at any moment, W; None likewise."""
-        from minitrain.run.energy import peak_watts  # noqa: PLC0415
-
-        return peak_watts(self.timeline, self.sheets)
-
-    @property
-    def joules_per_token(self) -> float | None:
-        """What a token of the batch takes, J; None likewise, or where the workload counts no tokens."""
-        if self.energy is None or self.tokens_per_sample is None:
-            return None
-        return self.energy.joules / (self.global_batch_size * self.tokens_per_sample)
-
-    @property
-    def dollars(self) -> float | None:
-        """What renting the devices for the step costs, USD; None where the hardware config does not say its price."""
-        from minitrain.run.energy import dollars_of  # noqa: PLC0415
-
-        return dollars_of(self.sheets, self.world_size, self.step_time)
+    def num_tokens(self) -> int | None:
+        """Tokens of the batch; None for workloads that count none."""
+        model = self.trained_model
+        each = self.tokens_per_sample if model is None else model.seq_len
+        return None if each is None else self.global_batch_size * each
 
     @cached_property
     def _passes(self) -> PassTimes:

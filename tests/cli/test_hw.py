@@ -46,7 +46,7 @@ def test_calibrate_keeps_what_it_measured_when_it_is_stopped(monkeypatch: pytest
     def stopped(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "measure", stopped)
+    monkeypatch.setattr(calibration, "sample_between", stopped)
     result = hw("calibrate", "--backend", "numpy")
     assert result.exit_code == 130
     assert "what was measured is in this_machine.measurements.json" in result.stderr.replace("\n", " ")

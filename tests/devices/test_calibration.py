@@ -10,8 +10,8 @@ import pytest
 import minitrain as mt
 from minitrain.devices import Operation, make_simulator, matmul
 from minitrain.devices.backends import JaxBackend, Kernel, NumpyBackend, find_backend
-from minitrain.devices.calibration import calibrate, config_of, noisiest, rungs
-from minitrain.devices.measuring import Measured, Notebook, calls_a_sample, measure, relative_iqr, sample
+from minitrain.devices.calibration import _steadied, calibrate, config_of, noisiest, rungs
+from minitrain.devices.measuring import Measured, Notebook, calls_a_sample, relative_iqr, sample, sample_between
 from minitrain.errors import UsageError
 from minitrain.hardware import load_config
 
@@ -72,10 +72,16 @@ def test_a_calibrated_config_says_how_noisy_it_was_and_what_is_assumed() -> None
 def test_this_machine_can_be_calibrated(backend: str, tmp_path: Path) -> None:
     seen: list[str] = []
     config = calibrate(backend, num_samples=1, largest=0.2, progress=lambda done, total, name: seen.append(name))
-    assert seen[0] == "nothing"
-    assert len(seen) == len(rungs(0.2))
+    assert set(seen) == {rung.name for rung in rungs(0.2)}
     (tmp_path / "mine.json").write_text(json.dumps(config))
     assert mt.hw.simulate(matmul(64, 64, 64), device=tmp_path / "mine.json").time_seconds > 0
+
+
+def test_a_moment_that_slows_everything_changes_no_rung() -> None:
+    notebook = Notebook(None, {})
+    for name in ("matmul 64", "matmul 90"):
+        notebook.note(name, [[1.0, 0.5], [1.0, 0.5], [3.0, 1.5]])
+    assert _steadied(rungs()[1], notebook).samples_s == (1.0, 1.0, 1.0)
 
 
 def test_stopping_loses_nothing_measured(tmp_path: Path) -> None:
@@ -118,7 +124,7 @@ def test_a_notebook_without_a_file_keeps_its_notes() -> None:
 
 def test_short_kernels_are_called_until_a_sample_is_long_enough() -> None:
     clock = Ticking()
-    assert measure(clock.kernel(2.0), 3, clock).samples_s == (2.0, 2.0, 2.0)
+    assert sample_between(clock.kernel(2.0), 2, clock.kernel(1.0), 3, clock) == (2.0, 1.0)
     assert calls_a_sample(clock.kernel(2**-13), clock) == 8
     assert calls_a_sample(clock.kernel(1.0), clock) == 1
     assert calls_a_sample(clock.kernel(0.0), clock) == 1000

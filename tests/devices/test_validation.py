@@ -1,6 +1,8 @@
 """Validation: what is compared, and how the criteria judge it."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.devices import DeviceSpec, matmul
 from minitrain.devices.backends import Kernel, horner
+from minitrain.devices.calibration import noise_of
 from minitrain.devices.jax_programs import program_of
 from minitrain.devices.sample_networks import all_networks, bert_base, gpt2_small, resnet50
 from minitrain.devices.validation import (
@@ -84,6 +87,17 @@ def test_errors_are_judged_by_their_median_unless_the_machine_was_busy(
     assert criterion.verdict == verdict
     assert criterion.limit == 0.15
     assert _errors(rows, "memory").value is None
+
+
+def test_a_noisy_calibration_leaves_errors_open(tmp_path: Path) -> None:
+    assert _errors([ROW], "compute", 0.1).verdict == "pass"
+    noisy = _errors([ROW], "compute", 0.3)
+    assert noisy.verdict == "inconclusive"
+    assert "the calibration's noise was 30.0%; calibrate when it is quiet" in noisy.reason
+    config = {"measured": {"rungs": {"a": {"noise": 0.1}, "b": {"noise": 0.5}, "c": {"noise": 0.3}}}}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(config))
+    assert [noise_of(each) for each in (config, path, str(path), "a100_80g", None)] == [0.3, 0.3, 0.3, 0.0, 0.0]
 
 
 def polynomials(times: dict[int, float], bound: str, noise: float = 0.0) -> Criterion:
