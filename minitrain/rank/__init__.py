@@ -3,4 +3,6 @@
 May import: `errors`, `tensors`, `workloads`, `hardware`, `events`, `transport`. Open `model` first, then `computation`
 (what a rank does alone) and `communication` (what it does with others). `laws` says what must hold before an operation
 may happen, `operations` what becomes of a communication that was submitted, and `stores` what a rank holds in memory.
+`parts` has the operations on one part of a layer, `kept_for_backward` says what forward keeps, and `stages` cuts the
+layers of a pipeline into stages.
 """
