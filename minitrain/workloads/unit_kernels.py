@@ -38,7 +38,8 @@ ADAM_BYTES = 46
 read and written (24); the gradient read for its norm, read and written to be clipped, read, and set to zero (20); the
 16-bit copy written (2)."""
 
-_LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (8, 10)}
+_LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
+_LOSS_LAUNCHES = (5, 4)
 _UNFUSED_LAUNCHES, _FLASH_LAUNCHES = (7, 12), (2, 4)
 
 
@@ -91,6 +92,13 @@ def core_kernels(model: Architecture, unit: Unit, work: Work, style: Style = DEF
     if unit.core is None or unit.core.is_flash:
         return KernelList()
     return KernelList(tuple(_Lister(model, unit, work, style).core(is_backward=False)), _UNFUSED_LAUNCHES[0])
+
+
+def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
+    """Return softmax and cross entropy over the rank's part of the vocabulary, forward and backward."""
+    lister = _Lister(model, head, work, style)
+    passes = tuple(lister.loss(is_backward=is_backward) for is_backward in (False, True))
+    return KernelList(passes, sum(_LOSS_LAUNCHES))
 
 
 def update_kernels(num_parameters: int, style: Style = DEFAULT_STYLE) -> KernelList:
@@ -184,7 +192,6 @@ class _Lister:
         hidden = self.work.num_tokens_between * self.model.hidden_size
         yield self._memory("norm", hidden, 4 if is_backward else 2)
         if self.unit.kind == "head":
-            yield self._loss(is_backward=is_backward)
             return
         yield self._residual(hidden, is_backward=is_backward)
         if is_backward:
@@ -220,7 +227,7 @@ class _Lister:
         with_bias = 1 if is_backward and self.model.mlp_bias else 0
         return self._memory(self.model.mlp, num_elements, (3 if is_backward else 2) + with_bias)
 
-    def _loss(self, *, is_backward: bool) -> MemoryPass:
+    def loss(self, *, is_backward: bool) -> MemoryPass:
         """Return softmax and cross entropy in single precision over the rank's part of the vocabulary."""
         num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
         if self.style.fused_loss:
