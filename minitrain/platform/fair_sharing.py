@@ -65,7 +65,7 @@ class Flow:
     def __init__(
         self,
         name: str,
-        lanes: Mapping[Lane, int],
+        lanes: Mapping[Lane, float],
         size_bytes: float,
         full_rate: float,
         ended: Callable[[], None],

@@ -78,7 +78,7 @@ class Lane:
     bytes_per_s: float
     latency_s: float = 0.0
     link_id: str | None = None
-    flows: dict[Flow, int] = field(default_factory=dict, repr=False)
+    flows: dict[Flow, float] = field(default_factory=dict, repr=False)
     demand: float = 0.0
     steps: list[tuple[float, float]] = field(default_factory=list, repr=False)
     carried_bytes: float = 0.0

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.config_files import parse, read_file
 from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
 from minitrain.platform.links import VirtualNetworkLink
+from minitrain.platform.topologies import links_of
 from minitrain.workloads.faults import closest, refuse, shown
 
 KEY = "hardware_profile"
@@ -26,7 +27,7 @@ class HardwareResourceProfile:
     Args:
         compute_devices: devices, or mappings with their fields.
         memory_devices: memories that belong to no single device, likewise.
-        network_links: links, likewise.
+        network_links: links, likewise, and lines that make several (see `minitrain.platform.topologies`).
 
     Raises:
         UsageError: a field is missing, unknown or wrong, or two things have one name; all faults at once.
@@ -84,10 +85,13 @@ class HardwareResourceProfile:
 
 def _values(items: Sequence[Any], kind: type[T], where: str, faults: list[str]) -> tuple[T, ...]:
     """Return values of a kind, made of mappings where they are none yet."""
-    found = []
+    found: list[T] = []
     for place, item in enumerate(items):
         try:
-            found.append(item if isinstance(item, kind) else _made(item, kind))
+            if isinstance(item, Mapping) and "topology" in item and kind is VirtualNetworkLink:
+                found += cast("list[T]", links_of(item))
+            else:
+                found.append(item if isinstance(item, kind) else _made(item, kind))
         except UsageError as error:
             faults.append(f"{where}[{place}]: {error}")
     return tuple(found)
