@@ -21,6 +21,7 @@ async def megatron(
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
     scatter_gather: bool = False,
+    overlap_replicas: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -40,6 +41,8 @@ async def megatron(
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
         scatter_gather: whether each rank of a tensor-parallel group sends a share of an activation to the next stage,
             where the shares are gathered (section 4.1), instead of all of it. Shards of the sequence are shares anyway.
+        overlap_replicas: whether a layer's gradients are summed over the replicas as soon as the last microbatch has
+            made them and, with zero, its weights gathered under the first forward pass instead of after the update.
     """
     model.recompute = recompute
     for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
@@ -84,6 +87,16 @@ async def megatron(
             return await model.reduce_scatter(partial, border, group=parts)
         return await model.all_reduce(partial, border, group=parts)
 
+    async def cover_sequence(layer: int) -> None:
+        """Complete a gradient: for norms and biases, a rank has seen a shard of the sequence."""
+        if shards_sequence and layer > 0:
+            grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=parts)
+
+    def sum_over_replicas(layer: int) -> Any:
+        """Return the operation that sums a layer's gradient over the replicas, in shards with zero."""
+        reduce = model.reduce_scatter if zero else model.all_reduce
+        return reduce(grad_weights.pop(layer), layer, group=replicas)
+
     async def pass_on(tensor: Any, peer: int, tag: Any) -> None:
         """Send an activation or a gradient to another stage: a share of it where each part's rank sends one."""
         await model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
@@ -106,6 +119,8 @@ async def megatron(
         elif pp > 1:
             activations[layers[0], i] = await passed(before, layers[0], ("F", stage, i))
         for layer in layers:
+            if layer in gathers:
+                weights[layer] = await gathers.pop(layer)
             inp = await whole(activations, activations[layer, i], layer)
             activations[layer + 1, i] = await total(model.forward(layer, inp, weights[layer]), layer + 1)
             del inp
@@ -136,14 +151,22 @@ async def megatron(
                 grad_activations[layer - 1, i] = await total(grad_activations.pop("new"), layer)
             else:
                 del grad_activations["new"]
+            if overlap_replicas and replicas.size > 1 and i == len(batches) - 1:
+                await cover_sequence(layer)
+                reductions[layer] = model.launch(sum_over_replicas(layer))
         if stage > 0 and pp > 1:
             await pass_on(grad_activations.pop((layers[0] - 1, i)), before, ("B", stage - 1, i))
 
+    reductions: dict[int, Any] = {}
+    gathers: dict[int, Any] = {}
     for layers in layers_of:
         for layer in layers:
             weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
             if zero:
                 opt_states[layer] = opt_states[layer].shard(replicas.index, replicas.size)
+            if zero and overlap_replicas:  # the step begins with what the one before has updated
+                weights[layer] = weights[layer].shard(replicas.index, replicas.size)
+                gathers[layer] = model.launch(model.all_gather(weights[layer], layer, group=replicas))
 
     num_steps = len(batches) * num_chunks
     warmup = pp - 1 - place if num_chunks == 1 else (num_chunks - 1) * pp + 2 * (pp - 1 - place)
@@ -158,18 +181,19 @@ async def megatron(
 
     for layers in layers_of:
         for layer in layers:
-            if shards_sequence and layer > 0:  # norms and biases have seen a shard of the sequence on each rank
-                grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=parts)
+            if layer in reductions:
+                grad_weights[layer] = await reductions.pop(layer)
+            else:
+                await cover_sequence(layer)
+                if replicas.size > 1 or zero:
+                    grad_weights[layer] = await sum_over_replicas(layer)
             if zero:
-                grad_weights[layer] = await model.reduce_scatter(grad_weights[layer], layer, group=replicas)
                 weights[layer] = weights[layer].shard(replicas.index, replicas.size)
-            elif replicas.size > 1:
-                grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
             weights[layer], opt_states[layer] = model.update(
                 layer, grad_weights[layer], weights[layer], opt_states[layer]
             )
             del grad_weights[layer]
-            if zero:
+            if zero and not overlap_replicas:
                 weights[layer] = await model.all_gather(weights[layer], layer, group=replicas)
             model.set_final_weight(layer, weights[layer])
     return model

@@ -81,6 +81,16 @@ def test_scattered_messages_carry_a_share_and_are_gathered_behind_the_border() -
     assert shares.peak_memory_bytes == whole.peak_memory_bytes
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_what_replicas_exchange_hides_behind_the_last_microbatch(zero: int) -> None:
+    exposed, hidden = (
+        train(8, tp=2, zero=zero, overlap_replicas=overlap, global_batch_size=8 * B) for overlap in (False, True)
+    )
+    assert hidden.step_time < exposed.step_time
+    assert hidden.exposed_comm_fraction < exposed.exposed_comm_fraction
+    assert communicated(hidden) == communicated(exposed)
+
+
 def test_the_sum_of_a_layer_is_priced_as_a_ring_of_the_tensor_parallel_group() -> None:
     run = train(8, tp=4)
     event = next(event for event in run.logs[5] if event.typ == "all_reduce" and event.size_bytes == SBH)
@@ -157,6 +167,8 @@ GRID = [
     {"tp": 2, "pp": 2, "num_chunks": 2, "sequence_parallel": True, "recompute": "selective"},
     {"pp": 2, "num_chunks": 2, "zero": 1},
     {"tp": 2, "pp": 2, "scatter_gather": True, "recompute": "full"},
+    {"tp": 2, "pp": 2, "overlap_replicas": True},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True},
     {"tp": 8, "sequence_parallel": True},
     {},
 ]
