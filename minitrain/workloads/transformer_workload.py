@@ -13,7 +13,8 @@ Time is that of a roofline over a whole unit (`unit_costs` says what it counts),
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
@@ -75,6 +76,14 @@ class TransformerWorkload:
     def layer_names(self) -> tuple[str, ...]:
         """What figures call the layers: "embedding", "attention 0", "mlp 0" ..."""
         return tuple(unit.name for unit in self.units)
+
+    @cached_property
+    def blocks(self) -> tuple[range, ...]:
+        """The units of each transformer layer, and embedding and head by themselves."""
+        places = [range(place, place + 1) for place in range(self.num_layers)]
+        by_layer = groupby(places, lambda place: self.units[place.start].layer)
+        found = (list(together) for _, together in by_layer)
+        return tuple(range(together[0].start, together[-1].stop) for together in found)
 
     def max_shards(self, layer: int) -> int:
         """Return the parameters of a layer: a unit's weights are cut as one flat array (Rajbhandari et al. 2020)."""
