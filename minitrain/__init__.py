@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from minitrain.grading.grader import Grade, grade
     from minitrain.hardware.fixed_durations import FixedPredictor
+    from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.hardware.platforms import Platform, platforms
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
@@ -60,6 +61,7 @@ _HOMES = {
     ),
     "grading.grader": ("Grade", "grade"),
     "hardware.fixed_durations": ("FixedPredictor",),
+    "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
     "numerics.proof": ("Proof", "prove"),
     "rank.model": ("Model",),
@@ -89,6 +91,7 @@ __all__ = [
     "HardwareConfigError",
     "LatentAttention",
     "LawError",
+    "MeasuredLayers",
     "MinitrainError",
     "Model",
     "OutOfMemoryError",

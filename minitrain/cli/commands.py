@@ -99,6 +99,7 @@ def compare(
     fidelity: given.Fidelity = given.DEFAULT.fidelity,
     platform: given.Platform = None,
     without: given.Without = None,
+    prices: given.Prices = None,
     durations: given.Durations = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
@@ -118,7 +119,7 @@ def compare(
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         trained = given.trained(model, seq, layers)
-        predictor = priced(world_size, hw, network, durations, pricing(fidelity, platform, without))
+        predictor = priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
         if traced:
             given.require_folder(out)
@@ -166,6 +167,7 @@ def run(
     fidelity: given.Fidelity = given.DEFAULT.fidelity,
     platform: given.Platform = None,
     without: given.Without = None,
+    prices: given.Prices = None,
     durations: given.Durations = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
@@ -187,7 +189,7 @@ def run(
             "world_size": world_size,
             **given.trained(model, seq, layers),
             "global_batch_size": batch,
-            "hardware": priced(world_size, hw, network, durations, pricing(fidelity, platform, without)),
+            "hardware": priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
             "strict": strict,
             "strict_memory": strict_memory,
             "memory_by_kind": traced,

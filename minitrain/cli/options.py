@@ -142,6 +142,15 @@ Without = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+Prices = Annotated[
+    str | None,
+    typer.Option(
+        "--prices",
+        metavar="FILE.csv",
+        help="Measured times of layers instead of computed ones; FILE.csv:gpu=NAME,model=NAME chooses rows.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -206,6 +215,7 @@ OWN_OPTIONS: Mapping[str, str] = {
     "fidelity": "--fidelity",
     "platform": "--platform",
     "without": "--without",
+    "prices": "--prices",
     "strict": "--strict",
     "strict_memory": "--strict-memory",
     "log": "--log",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -11,15 +12,37 @@ from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value
 from minitrain.errors import UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.pricing import Pricing
 from minitrain.run.parameters import DEFAULTS
 
 
-def pricing(fidelity: str, platform: str | None, without: str | None) -> dict[str, Any]:
+def pricing(fidelity: str, platform: str | None, without: str | None, prices: str | None) -> dict[str, Any]:
     """Return how operations are priced, as arguments of `simulate`; nothing where that is the default."""
     terms = tuple(term.strip() for term in without.split(",")) if without else ()
-    given = {"fidelity": fidelity, "platform": platform, "without": terms}
+    layers = None if prices is None else measured_layers(prices)
+    given = {"fidelity": fidelity, "platform": platform, "without": terms, "prices": layers}
     return {name: value for name, value in given.items() if value != DEFAULTS[name]}
+
+
+def measured_layers(text: str) -> MeasuredLayers:
+    """Return the measured times of layers that "FILE.csv" or "FILE.csv:gpu=NAME,model=NAME" means.
+
+    Raises:
+        UsageError: it is written otherwise, or the table cannot be read.
+    """
+    path, chosen = text, ""
+    if not Path(text).exists():
+        path, _, chosen = text.partition(":")
+    columns: dict[str, Any] = {}
+    for part in filter(None, chosen.split(",")):
+        name, value = name_and_value("--prices", part, columns)
+        if name not in ("gpu", "model"):
+            raise UsageError(
+                f"--prices chooses rows by gpu and model, got {name!r}; write FILE.csv:gpu=NAME,model=NAME"
+            )
+        columns[name] = value
+    return MeasuredLayers.read(path, **columns)
 
 
 def priced(

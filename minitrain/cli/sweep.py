@@ -65,6 +65,7 @@ def sweep(
     fidelity: given.Fidelity = given.DEFAULT.fidelity,
     platform: given.Platform = None,
     without: given.Without = None,
+    prices: given.Prices = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     fold: given.Fold = given.DEFAULT.fold,
@@ -90,7 +91,7 @@ def sweep(
         "strict_memory": strict_memory,
         "fold": fold,
         **({} if network is None else {"network": network}),
-        **pricing(fidelity, platform, without),
+        **pricing(fidelity, platform, without, prices),
         **given.strategy_options(option or (), microbatch),
     }
     with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: _kept(done, results)):

@@ -46,9 +46,28 @@ def make_predictor(
     workload = workload or MATMUL_LAYER
     if pricing.is_default:
         return RuntimePredictor(world_size, hardware, network=network, placement=placement, workload=workload)
-    from minitrain.hardware.kernel_predictor import KernelPredictor  # noqa: PLC0415  (only where it is asked for)
+    return _priced_otherwise(world_size, hardware, network, placement, workload, pricing)
 
-    return KernelPredictor(world_size, hardware, pricing, network=network, placement=placement, workload=workload)
+
+def _priced_otherwise(
+    world_size: int,
+    hardware: Any,
+    network: str,
+    placement: Sequence[int] | None,
+    workload: Workload,
+    pricing: Pricing,
+) -> Predictor:
+    """Return a predictor that is not the specified one."""
+    from minitrain.hardware.kernel_predictor import KernelPredictor  # noqa: PLC0415  (only where it is asked for)
+    from minitrain.hardware.layer_predictor import LayerPredictor  # noqa: PLC0415
+
+    machine: Any = {"network": network, "placement": placement, "workload": workload}
+    base: RuntimePredictor | KernelPredictor
+    if pricing.fidelity == "roofline":
+        base = RuntimePredictor(world_size, hardware, **machine)
+    else:
+        base = KernelPredictor(world_size, hardware, pricing, **machine)
+    return base if pricing.prices is None else LayerPredictor(pricing.prices, base)
 
 
 def require_default(pricing: Pricing, hardware: Any) -> None:

@@ -22,6 +22,7 @@ from minitrain.hardware.pricing import Pricing
 from minitrain.rank.model import Model
 
 if TYPE_CHECKING:
+    from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.run.progress import Watch
     from minitrain.run.strategy_loading import Strategy
 
@@ -54,6 +55,7 @@ class RunParameters:
             reach (see `minitrain.hardware.pricing`).
         platform: with kernels, what a framework adds to their prices: a name of `mt.platforms()`, or a `Platform`.
         without: with kernels, terms of their prices to leave out, for an ablation.
+        prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); `model.time`
             during the run does not include it.
@@ -86,6 +88,7 @@ class RunParameters:
     fidelity: str = "roofline"
     platform: Any = None
     without: Sequence[str] = ()
+    prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
     contention: bool = False
     p2p_buffer: int | None = 1
@@ -108,7 +111,7 @@ class RunParameters:
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
-        if self.fidelity != "roofline" or self.platform is not None or self.without:
+        if self.fidelity != "roofline" or any(getattr(self, name) for name in ("platform", "without", "prices")):
             self._pricing()
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
@@ -132,7 +135,7 @@ class RunParameters:
 
     def _pricing(self) -> Pricing:
         """Return how operations are priced."""
-        return Pricing(self.fidelity, self.platform, self.without)
+        return Pricing(self.fidelity, self.platform, self.without, self.prices)
 
     def _take_workload(self) -> None:
         """Find the workload, and take the number of layers from it where it has one."""
@@ -243,6 +246,7 @@ class TakesRunParameters(Protocol[R_co]):
         fidelity: str = ...,
         platform: Any = ...,
         without: Sequence[str] = ...,
+        prices: MeasuredLayers | None = ...,
         slowdown: Mapping[int, float] | None = ...,
         contention: bool = ...,
         p2p_buffer: int | None = ...,

@@ -48,7 +48,7 @@ _BATCH_S = 0.05
 _MOST_IN_BATCH = 256
 
 _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
-_PRICING = ("fidelity", "platform", "without")
+_PRICING = ("fidelity", "platform", "without", "prices")
 
 
 def key_of(configuration: Configuration) -> str:
