@@ -69,6 +69,7 @@ FLOORS = (
             Room("folding", "one rank for many alike"),
             Room("numerics", "real numbers, and the proof"),
             Room("schedules", "pipeline orders as data"),
+            Room("platform", "what tasks and runs share"),
         ),
     ),
     Floor("runs seen", (Room("trace", "pages, tables, exports"),)),
@@ -84,6 +85,7 @@ DOORS = (
     Door("run/variants.py", "accounting", "simulate chooses strict accounting or totals by its parameters"),
     Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),
     Door("run/variants.py", "numerics", "simulate brings real numbers by its parameters"),
+    Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
     Door("run/strategy_loading.py", "strategies", "a strategy may be given by the name of one that is shipped"),
     Door("grading/worker.py", "__init__", "a submission is run as its author runs it, by the public names"),
 )

@@ -6,8 +6,10 @@ transfers meet on a link. Begin with `platform`, then `fair_sharing`.
 - `profile`, `devices`, `links`: what a platform consists of. `routes` finds ways, `topologies` makes links.
 - `platform`, `tasks`, `model_params`: what is asked of it. `transfers` and `collective_steps` put it on the links.
 - `fair_sharing`: what each flow gets of the links that it shares. `clock` keeps moments exact.
+- `replaying`, `replay`: finished runs on shared links. `wiring` says what their transfers put on links, `cluster_links`
+  makes those of a hardware config.
 
-May import: `errors`, `workloads` and `hardware`.
+May import: rooms up to `run`.
 """
 
 from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice

@@ -35,7 +35,8 @@ def at(env: Environment, time: float, happen: Callable[[Any], None], value: Any 
     event = Event(env)
     event._ok, event._value = True, value
     event.callbacks.append(happen)
-    heappush(env._queue, (time, _NORMAL, next(env._eid), event))
+    queue: list[Any] = env._queue
+    heappush(queue, (time, _NORMAL, next(env._eid), event))
     return event
 
 

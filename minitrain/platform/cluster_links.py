@@ -1,56 +1,29 @@
-"""The links of a cluster that a hardware config describes, and what a run's transfers put on them.
+"""The links of a cluster that a hardware config describes.
 
 Each processor has a port to the switch of its node (the smallest tier), and a PCIe switch with the node's interfaces
 and its host. Interfaces lead to a switch for each unit of the next tier, and so on; a unit's way up carries what all of
 its processors may send at once, divided by `oversubscription`. Capacities are those that the config's tiers reach,
 so that a transfer with its links for itself takes what the run's price says.
-
-A collective is one flow over the links between neighbours of its ring. The hierarchical algorithm has three such
-flows, one after the other: inside the nodes, between them, and inside again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.network import Network
-from minitrain.hardware.price import Price
-from minitrain.platform.links import BITS_PER_BYTE, Lane, VirtualNetworkLink
+from minitrain.platform.links import BITS_PER_BYTE, VirtualNetworkLink
 from minitrain.platform.routes import Routes
 from minitrain.platform.topologies import Links, star
-
-GIGA = 1e9
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A flow that a transfer consists of.
-
-    Args:
-        lanes: what it passes, and how often.
-        size_bytes: what it moves over each.
-        full_rate: what it moves in a second where it is alone, bytes/s.
-        latency_s: what it waits first, s.
-        seconds: how long it lasts where it is alone, s.
-    """
-
-    lanes: Mapping[Lane, float]
-    size_bytes: float
-    full_rate: float
-    latency_s: float
-    seconds: float
+from minitrain.platform.wiring import GIGA, Wiring
 
 
 @final
 class ClusterLinks:
-    """A cluster's links, and the ways of a run's transfers.
+    """The links of a cluster.
 
     Args:
         config: the hardware config.
@@ -77,7 +50,7 @@ class ClusterLinks:
         self.tiers = sorted(config.networks, key=lambda tier: tier.size)
         self.node_size = self.tiers[0].size
         stated = next((tier.nics for tier in self.tiers[1:] if tier.nics), None)
-        self.nics = require_count("nics", nics or stated or self.node_size)
+        self.nics = require_count("nics", (stated or self.node_size) if nics is None else nics)
         if not oversubscription > 0:
             raise UsageError(f"oversubscription must be above 0, got {oversubscription!r}; 1 is a network without")
         self.oversubscription = oversubscription
@@ -90,8 +63,8 @@ class ClusterLinks:
         self.nodes: dict[int, list[int]] = {}
         for rank, node in enumerate(self.node_of):
             self.nodes.setdefault(node, []).append(rank)
+        self.placement = placement
         self.routes = Routes(self._links())
-        self._by_size = {tier.size: tier for tier in self.tiers}
 
     def _links(self) -> Links:
         """Return all links."""
@@ -139,79 +112,18 @@ class ClusterLinks:
         neighbours = self.nodes[self.node_of[rank]]
         return neighbours.index(rank) * self.nics // max(len(neighbours), self.nics)
 
-    def message(self, source: int, dest: int, price: Price) -> list[Phase]:
-        """Return what a message puts on the links."""
-        tier = self._by_size.get(price.tier_size)
-        lanes = Counter(self.routes.route(f"gpu{source}", f"gpu{dest}"))
-        return [_phase(tier, "p2p", 2, lanes, price.size_bytes, price.seconds)]
+    def fresh(self) -> ClusterLinks:
+        """Return the same links, with nothing on them."""
+        sizes: dict[str, Any] = {"nics": self.nics, "oversubscription": self.oversubscription}
+        return ClusterLinks(self.config, self.world_size, placement=self.placement, **sizes)
 
-    def host_copy(self, rank: int, price: Price, *, to_host: bool) -> list[Phase]:
-        """Return what a copy between a processor and its host puts on the links."""
-        ends = f"gpu{rank}", f"node{self.node_of[rank]}.host"
-        lanes = Counter(self.routes.route(*(ends if to_host else ends[::-1])))
-        return [_phase(None, "p2p", 2, lanes, price.size_bytes, price.seconds)]
-
-    def collective(self, op: str, ranks: Sequence[int], price: Price) -> list[Phase]:
-        """Return what a collective puts on the links."""
-        tier = self._by_size.get(price.tier_size)
-        if price.algorithm == "hierarchical" and tier is not None:
-            return self._hierarchical(op, ranks, price, tier)
-        return [_phase(tier, op, len(ranks), self._ring([list(ranks)]), price.size_bytes, price.seconds)]
-
-    def _ring(self, groups: Sequence[Sequence[int]]) -> Counter[Lane]:
-        """Return the lanes between neighbours of rings that run at the same time."""
-        lanes: Counter[Lane] = Counter()
-        for ranks in groups:
-            if len(ranks) > 1:
-                for source, dest in pairwise([*ranks, ranks[0]]):
-                    lanes.update(self.routes.route(f"gpu{source}", f"gpu{dest}"))
-        return lanes
-
-    def _hierarchical(self, op: str, ranks: Sequence[int], price: Price, outer: Network) -> list[Phase]:
-        """Return the phases of the two-level algorithm (see `minitrain.hardware.topology`)."""
-        nodes: dict[int, list[int]] = {}
-        for rank in ranks:
-            nodes.setdefault(self.node_of[rank], []).append(rank)
-        local = [nodes[node] for node in sorted(nodes)]
-        across = [list(column) for column in zip(*local, strict=True)]
-        num_local, inner = len(local[0]), self.tiers[0]
-        inside, between = self._ring(local), self._ring(across)
-        share = price.size_bytes / num_local
-        phases = []
-        if op in ("all_reduce", "reduce_scatter"):
-            seconds = inner.time("reduce_scatter", price.size_bytes, num_local)
-            phases.append(_phase(inner, "reduce_scatter", num_local, inside, price.size_bytes, seconds))
-        phases.append(_phase(outer, op, len(local), between, share, outer.time(op, share, len(local))))
-        if op in ("all_reduce", "all_gather"):
-            seconds = inner.time("all_gather", price.size_bytes, num_local)
-            phases.append(_phase(inner, "all_gather", num_local, inside, price.size_bytes, seconds))
-        return phases
+    def wiring(self, processors: Sequence[int]) -> Wiring:
+        """Return the ways between some processors, in the order of the ranks that run on them."""
+        nodes = [self.node_of[processor] for processor in processors]
+        names = [f"gpu{processor}" for processor in processors]
+        return Wiring(self.routes, names, nodes, [f"node{node}.host" for node in nodes], self.tiers, prices_hold=True)
 
 
 def _bps(tier: Network) -> float:
     """Return what a processor reaches into a tier, bits/s."""
     return tier.bandwidth * GIGA * tier.efficiency * BITS_PER_BYTE
-
-
-def _phase(
-    tier: Network | None, op: str, num_ranks: int, lanes: Counter[Lane], size_bytes: float, seconds: float
-) -> Phase:
-    """Return a flow that takes `seconds` where it is alone.
-
-    It moves what the tier's row says, at the tier's rate. Where a price has no row (a curve by size, a copy), it fills
-    its links, or moves as much as its time allows.
-    """
-    if tier is None or not lanes:
-        rate = size_bytes / seconds if seconds else 1.0
-        return Phase(lanes, size_bytes, rate, 0.0, seconds)
-    rate = tier.bandwidth * 1e9 * tier.efficiency
-    latency_s = min(tier.latency, seconds)
-    scalar, offset = tier.ops.get(op) or (1.0, None)
-    wire_bytes = size_bytes * scalar
-    if offset is not None:
-        wire_bytes += (1 / num_ranks * wire_bytes) * offset
-    if abs(latency_s + wire_bytes / rate - seconds) > 1e-9 * seconds:  # noqa: PLR2004  (rounding)
-        rate = min(wire_bytes / (seconds - latency_s), rate) if seconds > latency_s else rate
-        wire_bytes = (seconds - latency_s) * rate
-    passing = {lane: min(times, lane.bytes_per_s / rate) for lane, times in lanes.items()}
-    return Phase(passing, wire_bytes, rate, latency_s, seconds)

@@ -5,8 +5,8 @@ carries, rates are raised together until a lane is full; the flows of that lane 
 (progressive filling: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2). A flow that passes several
 lanes has one rate on all of them.
 
-A flow that never had less than its full rate ends at its beginning plus its price, to the last float. Only flows that share a crowded lane, directly or through others, are rated again when one
-of them begins or ends.
+A flow that never had less than its full rate ends at its beginning plus its price, to the last float. Only flows that
+share a crowded lane, directly or through others, are rated again when one of them begins or ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Flow:
         size_bytes: what it moves.
         full_rate: what it moves in a second where it is alone, bytes/s.
         ended: called when it has ended.
-        unshared_end: when it ends if it never has less than its full rate, s; its beginning plus size over rate if None.
+        unshared_end: when it ends if it never has less than its full rate, s; its beginning plus size over rate if
+            None.
 
     Attributes:
         rate: what it moves in a second now, bytes/s.

@@ -1,6 +1,6 @@
 """What models ask of a device: a database of parameters and FLOPs a token, as JSON or from the models that are shipped.
 
-    {"my-7b": {"parameters": 7e9, "flops_per_token": 14e9, "num_layers": 32, "bytes_per_parameter": 2}}
+{"my-7b": {"parameters": 7e9, "flops_per_token": 14e9, "num_layers": 32, "bytes_per_parameter": 2}}
 """
 
 from __future__ import annotations

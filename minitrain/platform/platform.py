@@ -68,7 +68,9 @@ class VirtualHardwarePlatform:
         """
         from simpy import Environment  # noqa: PLC0415  (0.1 s, only where a platform runs)
 
-        self.profile = profile if isinstance(profile, HardwareResourceProfile) else HardwareResourceProfile.read(profile)
+        self.profile = (
+            profile if isinstance(profile, HardwareResourceProfile) else HardwareResourceProfile.read(profile)
+        )
         self._env = env = Environment() if simpy_env is None else simpy_env
         self._devices = {device.device_id: device for device in self.profile.compute_devices}
         self._units = {name: Units(env, device) for name, device in self._devices.items()}
@@ -144,8 +146,8 @@ class VirtualHardwarePlatform:
         wanted = device.processing_units if task.num_units is None else task.num_units
         if wanted > device.processing_units:
             raise UsageError(
-                f"task {task.task_id} asks for {wanted} processing units, but {device_id} has {device.processing_units}; "
-                "ask for fewer",
+                f"task {task.task_id} asks for {wanted} processing units, but {device_id} has "
+                f"{device.processing_units}; ask for fewer",
                 device_id=device_id,
             )
         return self.env.process(self._compute(device_id, task, wanted, prices))
@@ -285,7 +287,7 @@ class VirtualHardwarePlatform:
     ) -> _Steps:
         """Start something on the links, and wait for it."""
         submitted, ended = float(self.env.now), self.env.event()
-        start(ended.succeed)
+        start(lambda flow: _succeed(ended, flow))
         flow = yield ended
         lane, others = (None, ()) if flow is None or flow.slowed_by is None else flow.slowed_by
         shared_with = tuple(other for other in others if other != name)
@@ -314,8 +316,12 @@ class VirtualHardwarePlatform:
 
 
 def _unknown(what: str, name: str, known: Mapping[str, Any]) -> UsageError:
-    listed = ", ".join(list(known)[:8]) + (" ..." if len(known) > 8 else "")  # noqa: PLR2004
+    listed = ", ".join(list(known)[:8]) + (" ..." if len(known) > 8 else "")
     return UsageError(f"there is no {what} {name!r} {closest(name, known)}; there are {listed}", device_id=name)
+
+
+def _succeed(event: Event, flow: Flow | None) -> None:
+    event.succeed(flow)
 
 
 def _one(name: str, value: Any, other: str, value_of_other: Any) -> Any:

@@ -22,7 +22,7 @@ from minitrain.run.contention import Meeting, Retiming, TransferPart
 if TYPE_CHECKING:
     from simpy import Environment
 
-    from minitrain.platform.cluster_links import ClusterLinks, Phase
+    from minitrain.platform.wiring import Phase, Wiring
 
 
 @final
@@ -48,10 +48,10 @@ class Replay(Retiming):
 
     Args:
         logs: the log of each rank.
-        links: the cluster's.
-        sharing: the flows of all runs of the cluster.
-        endpoints: processor of each rank.
+        wiring: the ways between its ranks.
+        sharing: the flows of all runs that share the links.
         name: what other runs' reasons call this one; nothing where it is alone.
+        processor_share: whether transfers slow down the computing beside them.
 
     Attributes:
         delays: why transfers took longer than their price, by rank and place in its log.
@@ -60,17 +60,18 @@ class Replay(Retiming):
     def __init__(
         self,
         logs: Sequence[EventLog],
-        links: ClusterLinks,
+        wiring: Wiring,
         sharing: FairSharing,
-        endpoints: Sequence[int],
         name: str = "",
+        *,
+        processor_share: bool = True,
     ) -> None:
         super().__init__(logs)
-        self.links = links
+        self.wiring = wiring
         self.sharing = sharing
         self.env: Environment = sharing.env
-        self.endpoints = endpoints
         self.name = name
+        self.processor_share = processor_share
         self.delays: dict[tuple[int, int], SharedLink] = {}
         self._phases: dict[tuple[Any, ...], list[Phase]] = {}
         self._late: dict[Meeting, list[Meeting]] = {}
@@ -93,8 +94,11 @@ class Replay(Retiming):
             self._at(end, lambda: self._receive(meeting))
             return
         phases = self._phases_of(part, rows[row + TYP], rows[row + STREAM], kind)
-        carried = _Carried(self, meeting, self._label(rows, row), phases, end)
-        carried.go_on()
+        _Carried(self, meeting, self._label(rows, row), phases, end).go_on()
+
+    def _count_transfer(self, part: TransferPart, change: int) -> None:
+        if self.processor_share:
+            super()._count_transfer(part, change)
 
     def _receive(self, meeting: Meeting) -> None:
         """End a receive, unless its send is still under way."""
@@ -114,9 +118,9 @@ class Replay(Retiming):
 
     def _make_phases(self, part: TransferPart, op: str, stream: Any, kind: str) -> list[Phase]:
         if kind == SEND:
-            return self.links.message(self.endpoints[part.rank], self.endpoints[stream.peer], part.price)
+            return self.wiring.message(part.rank, stream.peer, part.price)
         group = range(len(self.logs)) if stream.group is None else stream.group
-        return self.links.collective(op, [self.endpoints[rank] for rank in group], part.price)
+        return self.wiring.collective(op, group, part.price)
 
     def _label(self, rows: Sequence[Any], row: int) -> str:
         """Return what reasons call a transfer: "all_reduce of layer 17"."""
@@ -142,9 +146,13 @@ class Replay(Retiming):
 
 @final
 class _Carried:
-    """A transfer under way: its phases, one after the other."""
+    """A transfer under way: its phases, one after the other.
 
-    __slots__ = ("_end", "_label", "_meeting", "_phases", "_place", "_replay", "_slowed")
+    Its end at its price is awaited from its beginning on, as in `Retiming`, so that things that happen at one moment
+    happen in the same order. It counts unless a flow was slowed; then the last flow's end does.
+    """
+
+    __slots__ = ("_end", "_flow", "_label", "_meeting", "_phases", "_place", "_replay", "_slowed")
 
     def __init__(self, replay: Replay, meeting: Meeting, label: str, phases: list[Phase], end: float) -> None:
         self._replay = replay
@@ -153,31 +161,39 @@ class _Carried:
         self._phases = phases
         self._place = 0
         self._end = end
+        self._flow: Flow | None = None
         self._slowed: Flow | None = None
+        replay._at(end, self._end_at_price)
 
     def go_on(self) -> None:
         """Begin the next phase, after its latency; or end."""
         replay, now = self._replay, self._replay.env.now
         if self._place == len(self._phases):
-            if self._slowed is None and now < self._end:
-                replay._at(self._end, lambda: replay.finish(self._meeting, None))
-            else:
+            if self._slowed is not None:
                 replay.finish(self._meeting, self._slowed)
             return
         phase = self._phases[self._place]
         self._place += 1
-        is_last = self._place == len(self._phases)
-        end = self._end if is_last and self._slowed is None else now + phase.seconds
+        is_at_price = self._slowed is None and self._place == len(self._phases)
+        end = self._end if is_at_price else now + phase.seconds
         if not phase.lanes or phase.size_bytes <= 0:
-            replay._at(end, self.go_on)
+            if not is_at_price:
+                replay._at(end, self.go_on)
             return
-        flow = Flow(self._label, phase.lanes, phase.size_bytes, phase.full_rate, lambda: self._arrived(flow), end)
+        self._flow = flow = Flow(
+            self._label, phase.lanes, phase.size_bytes, phase.full_rate, lambda: self._arrived(flow), end
+        )
         at(replay.env, min(now + phase.latency_s, end), lambda _: replay.sharing.begin(flow))
 
     def _arrived(self, flow: Flow) -> None:
         if flow.was_slowed:
             self._slowed = flow
         self.go_on()
+
+    def _end_at_price(self) -> None:
+        """End, unless a flow was slowed, or is."""
+        if self._slowed is None and (self._flow is None or not self._flow.was_slowed):
+            self._replay.finish(self._meeting, None)
 
 
 def _lengthen(replay: Replay, meeting: Meeting) -> None:

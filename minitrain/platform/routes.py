@@ -51,7 +51,7 @@ class Routes:
     def _connect(self, link: VirtualNetworkLink, source: str, dest: str) -> None:
         name = f"{link.link_id}: {source} to {dest}"
         self._out[source].append((dest, Lane(name, link.bytes_per_s, link.latency_s, link.link_id)))
-        self._out[dest]  # noqa: B018  (an endpoint that only receives is one too)
+        self._out[dest]
         self._into[dest].append(source)
 
     @property
@@ -80,7 +80,7 @@ class Routes:
             if name not in self._out:
                 raise UsageError(
                     f"there is no endpoint {name!r} {closest(name, self._out)}; there are "
-                    f"{', '.join(list(self._out)[:8])}{' ...' if len(self._out) > 8 else ''}",  # noqa: PLR2004
+                    f"{', '.join(list(self._out)[:8])}{' ...' if len(self._out) > 8 else ''}",
                     endpoint=name,
                 )
         steps = self._steps(dest)

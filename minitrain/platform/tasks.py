@@ -171,9 +171,7 @@ def _with_sums(task: ComputeTask) -> ComputeTask:
     return ComputeTask(task.task_id, flops, moved, task.num_units, task.is_memory_bound, task.layers)
 
 
-def price(
-    task: ComputeTask, device: VirtualComputeDevice, efficiency: Efficiency
-) -> tuple[float, float, float, Bound]:
+def price(task: ComputeTask, device: VirtualComputeDevice, efficiency: Efficiency) -> tuple[float, float, float, Bound]:
     """Return what a task's arithmetic takes, what its memory takes, how long it lasts, s, and which counted.
 
     It lasts as long as the longer of the two (Williams et al. 2009, "Roofline"), or as memory takes where the task says
@@ -185,4 +183,3 @@ def price(
     memory_s = task.memory_bytes / (device.memory_bytes_per_s * efficiency.mbu)
     bound: Bound = "memory" if task.is_memory_bound or memory_s > compute_s else "compute"
     return compute_s, memory_s, memory_s if bound == "memory" else compute_s, bound
-

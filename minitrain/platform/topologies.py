@@ -92,7 +92,9 @@ def torus(
         raise UsageError(f"a torus of {list(dims)} has {len(places)} endpoints, got {len(names)} names")
     name_at = dict(zip(places, names, strict=True))
     return [
-        VirtualNetworkLink(f"{name_at[place]}-{name_at[after]}", name_at[place], name_at[after], bandwidth_bps, latency_s)
+        VirtualNetworkLink(
+            f"{name_at[place]}-{name_at[after]}", name_at[place], name_at[after], bandwidth_bps, latency_s
+        )
         for place in places
         for after in _neighbours(place, sizes)
     ]
@@ -101,7 +103,7 @@ def torus(
 def _neighbours(place: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the place one further in each dimension."""
     for axis, size in enumerate(sizes):
-        if size == 1 or (size == 2 and place[axis] == 1):  # noqa: PLR2004  (two have one link)
+        if size == 1 or (size == 2 and place[axis] == 1):
             continue
         yield (*place[:axis], (place[axis] + 1) % size, *place[axis + 1 :])
 
@@ -122,12 +124,16 @@ def links_of(line: Mapping[str, Any]) -> Links:
     kind = arguments.pop("topology")
     make = TOPOLOGIES.get(kind)
     if make is None:
-        raise UsageError(f"there is no topology {kind!r} {closest(kind, TOPOLOGIES)}; use one of {', '.join(TOPOLOGIES)}")
+        raise UsageError(
+            f"there is no topology {kind!r} {closest(kind, TOPOLOGIES)}; use one of {', '.join(TOPOLOGIES)}"
+        )
     known = inspect.signature(make).parameters
     unknown = [name for name in arguments if name not in known]
     missing = [name for name, one in known.items() if one.default is one.empty and name not in arguments]
     if unknown:
-        raise UsageError(f"{kind} has no key {unknown[0]!r} {closest(unknown[0], known)}; it may have {', '.join(known)}")
+        raise UsageError(
+            f"{kind} has no key {unknown[0]!r} {closest(unknown[0], known)}; it may have {', '.join(known)}"
+        )
     if missing:
         raise UsageError(f"{kind} lacks {', '.join(missing)}")
     return make(**arguments)

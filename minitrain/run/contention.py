@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 
+from minitrain.errors import UsageError
 from minitrain.events import (
     COMM,
     NOTE,
@@ -32,6 +33,9 @@ from minitrain.events import (
 )
 from minitrain.events import LAUNCHED as LAUNCHED_AT
 from minitrain.hardware.price import Price
+
+EXACT = "exact"
+"""The value of `contention` that lets transfers share links, as `minitrain.platform` does."""
 
 _LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
 
@@ -92,6 +96,14 @@ class _Lane:
         """Return the share of the processor that computing has."""
         used = sum(usage for (_, usage), number in self.in_flight.items() if number)
         return max(1.0 - used, _LEAST_RATE)
+
+
+def require_contention(value: object) -> None:
+    """Raise a UsageError unless a value is one of those that `contention` of a run may have."""
+    if not isinstance(value, bool) and value != EXACT:
+        raise UsageError(
+            f'contention must be True, False or "exact", got {value!r}; "exact" lets transfers share links'
+        )
 
 
 def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:

@@ -55,6 +55,8 @@ class Run(EnergyFigures):
         trained_model: the transformer that was trained; None for other workloads.
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
+        links: what shared links carried, and why transfers took longer than their price (see
+            `minitrain.platform.replaying.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
     """
 
@@ -79,6 +81,7 @@ class Run(EnergyFigures):
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
     tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
+    links: Any = field(default=None, repr=False, compare=False)
 
     @cached_property
     def timeline(self) -> Timeline:
