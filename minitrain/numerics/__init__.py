@@ -6,7 +6,7 @@ from the workload:
 - The specified one: a layer is a small dense matrix with a tanh before it, and the loss is the mean over the global
   batch of half the squared distance to a target. Widths are tiny and independent of the priced sizes.
 - A transformer: every unit is computed as the model says, whole, in parts, or on shards of the sequence, down to the
-  cross-entropy over a vocabulary that parts may divide. So it must be small, such as `tiny`.
+  cross-entropy over a vocabulary that parts may divide. So it must be small, as the model "tiny" is.
 
 The optimizer is Adam or SGD with momentum. Arrays change no log. Left out: dropout, tied embeddings, mixed precision,
 and rounding that depends on the order of a reduction, which is always the order of the ranks.
