@@ -14,6 +14,7 @@ from minitrain.lib import Model
 from .ddp import ddp
 from .ddp_overlap import ddp_overlap
 from .dualpipe_v import dualpipe_v
+from .fsdp import fsdp
 from .gpipe import gpipe
 from .hsdp import hsdp
 from .interleaved_1f1b import interleaved_1f1b
@@ -38,6 +39,7 @@ __all__ = [
     "ddp",
     "ddp_overlap",
     "dualpipe_v",
+    "fsdp",
     "gpipe",
     "hsdp",
     "interleaved_1f1b",

@@ -10,7 +10,10 @@ import pytest
 import minitrain as mt
 
 GOLDEN = Path(__file__).parents[2] / "traces" / "golden"
-OPTIONS: dict[str, dict[str, Any]] = {"megatron": {"tp": 2, "pp": 2, "sequence_parallel": True, "num_chunks": 2}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fsdp": {"replicas": 2},
+    "megatron": {"tp": 2, "pp": 2, "sequence_parallel": True, "num_chunks": 2},
+}
 SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16)}
 
 
