@@ -28,6 +28,7 @@ class Framework:
         overlap: whether communication between replicas is hidden behind compute: "always", "never", or "one stage"
             where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
+        recompute: what backward computes again where the row does not say; None where nobody can know.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Framework:
     attention: str = "flash"
     overlap: str = "never"
     gradient_bytes: int = 4
+    recompute: str | None = "none"
 
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
@@ -61,8 +63,11 @@ FRAMEWORKS = (
         attention="unfused",
         gradient_bytes=2,
     ),
+    Framework(
+        name="NeMo Megatron of 2023", words=r"nemo megatron 2[23]", dropout=0.1, attention="unfused", overlap="always"
+    ),
     Framework(name="NeMo", words=r"nemo", platforms=((r"h100|h200|b200", "nemo-h100"),), dropout=0.1, overlap="always"),
-    Framework(name="JAX", words=r"jax|maxtext|pax", platforms=((r".", "nemo-h100"),), overlap="always"),
+    Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
     Framework(name="Megatron-Core", words=r"megatron-core|megatron-lm|megatron", dropout=0.1, overlap="always"),
     Framework(
         name="MosaicML Composer",

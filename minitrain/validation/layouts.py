@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import final
 
+from minitrain.validation.frameworks import Framework
 from minitrain.validation.rows import LackingError, Row
 
 
@@ -52,7 +53,7 @@ class Layout:
         return self.dp * self.microbatch_size * self.num_microbatches
 
 
-def layout_of(row: Row) -> Layout:
+def layout_of(row: Row, framework: Framework) -> Layout:
     """Return the layout of a row.
 
     Raises:
@@ -62,7 +63,7 @@ def layout_of(row: Row) -> Layout:
     dp = row.count("dp", max(1, world_size // (tp * pp * cp)))
     if tp * pp * cp * dp != world_size:
         raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
-    assumed: list[str] = []
+    assumed = [row.text("assumed")] if row.text("assumed") else []
     mbs, num_microbatches = _microbatches(row, dp)
     zero = _zero(row)
     return Layout(
@@ -78,7 +79,7 @@ def layout_of(row: Row) -> Layout:
         shard_size=_shard_size(row, dp) if zero else 1,
         microbatch_size=mbs,
         num_microbatches=num_microbatches,
-        recompute=_recompute(row, assumed),
+        recompute=_recompute(row, framework, assumed),
         assumed=tuple(assumed),
     )
 
@@ -134,15 +135,15 @@ def _shard_size(row: Row, dp: int) -> int:
     return size if 0 < size <= dp and dp % size == 0 else dp
 
 
-def _recompute(row: Row, assumed: list[str]) -> str:
-    """Return what backward computes again; nothing where the row does not say."""
+def _recompute(row: Row, framework: Framework, assumed: list[str]) -> str:
+    """Return what backward computes again; where the row does not say, what the framework does by default."""
     text = row.text("recompute").lower()
     for name in ("full", "selective", "none"):
         if text.startswith(name):
             return name
-    if "not stated" in text or not text:
-        assumed.append("recompute not stated: none")
-        return "none"
+    if ("not stated" in text or not text) and framework.recompute:
+        assumed.append(f"recompute not stated: {framework.recompute}")
+        return framework.recompute
     raise LackingError(f"recompute is {text!r}, where none, selective or full is needed")
 
 
