@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.hardware.platforms import Platform, find_platform
 from minitrain.validation.frameworks import Framework, framework_of
-from minitrain.validation.layouts import Layout, layout_of, unit_stages
+from minitrain.validation.layouts import Layout, balanced_layers, layout_of, stage_layers, unit_stages
 from minitrain.validation.machines import machine_of
 from minitrain.validation.models import model_of
 from minitrain.validation.rows import LackingError, Row
@@ -141,10 +141,22 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "num_chunks": layout.num_chunks,
         "sequence_parallel": layout.sequence_parallel,
         "zero": min(1, layout.zero) if layout.dp > 1 else 0,
-        "layers_per_stage": unit_stages(model.num_layers, num_stages),
+        "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": _overlaps(row, framework, layout),
         "scatter_gather": "megatron" in row.text("framework").lower(),
     }
+
+
+def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has."""
+    if not framework.balances:
+        return stage_layers(model.num_layers, num_stages)
+    attention, mlp = model.units()[1:3]
+    return balanced_layers(
+        [float(attention.num_parameters + mlp.num_parameters)] * model.num_layers
+        + [float(model.vocab_size * model.hidden_size)],
+        num_stages,
+    )
 
 
 def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:

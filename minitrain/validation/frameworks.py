@@ -29,6 +29,7 @@ class Framework:
             where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
         recompute: what backward computes again where the row does not say; None where nobody can know.
+        balances: whether stages are cut by the parameters of layers and head, as nanotron does.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Framework:
     overlap: str = "never"
     gradient_bytes: int = 4
     recompute: str | None = "none"
+    balances: bool = False
 
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
@@ -75,7 +77,7 @@ FRAMEWORKS = (
         platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
         overlap="always",
     ),
-    Framework(name="nanotron", words=r"nanotron", platforms=((r".", "nanotron"),)),
+    Framework(name="nanotron", words=r"nanotron", platforms=((r".", "nanotron"),), balances=True),
     Framework(
         name="InternEvo",
         words=r"internevo|internlm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -166,9 +167,32 @@ def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < rest) for stage in range(num_stages))
 
 
-def unit_stages(num_layers: int, num_stages: int) -> list[int]:
+def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has, if stages are cut where sums of costs pass equal shares.
+
+    Args:
+        costs: of each layer, and last of the head, which counts as no layer.
+        num_stages: how many stages.
+
+    Source: `build_and_set_rank` of github.com/huggingface/nanotron (`models/__init__.py` of December 2024).
+
+    Example:
+        >>> balanced_layers([1.0] * 8 + [4.0], 4)
+        (3, 3, 2, 0)
+    """
+    shares = [sum(costs) * (stage + 1) / num_stages for stage in range(num_stages)]
+    counts, stage, total = [0] * num_stages, 0, 0.0
+    for cost in costs[:-1]:
+        total += cost
+        while stage < num_stages - 1 and total > shares[stage] * (1 + 1e-12):
+            stage += 1
+        counts[stage] += 1
+    return tuple(counts)
+
+
+def unit_stages(layers: Sequence[int]) -> list[int]:
     """Return how many of the engine's layers each stage has: two a transformer layer, embedding and head one each."""
-    units = [2 * count for count in stage_layers(num_layers, num_stages)]
+    units = [2 * count for count in layers]
     units[0] += 1
     units[-1] += 1
     return units
