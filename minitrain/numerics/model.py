@@ -171,10 +171,12 @@ class NumericModel(Model):
         _carry(grad_inp, Rows(arithmetic.backward_input(x.values, g.values, self._matrix(w))))
         return grad_inp
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight."""
         x, g = self._contents("backward_weight", inp, grad)
-        weight_grad = super().backward_weight(layer, inp, grad)
+        weight_grad = super().backward_weight(layer, inp, grad, weight)
         _carry(weight_grad, Flat(arithmetic.backward_weight(x.values, g.values).ravel()))
         return weight_grad
 

@@ -251,18 +251,23 @@ class Computation(RankState):
         grad_inp._units = account.units_of(grad) if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # as above
         return grad_inp
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight: the second half of a split backward (Qi et al. 2023).
 
         Args:
             layer: which layer.
             inp: the layer's input, from a store.
             grad: gradient of its output, from a store, for the same samples.
+            weight: the weight, from a store, where it is a part of a layer, so that its gradient is one too.
 
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
-        laws.backward(self, "backward_weight", layer, inp, grad)
+        laws.backward(self, "backward_weight", layer, inp, grad, weight)
+        if isinstance(weight, WeightPart):
+            return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples
         price = self._price_of_half("backward_weight", layer, inp)
         self._record("backward_weight", layer, price, samples)
