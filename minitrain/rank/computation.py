@@ -235,18 +235,23 @@ class Computation(RankState):
         grad_inp._units = self._account.units_of(grad)  # type: ignore[misc]  # a slot of the base
         return grad_inp
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight: the second half of a split backward (Qi et al. 2023).
 
         Args:
             layer: which layer.
             inp: the layer's input, from a store.
             grad: gradient of its output, from a store, for the same samples.
+            weight: the weight, from a store, where it is a part of a layer, so that its gradient is one too.
 
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
-        laws.backward(self, "backward_weight", layer, inp, grad)
+        laws.backward(self, "backward_weight", layer, inp, grad, weight)
+        if isinstance(weight, WeightPart):
+            return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples
         found = self._remembered.backward_weights.get(len(samples))
         if found is None:

@@ -133,7 +133,7 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
         )
     _require_stored(model, op, "inp", inp)
     _require_stored(model, op, "grad", grad)
-    if op != "backward_weight":
+    if op != "backward_weight" or weight is not None:
         require_kind(model, op, "weight", weight, Weight)
         _require_layer(model, op, "weight", weight, layer, layer)
         _require_complete(model, op, weight)
