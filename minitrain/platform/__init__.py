@@ -1,7 +1,7 @@
 """The virtual hardware platform: devices, memories and links that tasks, transfers and whole runs share.
 
 A SimPy simulation of its own. It lets people simulate any mix of tasks, and it times finished runs again where their
-transfers meet on a link. Begin with `platform`, then `fair_sharing`.
+transfers meet on a link. Open `platform` first, then `fair_sharing`.
 
 - `profile`, `devices`, `links`: what a platform consists of. `routes` finds ways, `topologies` makes links.
 - `platform`, `tasks`, `model_params`: what is asked of it. `transfers` and `collective_steps` put it on the links.

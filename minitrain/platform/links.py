@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import Any, final
 
 from minitrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from minitrain.platform.fair_sharing import Flow
 
 BITS_PER_BYTE = 8
 
@@ -78,7 +75,7 @@ class Lane:
     bytes_per_s: float
     latency_s: float = 0.0
     link_id: str | None = None
-    flows: dict[Flow, float] = field(default_factory=dict, repr=False)
+    flows: dict[Any, float] = field(default_factory=dict, repr=False)
     demand: float = 0.0
     steps: list[tuple[float, float]] = field(default_factory=list, repr=False)
     carried_bytes: float = 0.0

@@ -87,9 +87,9 @@ def test_all_bytes_arrive_and_no_lane_carries_more_than_it_can(
     ended: list[int] = []
     moved = [0.0] * 5
     for place, ((where, full), start, size) in enumerate(zip(flows, starts, sizes, strict=False)):
-        for lane in where:
-            moved[lane] += size
-        flow = Flow("", {lanes[lane]: 1 for lane in where}, size, full, lambda p=place: ended.append(p))  # type: ignore[misc]
+        for number in where:
+            moved[number] += size
+        flow = Flow("", {lanes[number]: 1 for number in where}, size, full, lambda p=place: ended.append(p))  # type: ignore[misc]
         at(env, start, lambda _, flow=flow: sharing.begin(flow))  # type: ignore[misc]
     env.run()
     assert sorted(ended) == list(range(len(flows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ RING = [
     {"link_id": f"l{i}", "source_id": f"n{i}", "dest_id": f"n{(i + 1) % 8}", "bandwidth_bps": 10e9, "latency_s": 1e-4}
     for i in range(8)
 ]
+LEVELS: tuple[LevelOfDetail, ...] = ("high", "medium")
 HEAVY = {"flops_required_fp16": 1e12, "memory_read_bytes": 1e9, "memory_write_bytes": 1e9}
 LIGHT = {"flops_required_fp16": 1e9, "memory_read_bytes": 6e9}
 YAML = """
@@ -49,6 +51,11 @@ hardware_profile:
       bandwidth_bps: 10_000_000_000  # 10 Gbps
       latency_s: 0.0001  # 100 us
 """
+
+
+def outcome(process: Any) -> Any:
+    """Return the value of a process that has ended."""
+    return process.value
 
 
 def platform(**profile: Any) -> VirtualHardwarePlatform:
@@ -72,7 +79,7 @@ def test_a_task_lasts_as_the_roofline_says(
     ours.set_efficiency_factors(*efficiency)
     process = ours.submit_computation_task("gpu0", task)
     assert ours.run() == seconds
-    assert (process.value.start, process.value.end, process.value.bound) == (0.0, seconds, bound)
+    assert (outcome(process).start, outcome(process).end, outcome(process).bound) == (0.0, seconds, bound)
 
 
 def test_tasks_of_half_the_units_run_side_by_side_and_of_all_one_after_the_other() -> None:
@@ -87,7 +94,7 @@ def test_tasks_of_half_the_units_run_side_by_side_and_of_all_one_after_the_other
 def test_a_transfer_takes_latency_and_bytes_and_two_share_their_link() -> None:
     ours = platform()
     one = ours.submit_network_transfer_task("client_node_0", "framework_entry_0", 125e6)
-    assert (ours.run(), one.value.end) == (0.1001, 0.1001)
+    assert (ours.run(), outcome(one).end) == (0.1001, 0.1001)
     ours = platform()
     ends = [
         ours.submit_network_transfer_task(
@@ -96,9 +103,9 @@ def test_a_transfer_takes_latency_and_bytes_and_two_share_their_link() -> None:
         for _ in range(2)
     ]
     assert ours.run() == 0.2001
-    assert [process.value.end for process in ends] == [0.2001, 0.2001]
-    assert ends[0].value.slowed_by == "client_to_server"
-    assert ends[0].value.shared_with == (ends[1].value.task_id,)
+    assert [outcome(process).end for process in ends] == [0.2001, 0.2001]
+    assert outcome(ends[0]).slowed_by == "client_to_server"
+    assert outcome(ends[0]).shared_with == (outcome(ends[1]).task_id,)
 
 
 def test_transfers_of_both_directions_do_not_share() -> None:
@@ -113,7 +120,7 @@ def test_transfers_of_both_directions_do_not_share() -> None:
 def test_collectives_take_what_rings_take(level: LevelOfDetail, op: str, seconds: float) -> None:
     ours = VirtualHardwarePlatform(level).initialize({"network_links": RING})
     process = ours.submit_collective_task(op, [f"n{i}" for i in range(8)], 1e8)
-    assert (ours.run(), process.value.end) == (seconds, seconds)
+    assert (ours.run(), outcome(process).end) == (seconds, seconds)
 
 
 @pytest.mark.parametrize("level", ["high", "medium"])
@@ -154,11 +161,11 @@ def test_memory_is_taken_and_given_back_at_once() -> None:
 def test_a_model_task_prices_each_layer_or_the_whole() -> None:
     database = {"mine": {"parameters": 1e9, "flops_per_token": 2e9, "num_layers": 4}}
     ends = []
-    for level in ("high", "medium"):
-        ours = VirtualHardwarePlatform(level).initialize({"compute_devices": [GPU]}, model_chars_db=database)  # type: ignore[arg-type]  # a Literal
+    for level in LEVELS:
+        ours = VirtualHardwarePlatform(level).initialize({"compute_devices": [GPU]}, model_chars_db=database)
         process = ours.submit_model_task("gpu0", "mine", 512)
         ends.append(ours.run())
-        assert process.value.compute_s == pytest.approx(512 * 2e9 / 312e12)
+        assert outcome(process).compute_s == pytest.approx(512 * 2e9 / 312e12)
     assert ends[0] == pytest.approx(ends[1]) == pytest.approx(512 * 2e9 / 312e12)
 
 
@@ -170,7 +177,7 @@ def test_the_specified_file_is_read(tmp_path: Path) -> None:
     assert ours.profile == HardwareResourceProfile([GPU], [], [WIRE])  # type: ignore[list-item]  # mappings become values
 
 
-MISTAKES = {
+MISTAKES: dict[str, tuple[Callable[[VirtualHardwarePlatform], Any], str]] = {
     "an unknown device": (lambda p: p.submit_computation_task("gpu1", HEAVY), 'did you mean "gpu0"'),
     "an unknown endpoint": (lambda p: p.submit_network_transfer_task("client_node_1", "gpu0", 1), "client_node_0"),
     "no way": (lambda p: p.submit_network_transfer_task("gpu0", "client_node_0", 1), "no links lead from gpu0"),
