@@ -175,10 +175,12 @@ class NumericModel(Model):
         _carry(grad_inp, self._layers.backward_input(layer, inp, x, g, w))
         return grad_inp
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight."""
         x, g = self._contents("backward_weight", inp, grad)
-        weight_grad = super().backward_weight(layer, inp, grad)
+        weight_grad = super().backward_weight(layer, inp, grad, weight)
         _carry(weight_grad, self._layers.backward_weight(layer, inp, x, g))
         return weight_grad
 
