@@ -138,6 +138,7 @@ class _Retiming:
                 else:
                     meeting = _Meeting()
                     streams[stream.kind, log.rank, stream.peer].append(meeting)
+                if stream.kind in (SEND, RECV):
                     pair = (log.rank, stream.peer) if stream.kind == SEND else (stream.peer, log.rank)
                     channels[pair, None if note is None else note.tag][stream.kind].append(meeting)
                 self._take_part(log, place, meeting)
