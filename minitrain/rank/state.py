@@ -28,6 +28,7 @@ from minitrain.events import (
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import FREE, Predictor, Price
 from minitrain.rank.memory_by_kind import KindAccount, KindStore
+from minitrain.rank.remembered import remembered_of
 from minitrain.rank.stores import Account, JournalledStore, Store, logits_of
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
@@ -71,6 +72,38 @@ class RankState:
     Kinds of model that add to the operations are listed in `minitrain.rank.model`. A kind that follows tensors sets
     `follows_tensors`; then `after_collective` and `after_message` are called with what the transport has made.
     """
+
+    __slots__ = (
+        "__dict__",
+        "_account",
+        "_dist",
+        "_entered",
+        "_global_batch_size",
+        "_in_flight",
+        "_is_uniform",
+        "_log",
+        "_max_shards",
+        "_num_layers",
+        "_rank",
+        "_recompute",
+        "_remembered",
+        "_rows",
+        "_runtime_predictor",
+        "_transport",
+        "_whole_batches",
+        "_world",
+        "_world_size",
+        "activations",
+        "final_weights",
+        "grad_activations",
+        "grad_weights",
+        "launching",
+        "opt_states",
+        "pass_modes",
+        "recomputed_flop",
+        "time",
+        "weights",
+    )
 
     follows_tensors = False
 
@@ -140,7 +173,7 @@ class RankState:
         self._entered = False
         self.launching = False  # while an operation is submitted by `launch`
         self._in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
-        self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
+        self._remembered = remembered_of(self._runtime_predictor, self._transport.remembered)
         workload = self._runtime_predictor.workload
         self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # else the laws ask
         self._world = Group(self._transport.world, rank)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures):
+class Run(EnergyFigures, DeviceMemoryFigures):
     """One simulated training step of all ranks.
 
     Args:

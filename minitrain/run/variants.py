@@ -101,9 +101,9 @@ def _model_kind(parameters: RunParameters) -> tuple[type[Model], dict[str, Any]]
         return parameters.model_kind, {}
     if parameters.numerics is None:
         return Model, {}
-    from minitrain.numerics import NumericModel, problem_of  # noqa: PLC0415
+    from minitrain.numerics import NumericModel  # noqa: PLC0415
 
-    return NumericModel, {"problem": problem_of(parameters.numerics)}
+    return NumericModel, {"problem": parameters.numerics}
 
 
 @contextlib.contextmanager
