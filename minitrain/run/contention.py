@@ -156,6 +156,7 @@ class Retiming:
                 else:
                     meeting = Meeting()
                     streams[stream.kind, log.rank, stream.peer].append(meeting)
+                if stream.kind in (SEND, RECV):
                     pair = (log.rank, stream.peer) if stream.kind == SEND else (stream.peer, log.rank)
                     channels[pair, None if note is None else note.tag][stream.kind].append(meeting)
                 self._take_part(log, place, meeting)

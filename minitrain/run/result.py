@@ -63,6 +63,7 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
+        peak_host_memory_bytes: the most that any rank kept in its host's memory.
     """
 
     strategy: str
@@ -89,6 +90,7 @@ class Run(EnergyFigures, DeviceMemoryFigures):
     links: Any = field(default=None, repr=False, compare=False)
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
+    peak_host_memory_bytes: float = field(default=0.0, repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:
