@@ -4,12 +4,14 @@
 equal layers share one price: it is computed once for each kind of layer, number of samples and mode of passing.
 
 Transfers are priced by the curves of the config's tiers where they have any, by latency and bandwidth otherwise.
-`network="flat"` keeps the one tier that it asks for, without curves.
+`network="flat"` keeps the one tier that it asks for, without curves. Loading weights takes no time: what is priced is
+one step of many, and that is what measurements are of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from minitrain.errors import UsageError
@@ -72,15 +74,19 @@ class KernelPredictor(DevicePredictor):
         self.system = system
         self.pricing = pricing
         self._has_transfers = "transfers" not in pricing.without
+        self._parts_exposed = platform.parts_exposed
         self._left_out = frozenset(pricing.without)
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
             fused_loss=platform.fused_loss,
             eager=platform.eager,
             separate_gradients=platform.separate_gradients,
+            stops_early=platform.stops_early,
         )
         launch_s = 0.0 if "launches" in terms else platform.launch_s
-        device = KernelDevice(system, rates.scaled(platform.clock).without(*terms), launch_s=launch_s)
+        device = KernelDevice(
+            system, rates.scaled(platform.clock, platform.attention_clock).without(*terms), launch_s=launch_s
+        )
         super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))
 
     def _remember_prices(self) -> None:
@@ -114,8 +120,21 @@ class KernelPredictor(DevicePredictor):
         work = self._lists.update_kernels(num_shards_on_device, num_shards, layer, num_parts, self.style)
         return self._price_of_kernels(work)
 
+    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:  # noqa: ARG002
+        return Price(0.0)  # a step of many: the weights are there
+
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        return super()._collective(op, size_bytes, ranks) if self._has_transfers else Price(0.0, size_bytes)
+        if not self._has_transfers:
+            return Price(0.0, size_bytes)
+        price = super()._collective(op, size_bytes, ranks)
+        if self._parts_exposed == 1 or not self._are_neighbours(ranks):
+            return price
+        return replace(price, seconds=price.seconds * self._parts_exposed)
+
+    def _are_neighbours(self, ranks: Sequence[int]) -> bool:
+        """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""
+        node_size = min(tier.size for tier in self.system.networks)
+        return ranks[-1] - ranks[0] == len(ranks) - 1 < node_size
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
         return super()._p2p(op, size_bytes, source, dest) if self._has_transfers else Price(0.0, size_bytes)

@@ -29,7 +29,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
+from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES, Precision
 from minitrain.workloads.shapes import Gemm
 from minitrain.workloads.unit import Unit
 
@@ -55,6 +55,8 @@ class Style:
         eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own, not by the matrix
             multiplication.
+        stops_early: whether full recomputation ends before a layer's last multiplication, whose result backward does
+            not need (PyTorch's non-reentrant checkpoints).
     """
 
     attention: str = "flash2"
@@ -62,6 +64,7 @@ class Style:
     fused_loss: bool = False
     eager: float = 1.0
     separate_gradients: bool = False
+    stops_early: bool = False
 
 
 DEFAULT_STYLE = Style()
@@ -106,6 +109,11 @@ def update_kernels(num_parameters: int, style: Style = DEFAULT_STYLE) -> KernelL
     return KernelList((MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager),), 1)
 
 
+def _added_up(precision: Precision) -> int:
+    """Return the bytes that adding an element to a gradient reads and writes."""
+    return precision.activation_bytes + 2 * precision.gradient_bytes
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Lister:
@@ -147,8 +155,8 @@ class _Lister:
 
     def _products(self, gemm: Gemm, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield a multiplication forward, or the two of its backward pass."""
-        precision = self.model.precision
-        datatype = self.style.datatype or precision.datatype
+        precision, is_weight = self.model.precision, gemm.has_weight and self.unit.kind != "head"
+        datatype = self.style.datatype or (precision.weight_datatype if is_weight else None) or precision.datatype
         element = 1 if datatype == "float8" else precision.activation_bytes
         if not is_backward:
             yield forward_matmul(gemm, datatype, element)
@@ -157,7 +165,7 @@ class _Lister:
         gradient_bytes = precision.activation_bytes if separate else precision.gradient_bytes
         yield from backward_matmuls(gemm, datatype, element, gradient_bytes)
         if separate:
-            yield MemoryPass("gradient accumulation", gemm.batch * gemm.n * gemm.k, precision.activation_bytes + 8)
+            yield MemoryPass("gradient accumulation", gemm.batch * gemm.n * gemm.k, _added_up(precision))
 
     def _flash(self, *, is_backward: bool) -> FlashAttention:
         """Return the attention kernel; of a sequence cut between ranks, queries see the average number of keys."""
@@ -196,7 +204,18 @@ class _Lister:
         yield self._residual(hidden, is_backward=is_backward)
         if is_backward:
             yield self._memory("residual gradient", hidden, 3)
+            yield from self._bias_gradients(hidden)
         yield from self._inner(is_backward=is_backward)
+
+    def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
+        """Yield the sums over tokens that are biases' gradients; that before an activation function is fused with it."""
+        if self.unit.kind == "attention":
+            if self.model.qkv_bias:
+                yield self._memory("bias gradient", sum(gemm.m * gemm.n for gemm in self._projections()[:-1]), 1)
+            if self.model.output_bias:
+                yield self._memory("bias gradient", hidden, 1)
+        elif self.model.mlp_bias:
+            yield self._memory("bias gradient", hidden, 1)
 
     def _residual(self, hidden: int, *, is_backward: bool) -> MemoryPass:
         """Return the addition of the residual, with bias and dropout."""
