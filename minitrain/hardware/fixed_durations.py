@@ -36,6 +36,7 @@ class FixedPredictor:
     """
 
     workload: Workload = MATMUL_LAYER
+    prices_layers_alike = True
     peak_flop_per_s = None
     capacity_bytes = None
 

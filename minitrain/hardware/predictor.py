@@ -37,6 +37,9 @@ class DevicePredictor:
         reference: the predictor of a rank that is no straggler; None for such a one.
     """
 
+    prices_layers_alike = True
+    """Whether layers that are alike have one price, so that it may be remembered for all of them."""
+
     def __init__(self, workload: Workload, device: Device, topology: Topology) -> None:
         self.workload = workload
         self.device = device

@@ -60,6 +60,7 @@ class PriceRecomputation:
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor.slowed(1.0)  # a copy that remembers no price
         self.workload = predictor.workload
+        self._are_alike = self.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
         self._seen: set[Hashable] = set()
         self._sizes: dict[Any, int] = {}
 
@@ -74,13 +75,13 @@ class PriceRecomputation:
             raise StrategyError(
                 f"rows of the log of rank {model._rank} are gone; a log is for reading", rank=model._rank
             )
-        layers = repeat(0) if self.workload.is_uniform else rows[LAYER::STRIDE]
+        layers = repeat(0) if self._are_alike else rows[LAYER::STRIDE]
         passes = zip(
             rows[TYP::STRIDE], map(len, rows[SAMPLES::STRIDE]), map(id, rows[PRICE::STRIDE]), layers, strict=False
         )
         self._check_each(model, passes, range(0, len(rows), STRIDE))
         known = model._shard_counts
-        layers = repeat(0) if self.workload.is_uniform else _column(rows, known, LAYER)
+        layers = repeat(0) if self._are_alike else _column(rows, known, LAYER)
         asked = zip(
             _column(rows, known, TYP), map(id, _column(rows, known, PRICE)), known.values(), layers, strict=False
         )
