@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.price import Predictor, RankPredictors
-from minitrain.hardware.pricing import Pricing
+from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
 from minitrain.run.contention import require_contention
 
@@ -113,8 +113,7 @@ class RunParameters:
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
-        if self.fidelity != "roofline" or any(getattr(self, name) for name in ("platform", "without", "prices")):
-            self._pricing()
+        self._pricing()
         require_contention(self.contention)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
@@ -137,7 +136,9 @@ class RunParameters:
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
     def _pricing(self) -> Pricing:
-        """Return how operations are priced."""
+        """Return how operations are priced; a UsageError where that cannot be."""
+        if self.fidelity == "roofline" and self.platform is self.prices is None and not self.without:
+            return ROOFLINE
         return Pricing(self.fidelity, self.platform, self.without, self.prices)
 
     def _take_workload(self) -> None:
