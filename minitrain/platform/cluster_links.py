@@ -74,9 +74,14 @@ class ClusterLinks:
             links += self._host_links(node, ranks)
         return links + self._outer_links() if len(self.nodes) > 1 else links
 
+    @property
+    def _host_bps(self) -> float:
+        """Return what a PCIe link carries: as much as an interface, at least."""
+        return max(self.config.mem2.GBps * GIGA * BITS_PER_BYTE, *map(_bps, self.tiers[1:]), 0.0)
+
     def _host_links(self, node: int, ranks: Sequence[int]) -> Links:
         """Return the PCIe links of a node: processors, interfaces and host around one switch for each interface."""
-        host_bps = self.config.mem2.GBps * GIGA * BITS_PER_BYTE
+        host_bps = self._host_bps
         links: Links = []
         for rank in ranks:
             switch, port = f"node{node}.pcie{self.nic(rank)}", f"gpu{rank}.port"
@@ -94,7 +99,7 @@ class ClusterLinks:
             up = f"tier1.unit{node * self.node_size // first.size}"
             for nic in dict.fromkeys(map(self.nic, ranks)):
                 name = f"node{node}.nic{nic}"
-                links.append(VirtualNetworkLink(f"{name}.bus", f"node{node}.pcie{nic}", name, _bps(first)))
+                links.append(VirtualNetworkLink(f"{name}.bus", f"node{node}.pcie{nic}", name, self._host_bps))
                 links.append(VirtualNetworkLink(name, name, up, _bps(first)))
         num_places = (max(self.nodes) + 1) * self.node_size
         for level, (inner, outer) in enumerate(pairwise(self.tiers[1:]), start=1):
@@ -121,7 +126,7 @@ class ClusterLinks:
         """Return the ways between some processors, in the order of the ranks that run on them."""
         nodes = [self.node_of[processor] for processor in processors]
         names = [f"gpu{processor}" for processor in processors]
-        return Wiring(self.routes, names, nodes, [f"node{node}.host" for node in nodes], self.tiers, prices_hold=True)
+        return Wiring(self.routes, names, nodes, [f"node{node}.host" for node in nodes], self.tiers)
 
 
 def _bps(tier: Network) -> float:

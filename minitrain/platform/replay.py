@@ -33,13 +33,17 @@ class SharedLink:
     Args:
         link: the link that it shared last.
         others: the transfers that it shared that link with.
+        extra_s: by how much longer it took, s.
     """
 
     link: str
     others: tuple[str, ...]
+    extra_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"shared {self.link} with {', '.join(self.others) or 'itself'}"
+        if not self.others:
+            return f"its own ranks shared {self.link}"
+        return f"shared {self.link} with {', '.join(self.others)}"
 
 
 @final
@@ -134,7 +138,9 @@ class Replay(Retiming):
         if slowed_by is not None and slowed_by.slowed_by is not None:
             lane, names = slowed_by.slowed_by
             others = tuple(name for name in names if name is not slowed_by.name)
-            reason = SharedLink(lane.link_id or lane.name, others)
+            begun = self.logs[meeting.parts[0].rank]._rows[meeting.parts[0].place * STRIDE + TIME]
+            extra_s = self.now - begun - meeting.parts[0].price.seconds
+            reason = SharedLink(lane.link_id or lane.name, others, extra_s)
             for part in meeting.parts:
                 self.delays[part.rank, part.place] = reason
         _lengthen(self, meeting)

@@ -50,8 +50,6 @@ class Wiring:
         node_of: the node of each rank.
         hosts: the endpoint of each rank's host; none where copies to it are not shared.
         tiers: those of the hardware config that priced the run, the smallest first.
-        prices_hold: whether a transfer that has its links for itself takes its price, even where its way is longer or
-            its links are slower.
     """
 
     def __init__(
@@ -61,15 +59,12 @@ class Wiring:
         node_of: Sequence[int],
         hosts: Sequence[str],
         tiers: Sequence[Network],
-        *,
-        prices_hold: bool,
     ) -> None:
         self.routes = routes
         self.endpoints = endpoints
         self.node_of = node_of
         self.hosts = hosts
         self.tiers = tiers
-        self.prices_hold = prices_hold
         self._by_size = {tier.size: tier for tier in tiers}
 
     def _way(self, source: int, dest: int) -> tuple[Lane, ...]:
@@ -149,7 +144,4 @@ class Wiring:
         if abs(latency_s + wire_bytes / rate - seconds) > 1e-9 * seconds:
             rate = min(wire_bytes / (seconds - latency_s), rate) if seconds > latency_s else rate
             wire_bytes = (seconds - latency_s) * rate
-        passing: Mapping[Lane, float] = lanes
-        if self.prices_hold:
-            passing = {lane: min(times, lane.bytes_per_s / rate) for lane, times in lanes.items()}
-        return Phase(passing, wire_bytes, rate, latency_s, seconds)
+        return Phase(lanes, wire_bytes, rate, latency_s, seconds)
