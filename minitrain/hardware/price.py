@@ -174,6 +174,8 @@ class _OnNetwork:
         self.compute = own.compute
         self.update = own.update
         self.load = own.load
+        self.host_capacity_bytes = getattr(own, "host_capacity_bytes", None)
+        self.host_transfer = getattr(own, "host_transfer", None)
         self.collective = network.collective
         self.p2p = network.p2p
 

@@ -46,7 +46,10 @@ def _loss(flat: list[Any], inputs: Any, targets: Any, model: Transformer, capaci
     return -likelihoods.mean()
 
 
-_gradient = partial(jax.jit, static_argnums=(3, 4))(jax.grad(_loss))
+# Nobody runs it often: compiling takes longer than the step, and less so without optimization.
+_gradient = partial(jax.jit, static_argnums=(3, 4), compiler_options={"xla_backend_optimization_level": 0})(
+    jax.grad(_loss)
+)
 
 
 def _named(unit: Unit, numbers: Any) -> Weights:

@@ -10,17 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitrain.accounting.strict.clock_recomputation import clock_error
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
+from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UNITS_PER_ELEMENT, UPDATE, Stream
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
 from minitrain.tensors.parts import WeightGradPart
 
 Moved = Any
 """What an operation moved: class and fields of a tensor, a list of such, the lists of all members, or None."""
+
+
+class Offloaded(NamedTuple):
+    """What a move to or from host memory moved.
+
+    Args:
+        units: how much, in units of 2**-40 elements.
+    """
+
+    units: int
 
 
 def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
@@ -122,14 +132,18 @@ class PriceRecomputation:
             )
 
     def _transfer(self, rank: int, typ: str, stream: Stream, moved: Moved, world_size: int) -> Price:
-        """Return the price of a collective, or of one side of a message."""
+        """Return the price of a collective, of one side of a message, or of a move to or from the host."""
+        size_bytes: float
+        if isinstance(moved, Offloaded):
+            size_bytes = moved.units / UNITS_PER_ELEMENT * self.workload.bytes_per_element
+            return self.predictor.host_transfer(typ, size_bytes)  # type: ignore[attr-defined,no-any-return]  # or nothing was moved
         if stream.kind != COMM:
             peers = (rank, stream.peer) if typ == "send" else (stream.peer, rank)
             return self.predictor.p2p(typ, self._size(moved), *peers)
         is_world = stream.group is None
         ranks = tuple(range(world_size)) if stream.group is None else stream.group
         if typ == "all_to_all":
-            size_bytes: float = max(self._size(member) for member in moved)
+            size_bytes = max(self._size(member) for member in moved)
         else:
             size_bytes = self._size(moved, whole=is_world)
         return self.predictor.collective(typ, size_bytes, ranks)
