@@ -56,6 +56,12 @@ class Case:
     about: str = ""
 
     @property
+    def group(self) -> str:
+        """Return which figure of its table the row belongs to: weights in shards are another question than parts."""
+        device = self.system.name.split("_")[0].upper()
+        return f"{device}, FSDP" if self.layout.zero >= 2 else device
+
+    @property
     def period(self) -> int:
         """Return by how many microbatches a step may grow at once: a whole round through the stages."""
         return self.layout.pp if self.layout.num_chunks > 1 else 1
