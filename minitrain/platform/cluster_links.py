@@ -13,12 +13,16 @@ from itertools import pairwise
 from typing import Any, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.config import SystemConfig
+from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.network import Network
+from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
 from minitrain.platform.links import BITS_PER_BYTE, VirtualNetworkLink
+from minitrain.platform.profile import HardwareResourceProfile
 from minitrain.platform.routes import Routes
 from minitrain.platform.topologies import Links, star
 from minitrain.platform.wiring import GIGA, Wiring
+
+_SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
 
 
 @final
@@ -132,3 +136,21 @@ class ClusterLinks:
 def _bps(tier: Network) -> float:
     """Return what a processor reaches into a tier, bits/s."""
     return tier.bandwidth * GIGA * tier.efficiency * BITS_PER_BYTE
+
+
+def profile_of_config(source: Any, world_size: int, *, nics: int | None = None) -> HardwareResourceProfile:
+    """Return a platform's profile of processors that a hardware config describes, with the links between them.
+
+    Args:
+        source: a hardware config, its name or its file.
+        world_size: how many processors, from "gpu0" up.
+        nics: as for `ClusterLinks`.
+    """
+    config = load_config(source)
+    links = ClusterLinks(config, world_size, nics=nics)
+    peaks = {_SHORT.get(name, name): rate.tflops for name, rate in config.matrix.items()}
+    memory = config.mem1.GiB * 2**30, config.mem1.GBps
+    units = config.sheet.num_units or 1
+    devices = [VirtualComputeDevice(f"gpu{rank}", peaks, *memory, units) for rank in range(world_size)]
+    hosts = [VirtualMemoryDevice(f"node{node}.host", config.mem2.GiB * 2**30) for node in links.nodes]
+    return HardwareResourceProfile(devices, hosts, list(links.routes.links.values()))

@@ -56,12 +56,12 @@ class Links:
 
     Args:
         lanes: what each direction of each link carried.
-        delays: what took longer than its price.
+        delays: what took longer than its price; None where there are no prices.
         until: the end of the step, s.
     """
 
     lanes: Sequence[LaneUse]
-    delays: Sequence[Delay]
+    delays: Sequence[Delay] | None
     until: float
 
 
@@ -110,8 +110,10 @@ def _blocks(shares: Floats) -> Iterable[str]:
             yield f'<rect x="{begin}" width="{end - begin}" height="1" opacity="{0.15 + 0.85 * share:.2f}"/>'
 
 
-def _delays(delays: Sequence[Delay]) -> str:
+def _delays(delays: Sequence[Delay] | None) -> str:
     """Return a table of what was delayed most."""
+    if delays is None:
+        return ""
     if not delays:
         return "<p>No transfer took longer than its price.</p>"
     longest = sorted(delays, key=lambda delay: -delay.seconds)[:MAX_DELAYS]
