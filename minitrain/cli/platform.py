@@ -80,9 +80,9 @@ def _results_table(results: list[ComputeResult | TransferResult]) -> Table:
     table.add_column("limited by", overflow="fold", min_width=10)
     for result in results:
         if isinstance(result, ComputeResult):
-            where, start, limit = result.device_id, result.start, result.bound
+            where, start = result.device_id, result.start
             waited = start - result.submitted
-            limit = f"{limit}, waited {duration(waited)} for units" if waited else limit
+            limit = result.bound + (f", waited {duration(waited)} for units" if waited else "")
         else:
             where, start = _ends(result), result.submitted
             limit = "" if result.slowed_by is None else f"{result.slowed_by}, with {', '.join(result.shared_with)}"

@@ -16,7 +16,7 @@ from minitrain.errors import UsageError, require_count
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.network import Network
 from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
-from minitrain.platform.links import BITS_PER_BYTE, VirtualNetworkLink
+from minitrain.platform.links import BITS_PER_BYTE, Lane, VirtualNetworkLink
 from minitrain.platform.profile import HardwareResourceProfile
 from minitrain.platform.routes import Routes
 from minitrain.platform.topologies import Links, star
@@ -68,6 +68,8 @@ class ClusterLinks:
         for rank, node in enumerate(self.node_of):
             self.nodes.setdefault(node, []).append(rank)
         self.placement = placement
+        self._ranks = {f"gpu{rank}": rank for rank in range(world_size)}
+        self._ways: dict[tuple[str, str], tuple[Lane, ...]] = {}
         self.routes = Routes(self._links())
 
     def _links(self) -> Links:
@@ -116,6 +118,33 @@ class ClusterLinks:
                 links.append(VirtualNetworkLink(f"{here}.up", here, up, bps))
         return links
 
+    def route(self, source: str, dest: str) -> tuple[Lane, ...]:
+        """Return the way from one endpoint to another, as `Routes.route`, which takes longer to find it.
+
+        Between processors of a node it goes over their switch, else up to the first switch that both are below.
+        """
+        found = self._ways.get((source, dest))
+        if found is None:
+            found = self._ways[source, dest] = self._find_way(source, dest)
+        return found
+
+    def _find_way(self, source: str, dest: str) -> tuple[Lane, ...]:
+        first, second = self._ranks.get(source), self._ranks.get(dest)
+        if first is None or second is None or first == second:
+            return self.routes.route(source, dest)
+        if self.node_of[first] == self.node_of[second]:
+            return self.routes.along((source, f"node{self.node_of[first]}.switch", dest))
+        up, down = self._chain(first), self._chain(second)
+        top = next(place for place, name in enumerate(up) if name == down[place])
+        return self.routes.along([*up[: top + 1], *reversed(down[:top])])
+
+    def _chain(self, rank: int) -> list[str]:
+        """Return the endpoints above a processor, itself first."""
+        node, nic = self.node_of[rank], self.nic(rank)
+        names = [f"gpu{rank}", f"gpu{rank}.port", f"node{node}.pcie{nic}", f"node{node}.nic{nic}"]
+        outer = enumerate(self.tiers[1:], start=1)
+        return names + [f"tier{level}.unit{node * self.node_size // tier.size}" for level, tier in outer]
+
     def nic(self, rank: int) -> int:
         """Return which of its node's interfaces a processor uses."""
         neighbours = self.nodes[self.node_of[rank]]
@@ -130,7 +159,7 @@ class ClusterLinks:
         """Return the ways between some processors, in the order of the ranks that run on them."""
         nodes = [self.node_of[processor] for processor in processors]
         names = [f"gpu{processor}" for processor in processors]
-        return Wiring(self.routes, names, nodes, [f"node{node}.host" for node in nodes], self.tiers)
+        return Wiring(self.route, names, nodes, [f"node{node}.host" for node in nodes], self.tiers)
 
 
 def _bps(tier: Network) -> float:

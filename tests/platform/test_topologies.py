@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 
 from minitrain.errors import UsageError
+from minitrain.hardware.config import load_config
 from minitrain.platform import VirtualHardwarePlatform
+from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.platform.collective_steps import closed_form, op_of, steps_of
 from minitrain.platform.routes import Routes
 from minitrain.platform.topologies import star, torus, tree
 
 GBPS = 8e9
 SIZE = 1e9
+
+
+def outcome(process: Any) -> Any:
+    """Return the value of a process that has ended."""
+    return process.value
 
 
 def took(links: list[Any], op: str, members: list[str], level: Any = "high", size: float = SIZE) -> float:
@@ -69,7 +76,7 @@ def test_a_tree_with_oversubscription_is_slower_by_as_much_across_and_not_within
         across = [ours.submit_network_transfer_task(f"n{i}", f"n{5 + i}", 1e9) for i in range(3)]
         within = ours.submit_network_transfer_task("n8", "n9", 1e9)
         ours.run()
-        ends[ratio] = max(outcome.value.end for outcome in across), within.value.end
+        ends[ratio] = max(outcome(one).end for one in across), outcome(within).end
     assert ends[1.0][0] == pytest.approx(1.0)
     assert ends[4.0][0] == pytest.approx(3 * 4 / 5)  # three of the five that could send, over a quarter of the way
     assert ends[1.0][1] == ends[4.0][1] == pytest.approx(1.0)
@@ -138,3 +145,12 @@ def test_a_tree_all_reduce_sums_everything_at_the_root_first() -> None:
 def test_a_wrong_topology_is_refused(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("world_size", "nics"), [(8, 8), (24, 4), (64, 1)])
+def test_the_ways_of_a_cluster_are_those_that_routes_find(world_size: int, nics: int) -> None:
+    links = ClusterLinks(load_config("h100_80g_nvl8"), world_size, nics=nics)
+    for source in range(world_size):
+        for dest in range(0, world_size, 3):
+            ends = f"gpu{source}", f"gpu{dest}"
+            assert links.route(*ends) == links.routes.route(*ends)
