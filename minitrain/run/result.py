@@ -52,7 +52,8 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.
-        network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
+        network: how transfers were priced: "hierarchical", "measured", or "flat" where all pairs of ranks were alike.
+        priced_by: "roofline", or what else priced operations: "kernels", a platform, a table of measured layers.
         num_nodes: how many units of the smallest network tier the ranks sit in.
         trained_model: the transformer that was trained; None for other workloads.
         models: the model of each rank; empty for a run that was read from a file.
@@ -83,6 +84,7 @@ class Run(EnergyFigures, DeviceMemoryFigures):
     held_outside: MemoryOutsideStores | None = None
     network: str = "flat"
     num_nodes: int = 1
+    priced_by: str = "roofline"
     trained_model: TrainedModel | None = None
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
