@@ -50,8 +50,8 @@ class Tokens:
         size, rest = divmod(len(self.positions), num_shards)
         if rest:
             raise LawError(
-                f"{len(self.positions)} tokens of a sequence cannot be cut into {num_shards} equal shards; use a seq_len "
-                f"that is a multiple of {num_shards}"
+                f"{len(self.positions)} tokens of a sequence cannot be cut into {num_shards} equal shards; use a "
+                f"seq_len that is a multiple of {num_shards}"
             )
         return self._pick(np.arange(shard * size, (shard + 1) * size))
 

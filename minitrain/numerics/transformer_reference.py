@@ -156,7 +156,11 @@ def _moe(w: Weights, x: Any, model: Transformer, capacity_factor: float | None) 
         most = math.ceil(capacity_factor * x.shape[1] * count / model.num_experts)
         shares = jnp.where(jnp.cumsum(wanted, axis=1) <= most, shares, 0)
     total = _mlp(w, x, model.mlp, "shared.") if model.num_shared_experts else jnp.zeros_like(x)
-    for expert in range(model.num_experts):
-        own = {name: weight[expert] for name, weight in w.items() if name.startswith("experts.")}
-        total = total + shares[..., expert, None] * _mlp(own, x, model.mlp, "experts.")
-    return total
+    all_experts = {name: jnp.expand_dims(weight, _missing(name)) for name, weight in w.items() if "experts." in name}
+    outputs = _mlp(all_experts, x, model.mlp, "experts.")  # experts x samples x tokens x hidden_size
+    return total + jnp.einsum("bte,ebtd->btd", shares, outputs)
+
+
+def _missing(name: str) -> tuple[int, ...]:
+    """Return where a weight of all experts has no dimension for samples, and a bias none for tokens either."""
+    return (1, 2) if name.endswith(".bias") else (1,)
