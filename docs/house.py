@@ -72,7 +72,7 @@ FLOORS = (
         ),
     ),
     Floor("runs seen", (Room("trace", "pages, tables, exports"),)),
-    Floor("many runs", (Room("sweeps", "grids over processes"),)),
+    Floor("many runs", (Room("sweeps", "grids over processes"), Room("validation", "measured runs, compared"))),
     Floor("teaching", (Room("grading", "judges a submission"), Room("exercises", "what is asked"))),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),
