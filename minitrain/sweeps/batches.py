@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import Pricing
+from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
@@ -212,8 +212,8 @@ class SharedByBatch:
             return None
         if parameters.get("placement") is not None:
             return None
-        pricing = Pricing(*(parameters.get(name, DEFAULTS[name]) for name in _PRICING))
-        return hardware, world_size, network, pricing
+        given = {name: parameters[name] for name in _PRICING if name in parameters}
+        return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
 
     def _divergence_history(self) -> DivergenceHistory:
         """Return what the folded runs of this batch share."""
@@ -245,6 +245,21 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
     del summary["options"]  # each option has a key of its own
     given = {parameter: plain(value) for parameter, value in {**parameters, **own}.items()}
     return {**given, **summary, "strategy": name, "status": _status(run)}
+
+
+def flat(row: Mapping[str, Any]) -> Row:
+    """Return a row whose values are no mappings: what one holds gets columns of its own.
+
+    >>> flat({"step_time_s": 0.5, "memory_by_kind_bytes": {"weights": 2, "logits": 1}})
+    {'step_time_s': 0.5, 'memory_by_kind_bytes.weights': 2, 'memory_by_kind_bytes.logits': 1}
+    """
+    found: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": inner for key, inner in flat(value).items()}
+        else:
+            found[name] = value
+    return found
 
 
 def _status(run: Run | FailedRun) -> str:

@@ -19,6 +19,9 @@ from typing import final
 
 from minitrain.validation.errors_by_table import summarize
 
+NOTHING_LIKE_IT = "nothing like it was validated"
+"""What is said of a run that no validated one is like."""
+
 _SCALE = 8
 _LEAST = 8
 
@@ -74,9 +77,7 @@ def how_sure(hardware: str, *, is_gated: bool, world_size: int) -> Sureness | No
     device = family_of(hardware)
     alike = [each for each in stored_errors() if each.device == device]
     near = [
-        each
-        for each in alike
-        if each.is_gated == is_gated and world_size <= _SCALE * each.world_size and each.world_size <= _SCALE * world_size
+        each for each in alike if each.is_gated == is_gated and 1 / _SCALE <= each.world_size / world_size <= _SCALE
     ]
     kind = "Llama-like" if is_gated else "GPT-like"
     return _sureness(near, f"{device.upper()} {kind}") or _sureness(alike, device.upper())

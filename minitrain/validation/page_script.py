@@ -34,7 +34,8 @@ tr.part td { color: var(--soft); border-bottom-color: transparent; }
 .bar { display: flex; height: 12px; min-width: 160px; margin-top: 4px; } .bar i { display: block; }
 .key i { display: inline-block; width: 10px; height: 10px; margin: 0 5px 0 12px; }
 #tip { position: absolute; pointer-events: none; background: var(--back); border: 1px solid var(--line);
-  padding: 4px 8px; border-radius: 6px; max-width: 300px; box-shadow: 0 2px 8px rgba(0,0,0,.25); font-size: 12.5px; white-space: pre-line; }
+  padding: 4px 8px; border-radius: 6px; max-width: 300px; box-shadow: 0 2px 8px rgba(0,0,0,.25); font-size: 12.5px;
+  white-space: pre-line; }
 """
 
 SCRIPT = """

@@ -28,10 +28,15 @@ def stored(done: Validation) -> dict[str, Any]:
             if errors.of == "time"
         },
         "errors": [
-            [run.table, family_of(run.device), run.model.lower().startswith(_GATED), run.world_size, round(run.error or 0, 3)]
+            [run.table, family_of(run.device), _is_gated(run.model), run.world_size, round(run.error or 0, 3)]
             for run in runs
         ],
     }
+
+
+def _is_gated(model: str) -> bool:
+    """Return whether the MLP of a model of that name is gated."""
+    return model.lower().startswith(_GATED)
 
 
 def main() -> None:

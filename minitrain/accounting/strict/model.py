@@ -22,6 +22,7 @@ class StrictModel(StrictCommunication):
             give the results their provenance; an update takes the buffers of the old weight and state over.
         set_final_weight: requires a valid weight and keeps a copy that occupies nothing.
         _collective, _send, _receive: require valid tensors and remember the line; reductions overwrite their tensors.
+        _offload, _fetch: require valid tensors, and give what comes back its provenance.
         after_collective, after_message, follows_tensors: give results their provenance, and require that nothing is
             counted twice.
         launch: holds what the operation was given, and its result, until it is awaited.
