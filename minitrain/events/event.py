@@ -17,11 +17,15 @@ RECV = "recv"
 
 LOAD_WEIGHTS = "load_weights"
 _PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
-PASSES = frozenset(_PASSES_IN_ORDER)
+_STEPS_IN_ORDER = (
+    *("keys_values", "attend", "project"),  # of an attention whose keys and values come from several ranks
+    *("backward_project", "backward_attend", "backward_keys_values"),
+)
+PASSES = frozenset((*_PASSES_IN_ORDER, *_STEPS_IN_ORDER))
 UPDATE = "update"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
-EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS)
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, *_STEPS_IN_ORDER, UPDATE, *COMMUNICATIONS)
 """Every type of event: what a rank computes, in the order of a step, then its collectives and messages."""
 
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
@@ -34,7 +38,8 @@ class Event:
 
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
-            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send or recv.
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send or recv; of an attention in steps,
+            keys_values, attend, project, backward_project, backward_attend or backward_keys_values.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.

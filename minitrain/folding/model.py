@@ -9,7 +9,7 @@ from typing import Any
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
-from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
+from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric, tells_classes_apart
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
@@ -23,6 +23,7 @@ from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
+from minitrain.tensors.context import ContextShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
 
@@ -67,7 +68,7 @@ class FoldedModel(Model):
         mesh, group, _member: give groups that stand for those of every rank of the class.
         _collective: completes at once, as all ranks of the class do the same at the same time.
         _send, _receive: go to and come from another class.
-        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        load_weights, get_input_activation, get_input_shard: take shards and samples that differ between ranks.
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
@@ -159,7 +160,7 @@ class FoldedModel(Model):
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
-        if not member.kept <= self.attempt.apart:
+        if not member.kept <= self.attempt.apart and not tells_classes_apart(v):
             self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
             )
@@ -287,6 +288,19 @@ class FoldedModel(Model):
         found = PerRankSet.of(self.attempt, listed)
         sample_laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
+
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+        """Return the model's input for some samples, each rank its own, and shards that are the class's."""
+        self._require_one("a number of shards", num_shards)
+        listed: Any = list(shards) if isinstance(shards, Iterable) else shards
+        for shard in listed if isinstance(listed, list) else ():
+            if isinstance(shard, PerRankInt):
+                self.attempt.prices_differ = True  # attention costs more towards the end of the sequence
+                self.attempt.diverge("a shard of the sequence that differs between ranks", shard.slopes)
+        whole = self.get_input_activation(samples)
+        found = super().get_input_shard((), listed, num_shards)
+        found.samples = whole.samples
+        return found
 
     def _is_whole_batch(self, samples: Any) -> bool:
         """Return whether a set holds every sample, without listing them."""

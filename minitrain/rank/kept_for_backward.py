@@ -11,6 +11,7 @@ of a split backward leaves it for the second half.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
@@ -48,6 +49,33 @@ def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: P
     keeper = _keeper(model, inp)
     passage_of(keeper).mode = mode
     model._resize(keeper, _kept_units(model, layer, inp, keeper, mode))
+
+
+def keep_before_core(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
+    """Let the input of an attention that is taken in steps stand for what is kept up to the queries."""
+    passage_of(inp).mode = mode
+    elements = model._runtime_predictor.workload.kept_elements(layer, len(inp.samples), mode)
+    model._resize(inp, int(elements * UNITS_PER_ELEMENT))
+
+
+def hold_core_again(model: RankState, layer: int, inp: Any, share: float) -> None:
+    """Hold what backward computes again of the core of an attention that is taken in steps, until the step is done.
+
+    Args:
+        model: the rank.
+        layer: the attention.
+        inp: its input.
+        share: the share of the keys that the step has to do with.
+    """
+    mode: PassMode = passage_of(inp).mode
+    if mode.recompute == "none":
+        return
+    workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
+    whole, kept = (workload.kept_elements(layer, num_samples, each) for each in (replace(mode, recompute="none"), mode))
+    borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
+    model._counted.grow(borrowed)
+    model._counted.grow(-borrowed)
+    model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode) * share
 
 
 def keep_scattered(model: RankState, partial: Any) -> None:
@@ -119,7 +147,7 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     if model._is_uniform:
         return
     workload, num_samples, keeper = model._runtime_predictor.workload, len(inp.samples), _keeper(model, inp)
-    everything = PassMode("none", mode.num_parts, mode.sequence_parallel)
+    everything = replace(mode, recompute="none")
     whole = int(workload.kept_elements(layer, num_samples, everything) * UNITS_PER_ELEMENT)
     borrowed = max(0, whole - model._account.units_of(keeper))
     if mode.recompute == "full" and _is_made_again(inp) and layer:  # the layer before runs again too, to make the input

@@ -1,0 +1,120 @@
+"""Ring attention: ranks share each sequence, and keys and values travel round a ring (Liu et al. 2023, figure 2)."""
+
+from typing import Any
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, share
+from ._context import context_mesh, shards_of
+
+
+async def ring_attention(
+    model: Model,
+    microbatch_size: int | None = None,
+    cp: int | None = None,
+    tp: int = 1,
+    balanced: bool = True,
+    recompute: str = "none",
+) -> Model:
+    """Train on shards of the sequence; the queries of each rank see one block of keys and values after the other.
+
+    While queries see a block, it goes on to the next rank, and the block of the rank before comes in. Backward sends
+    the blocks round again. What each rank adds to a block's gradient follows one step behind, and comes home at the
+    end.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; all of a replica if None.
+        cp: ranks that share a sequence; all that are left beside tp if None.
+        tp: parts that a layer is divided into; heads and columns must be multiples.
+        balanced: whether a rank has two shards of the sequence, one from each end, so that the causal mask leaves all
+            ranks the same work; one shard if False.
+        recompute: what backward computes again: "none", or "selective" (the attention core).
+    """
+    model.recompute = recompute
+    mesh = context_mesh(model, cp, tp, "ring_attention")
+    parts, replicas, cp = mesh.group("tp"), mesh.group("dp"), mesh.group("cp").size
+    before, after = mesh.peer("cp", -1, wrap=True), mesh.peer("cp", +1, wrap=True)
+    shards, num_shards = shards_of(mesh.coord("cp"), cp, balanced=balanced)
+    samples_here = share(model.global_batch_size, replicas.size, replicas.index)
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+
+    async def total(partial: Any, border: int) -> Any:
+        """Return the sum over the parts of a layer."""
+        return partial if tp == 1 else await model.all_reduce(partial, border, group=parts)
+
+    def pass_on(tensor: Any, *tag: Any) -> tuple[Any, Any]:
+        """Send to the next rank of the ring, and receive from the one before."""
+        return model.launch(model.send(after, tensor, tag=tag)), model.launch(model.receive(before, tag=tag))
+
+    async def attention(layer: int) -> Any:
+        x, weight = activations[layer], weights[layer]
+        block = activations["own", layer] = model.keys_values(layer, x, weight)
+        attended = None
+        for step in range(cp):
+            if step < cp - 1:
+                sent, coming = pass_on(block, "block", layer, step)
+            attended = add(attended, model.attend(layer, x, block))
+            if step < cp - 1:
+                await sent
+                block = activations["block"] = await coming
+        activations.pop("block", None)
+        assert attended is not None
+        return model.project(layer, x, weight, attended)
+
+    async def attention_backward(layer: int) -> tuple[Any, Any]:
+        x, weight = activations[layer], weights[layer]
+        grad_attended = model.backward_project(layer, x, grad_activations[layer], weight)
+        block, grad_queries = activations["own", layer], None
+        grad_sent: Any = None
+        grad_coming: Any = None
+        for step in range(cp):
+            if step < cp - 1:
+                sent, coming = pass_on(block, "block", layer, step)
+            grad_queries_here, grad_block = model.backward_attend(layer, x, grad_attended, block)
+            grad_queries = add(grad_queries, grad_queries_here)
+            if step > 0:  # what the ranks before have added up
+                await grad_sent
+                grad_block = await grad_coming + grad_block
+            if cp > 1:
+                grad_sent, grad_coming = pass_on(grad_block, "grad", layer, step)
+            if step < cp - 1:
+                await sent
+                block = activations["block"] = await coming
+        activations.pop("block", None)
+        if cp > 1:  # the gradient of the rank's own block is home
+            await grad_sent
+            grad_block = await grad_coming
+        del activations["own", layer]
+        assert grad_queries is not None
+        return model.backward_keys_values(layer, x, weight, grad_queries, grad_block)
+
+    for layer in range(model.num_layers):
+        weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
+
+    for batch in microbatches(samples_here, microbatch_size, "ring_attention"):
+        activations[0] = model.get_input_shard(batch, shards, num_shards)
+        for layer in range(model.num_layers):
+            if model.has_attention(layer):
+                out = await attention(layer)
+            else:
+                out = model.forward(layer, activations[layer], weights[layer])
+            activations[layer + 1] = await total(out, layer + 1)
+        grad_activations[model.num_layers - 1] = model.loss(activations.pop(model.num_layers))
+        for layer in reversed(range(model.num_layers)):
+            if model.has_attention(layer):
+                grad_weight, grad = await attention_backward(layer)
+            else:
+                grad_weight, grad = model.backward(layer, activations[layer], grad_activations[layer], weights[layer])
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weight)
+            del activations[layer], grad_activations[layer]
+            if layer > 0:
+                grad_activations[layer - 1] = await total(grad, layer)
+
+    for layer in range(model.num_layers):
+        # one sum over samples and over the sequence
+        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=mesh.group("dp", "cp"))
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model
