@@ -14,6 +14,7 @@ from minitrain.lib import Model
 from .ddp import ddp
 from .ddp_overlap import ddp_overlap
 from .dualpipe_v import dualpipe_v
+from .fsdp import fsdp
 from .gathered_context import gathered_context
 from .gpipe import gpipe
 from .hsdp import hsdp
@@ -40,6 +41,7 @@ __all__ = [
     "ddp",
     "ddp_overlap",
     "dualpipe_v",
+    "fsdp",
     "gathered_context",
     "gpipe",
     "hsdp",

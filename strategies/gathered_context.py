@@ -28,7 +28,7 @@ async def gathered_context(
         tp: parts that a layer is divided into; heads and columns must be multiples.
         balanced: whether a rank has two shards of the sequence, one from each end, so that the causal mask leaves all
             ranks the same work; one shard if False.
-        recompute: what backward computes again: "none", or "selective" (the attention core).
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     model.recompute = recompute
     mesh = context_mesh(model, cp, tp, "gathered_context")
@@ -41,16 +41,20 @@ async def gathered_context(
         """Return the sum over the parts of a layer."""
         return partial if tp == 1 else await model.all_reduce(partial, border, group=parts)
 
-    async def attention(layer: int) -> Any:
+    async def attention(layer: int, recompute: Any) -> Any:
         x, weight = activations[layer], weights[layer]
-        activations["own", layer] = model.keys_values(layer, x, weight)
+        activations["own", layer] = model.keys_values(layer, x, weight, recompute=recompute)
         activations["all"] = await model.all_gather(activations["own", layer], layer, group=sequence)
         attended = model.attend(layer, x, activations["all"])
         del activations["all"]
+        if recompute == "full":  # keys and values will be made, and gathered, again
+            del activations["own", layer]
         return model.project(layer, x, weight, attended)
 
     async def attention_backward(layer: int) -> tuple[Any, Any]:
         x, weight = activations[layer], weights[layer]
+        if recompute == "full":
+            await attention(layer, "none")
         gathering = model.launch(model.all_gather(activations["own", layer], layer, group=sequence))
         grad_attended = model.backward_project(layer, x, grad_activations[layer], weight)
         activations["all"] = await gathering
@@ -67,7 +71,7 @@ async def gathered_context(
         activations[0] = model.get_input_shard(batch, shards, num_shards)
         for layer in range(model.num_layers):
             if model.has_attention(layer):
-                out = await attention(layer)
+                out = await attention(layer, recompute)
             else:
                 out = model.forward(layer, activations[layer], weights[layer])
             activations[layer + 1] = await total(out, layer + 1)

@@ -29,7 +29,7 @@ async def ring_attention(
         tp: parts that a layer is divided into; heads and columns must be multiples.
         balanced: whether a rank has two shards of the sequence, one from each end, so that the causal mask leaves all
             ranks the same work; one shard if False.
-        recompute: what backward computes again: "none", or "selective" (the attention core).
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     model.recompute = recompute
     mesh = context_mesh(model, cp, tp, "ring_attention")
@@ -47,9 +47,9 @@ async def ring_attention(
         """Send to the next rank of the ring, and receive from the one before."""
         return model.launch(model.send(after, tensor, tag=tag)), model.launch(model.receive(before, tag=tag))
 
-    async def attention(layer: int) -> Any:
+    async def attention(layer: int, recompute: Any) -> Any:
         x, weight = activations[layer], weights[layer]
-        block = activations["own", layer] = model.keys_values(layer, x, weight)
+        block = activations["own", layer] = model.keys_values(layer, x, weight, recompute=recompute)
         attended = None
         for step in range(cp):
             if step < cp - 1:
@@ -59,11 +59,15 @@ async def ring_attention(
                 await sent
                 block = activations["block"] = await coming
         activations.pop("block", None)
+        if recompute == "full":  # keys and values will be made, and go round, again
+            del block, activations["own", layer]
         assert attended is not None
         return model.project(layer, x, weight, attended)
 
     async def attention_backward(layer: int) -> tuple[Any, Any]:
         x, weight = activations[layer], weights[layer]
+        if recompute == "full":
+            await attention(layer, "none")
         grad_attended = model.backward_project(layer, x, grad_activations[layer], weight)
         block, grad_queries = activations["own", layer], None
         grad_sent: Any = None
@@ -96,7 +100,7 @@ async def ring_attention(
         activations[0] = model.get_input_shard(batch, shards, num_shards)
         for layer in range(model.num_layers):
             if model.has_attention(layer):
-                out = await attention(layer)
+                out = await attention(layer, recompute)
             else:
                 out = model.forward(layer, activations[layer], weights[layer])
             activations[layer + 1] = await total(out, layer + 1)

@@ -15,6 +15,7 @@ from minitrain.numerics.arrays import Flat, Rows, held
 from minitrain.numerics.problem import Problem
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.tensors.context import ContextShard
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import Recompute
 
@@ -35,7 +36,7 @@ class NumericModel(Model):
         named: those of `Model`.
 
     Adds:
-        load_weights, get_input_activation: let what they return carry the problem's arrays.
+        load_weights, get_input_activation, get_input_shard: let what they return carry the problem's arrays.
         forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
         set_final_weight: requires a weight that carries an array.
         after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
@@ -136,6 +137,18 @@ class NumericModel(Model):
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the inputs of some samples."""
         inputs = super().get_input_activation(samples)
+        _carry(inputs, Rows(self._rows_of(self.problem.inputs(self.global_batch_size), inputs.samples)))
+        return inputs
+
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+        """Return the inputs of some samples, whose sequence must be whole."""
+        inputs = super().get_input_shard(samples, shards, num_shards)
+        if len(inputs.shards) < num_shards:
+            raise UsageError(
+                f"numerics are known for whole sequences, not for shards {sorted(inputs.shards)} of {num_shards}; "
+                "simulate without numerics",
+                shards=inputs.shards,
+            )
         _carry(inputs, Rows(self._rows_of(self.problem.inputs(self.global_batch_size), inputs.samples)))
         return inputs
 

@@ -28,7 +28,7 @@ from minitrain.rank import attention_laws as steps
 from minitrain.rank import context_shards
 from minitrain.rank.computation import Computation
 from minitrain.rank.context_shards import gradients_of, mode_of_pass, output_of, record_pass
-from minitrain.rank.kept_for_backward import hold_core_again, keep_before_core
+from minitrain.rank.kept_for_backward import hold_core_again, keep_before_core, keep_of_steps
 from minitrain.tensors.context import (
     Attended,
     AttendedGrad,
@@ -75,13 +75,12 @@ class Attention(Computation):
             layer: an attention.
             inp: its input, from a store.
             weight: its complete weight, from a store.
-            recompute: what backward computes again: "none", or "selective" (the attention core).
+            recompute: what backward computes again: "none", "selective" (the attention core), or "full". Then the
+                strategy takes all steps again before backward, with "none", since keys and values must travel again.
 
         Raises:
             LawError: the weight is incomplete or not in a store, or something is of another layer.
-            UsageError: everything should be computed again.
         """
-        context_shards.refuse_full_recomputation(recompute or self._recompute)
         steps.keys_values(self, layer, inp, weight)
         mode = mode_of_pass(recompute or self._recompute, inp, weight)
         record_pass(self, "keys_values", layer, inp, mode)
@@ -144,7 +143,9 @@ class Attention(Computation):
         before: PassMode = passage_of(inp).mode
         mode = replace(before, context=Context(inp.shards, inp.num_shards, attended.keys))
         record_pass(self, "project", layer, inp, mode)
-        return output_of(self, layer, inp, weight, mode)
+        out = output_of(self, layer, inp, weight, mode)
+        keep_of_steps(self, layer, inp, out, mode)
+        return out
 
     def backward_project(self, layer: int, inp: ContextShard, grad: ContextGradShard, weight: Weight) -> AttendedGrad:
         """Take a gradient back through the output projection.
@@ -159,7 +160,8 @@ class Attention(Computation):
             LawError: as for `backward`.
         """
         steps.backward_project(self, layer, inp, grad, weight)
-        record_pass(self, "backward_project", layer, inp, steps.mode_of_forward(self, "backward_project", layer, inp))
+        mode = steps.mode_of_backward(self, "backward_project", layer, inp)
+        record_pass(self, "backward_project", layer, inp, mode)
         made = AttendedGrad(*_of_heads(self, layer, inp, weight))
         self._account.size(made)
         return made
@@ -215,7 +217,7 @@ class Attention(Computation):
             LawError: a gradient lacks keys or queries, or is of other shards, or as for `backward`.
         """
         steps.backward_keys_values(self, layer, inp, weight, grad_queries, grad_keys_values)
-        mode = steps.mode_of_forward(self, "backward_keys_values", layer, inp)
+        mode = steps.mode_of_backward(self, "backward_keys_values", layer, inp)
         record_pass(self, "backward_keys_values", layer, inp, mode)
         return gradients_of(self, layer, inp, weight)
 

@@ -65,6 +65,25 @@ def mode_of_forward(model: RankState, op: str, layer: int, inp: Any) -> PassMode
     return mode
 
 
+def mode_of_backward(model: RankState, op: str, layer: int, inp: Any) -> PassMode:
+    """Return how an input's queries were made, for a step of backward.
+
+    Raises:
+        LawError: they were not made, or nothing of them was kept.
+    """
+    mode = mode_of_forward(model, op, layer, inp)
+    if mode.recompute == "full":
+        raise broken(
+            model,
+            op,
+            f"{describe(inp)} is all that was kept of this attention; take keys_values, attend and project again, with "
+            'recompute="none", before its backward',
+            layer,
+            value=inp,
+        )
+    return mode
+
+
 def attend(model: RankState, op: str, layer: int, inp: Any, keys_values: Any) -> None:
     """Require queries, and keys and values of the same samples, cut alike."""
     _require_input(model, op, layer, inp)
@@ -107,13 +126,14 @@ def backward_project(model: RankState, layer: int, inp: Any, grad: Any, weight: 
     """Require input, output gradient and complete weight of an attention, in storage, for the same shards."""
     _require_input(model, "backward_project", layer, inp)
     laws.backward(model, "backward_project", layer, inp, grad, weight)
-    mode_of_forward(model, "backward_project", layer, inp)
+    mode_of_backward(model, "backward_project", layer, inp)
     require_kind(model, "backward_project", "grad", grad, ContextGradShard)
     require_same_shards(model, "backward_project", layer, inp, grad)
 
 
 def backward_attend(model: RankState, layer: int, inp: Any, grad: Any) -> None:
     """Require the gradient of what the input's queries got."""
+    mode_of_backward(model, "backward_attend", layer, inp)
     require_kind(model, "backward_attend", "grad", grad, AttendedGrad)
     laws.require_layer(model, "backward_attend", "grad", grad, layer, layer)
     require_same_shards(model, "backward_attend", layer, inp, grad)
@@ -126,7 +146,7 @@ def backward_keys_values(
     op = "backward_keys_values"
     _require_input(model, op, layer, inp)
     laws.forward(model, op, layer, inp, weight)
-    mode_of_forward(model, op, layer, inp)
+    mode_of_backward(model, op, layer, inp)
     _require_of_input(model, op, "grad_queries", layer, inp, weight, grad_queries, QueriesGrad)
     _require_of_input(model, op, "grad_keys_values", layer, inp, weight, grad_keys_values, KeysValuesGrad)
     lacking = missing(grad_queries.keys, range(max(inp.shards) + 1))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError
 from minitrain.rank import sample_laws
 from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
 from minitrain.rank.laws import broken
@@ -101,9 +100,11 @@ def _require_tokens_apart(model: RankState, op: str, layer: int, inp: ContextSha
 def forward_shard(model: RankState, layer: int, inp: ContextShard, weight: Weight, recompute: Any) -> Any:
     """Take some shards of a sequence through a layer."""
     _require_tokens_apart(model, "forward", layer, inp)
-    mode = mode_of_pass(recompute, inp, weight)
+    mode = mode_of_pass(recompute, inp, weight, frozenset(range(inp.num_shards)))
     record_pass(model, "forward", layer, inp, mode)
-    return output_of(model, layer, inp, weight, mode)
+    out = output_of(model, layer, inp, weight, mode)
+    keep(model, layer, inp, out, mode)
+    return out
 
 
 def record_pass(model: RankState, typ: str, layer: int, inp: Any, mode: PassMode) -> None:
@@ -114,14 +115,13 @@ def record_pass(model: RankState, typ: str, layer: int, inp: Any, mode: PassMode
 
 
 def output_of(model: RankState, layer: int, inp: Any, weight: Any, mode: PassMode) -> Any:
-    """Return the output of a layer for some shards of the sequence; its input stands for what is kept."""
+    """Return the output of a layer for some shards of the sequence."""
     fields = layer + 1, model._num_layers, inp.samples, model._global_batch_size
     if mode.num_parts == 1:
         out = ContextShard(*fields, inp.shards, inp.num_shards)
     else:
         out = PartialContextShard(*fields, weight.parts, weight.num_parts, inp.shards, inp.num_shards)  # type: ignore[assignment]  # a sum that lacks parts
     model._account.size(out)
-    keep(model, layer, inp, out, mode)
     return out
 
 
@@ -182,17 +182,3 @@ def gradients_of(model: RankState, layer: int, inp: Any, weight: Any) -> tuple[C
 def missing(held: frozenset[int], needed: Iterable[int]) -> str:
     """Return which shards of those that are needed are not held, in words."""
     return ranges(set(needed) - held)
-
-
-def refuse_full_recomputation(recompute: Any) -> None:
-    """Raise where all of an attention in steps should be computed again.
-
-    Raises:
-        UsageError: it should.
-    """
-    if mode_of(recompute).recompute == "full":
-        raise UsageError(
-            'recompute="full" would have keys and values go round again for an attention that is taken in steps; use '
-            'recompute="selective" or "none", or take the steps again before backward',
-            recompute=recompute,
-        )

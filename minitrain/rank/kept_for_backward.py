@@ -47,12 +47,32 @@ def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: P
     if model._is_uniform:
         return
     keeper = _keeper(model, inp)
+    _count_repetition(model, layer, keeper, mode)
     passage_of(keeper).mode = mode
     model._resize(keeper, _kept_units(model, layer, inp, keeper, mode))
 
 
+def _count_repetition(model: RankState, layer: int, keeper: Any, mode: PassMode) -> None:
+    """Count the operations of a layer that went forward before, and is computed again."""
+    if passage_of(keeper).mode is not None:
+        again = replace(mode, recompute="full")
+        model.recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(keeper.samples), layer, again)
+
+
 def keep_before_core(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
     """Let the input of an attention that is taken in steps stand for what is kept up to the queries."""
+    _count_repetition(model, layer, inp, mode)
+    _keep_of_attention(model, layer, inp, mode)
+
+
+def keep_of_steps(model: RankState, layer: int, inp: Any, out: Any, mode: PassMode) -> None:
+    """Let the input of an attention that was taken in steps stand for all that is kept but keys and values."""
+    passage_of(out).made_in = mode
+    _keep_of_attention(model, layer, inp, mode)
+
+
+def _keep_of_attention(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
+    """Give the input of an attention the size of what it stands for."""
     passage_of(inp).mode = mode
     elements = model._runtime_predictor.workload.kept_elements(layer, len(inp.samples), mode)
     model._resize(inp, int(elements * UNITS_PER_ELEMENT))
