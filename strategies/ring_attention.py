@@ -34,7 +34,6 @@ async def ring_attention(
     model.recompute = recompute
     mesh = context_mesh(model, cp, tp, "ring_attention")
     parts, replicas, cp = mesh.group("tp"), mesh.group("dp"), mesh.group("cp").size
-    before, after = mesh.peer("cp", -1, wrap=True), mesh.peer("cp", +1, wrap=True)
     shards, num_shards = shards_of(mesh.coord("cp"), cp, balanced=balanced)
     samples_here = share(model.global_batch_size, replicas.size, replicas.index)
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
@@ -45,6 +44,7 @@ async def ring_attention(
 
     def pass_on(tensor: Any, *tag: Any) -> tuple[Any, Any]:
         """Send to the next rank of the ring, and receive from the one before."""
+        before, after = mesh.peer("cp", -1, wrap=True), mesh.peer("cp", +1, wrap=True)
         return model.launch(model.send(after, tensor, tag=tag)), model.launch(model.receive(before, tag=tag))
 
     async def attention(layer: int, recompute: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from minitrain.errors import UsageError
 from minitrain.rank import sample_laws
 from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
 from minitrain.rank.laws import broken
@@ -68,7 +69,22 @@ def require_shards(model: RankState, shards: Iterable[int], num_shards: Any) -> 
             "one shard of n, or two of 2n",
             0,
         )
+    _require_equal_shards(model, num_shards)
     return found
+
+
+def _require_equal_shards(model: RankState, num_shards: int) -> None:
+    """Require a length of sequences that divides; layers without one may be cut anyhow."""
+    seq_len: int = getattr(model._runtime_predictor.workload, "seq_len", num_shards)
+    below = seq_len - seq_len % num_shards
+    if below != seq_len:
+        remedy = f"{below} or {below + num_shards}" if below else f"{num_shards}"
+        raise UsageError(
+            f"seq_len ({seq_len}) must be a multiple of num_shards ({num_shards}), so that all shards of the sequence "
+            f"are equal; use seq_len={remedy}",
+            seq_len=seq_len,
+            num_shards=num_shards,
+        )
 
 
 def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = NONE) -> PassMode:
