@@ -10,7 +10,7 @@ from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.tensors import Sharded, WeightGrad
-from minitrain.tensors.context import ContextWeightGrad, KeysValues, KeysValuesGrad
+from minitrain.tensors.attention import KeysValues, KeysValuesGrad
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import (
     PARTIAL,
@@ -80,15 +80,6 @@ def require_symmetric(attempt: FoldAttempt, op: str, value: Any, group: FoldedGr
     """
     if not _is_symmetric(op, value):
         attempt.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
-
-
-def tells_classes_apart(value: Any) -> bool:
-    """Return whether a tensor says what differs between classes: the shards of the sequence that their ranks have.
-
-    Ranks along such an axis do the same with other shards. So their collectives are completed as where an axis is kept
-    for prices alone.
-    """
-    return isinstance(value, ContextWeightGrad | KeysValues | KeysValuesGrad)
 
 
 def _is_symmetric(op: str, value: Any) -> bool:

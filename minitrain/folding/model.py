@@ -9,11 +9,12 @@ from typing import Any
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
-from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric, tells_classes_apart
+from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
-from minitrain.folding.per_rank_sets import PerRankSet
+from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
+from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
@@ -130,6 +131,7 @@ class FoldedModel(Model):
                 self.attempt.diverge("a mesh of its own")
             self._find_coordinates()
         self.attempt.is_observed = True
+        self._note_mesh(axes)
         return FoldedMesh(self.attempt, self._rank, self._group_along)
 
     def group(self, ranks: Iterable[int]) -> Group:
@@ -293,14 +295,8 @@ class FoldedModel(Model):
     def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
         """Return the model's input for some samples, each rank its own, and shards that are the class's."""
         self._require_one("a number of shards", num_shards)
-        listed: Any = list(shards) if isinstance(shards, Iterable) else shards
-        for shard in listed if isinstance(listed, list) else ():
-            if isinstance(shard, PerRankInt):
-                self.attempt.prices_differ = True  # attention costs more towards the end of the sequence
-                self.attempt.diverge("a shard of the sequence that differs between ranks", shard.slopes)
-        whole = self.get_input_activation(samples)
-        found = super().get_input_shard((), listed, num_shards)
-        found.samples = whole.samples
+        found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards)
+        found.samples = self.get_input_activation(samples).samples
         return found
 
     def _is_whole_batch(self, samples: Any) -> bool:
@@ -319,14 +315,14 @@ class FoldedModel(Model):
         for tensor in chain(*(tensors.values() for tensors in held)):
             for name in ("shards", "samples", "parts", "sequence_shards"):
                 if hasattr(tensor, name):
-                    setattr(tensor, name, _of_lowest(getattr(tensor, name)))
+                    setattr(tensor, name, of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
         """Put the values of the lowest rank into the log."""
         rows = self._rows
         for place in (LAYER, SAMPLES):
             values = rows[place::STRIDE]
-            lowest = {id(value): _of_lowest(value) for value in values if value.__class__ in _PER_RANK}
+            lowest = {id(value): of_lowest(value) for value in values if value.__class__ in _PER_RANK}
             if lowest:  # events share their sets
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
 
@@ -337,13 +333,6 @@ _PER_RANK = frozenset({PerRankInt, PerRankSet})
 def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
     """Return the size of the tier that carries a message between two ranks."""
     return nodes.p2p(0, pair[0], pair[-1]).tier.size
-
-
-def _of_lowest(value: Any) -> Any:
-    """Return the value of the class's lowest rank."""
-    if isinstance(value, PerRankSet):
-        return value.of_lowest_rank()
-    return value.const if isinstance(value, PerRankInt) else value
 
 
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:

@@ -8,7 +8,8 @@ from typing import Any
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.grading.recorded_program import Made, Program, name_of
 from minitrain.tensors import Weight
-from minitrain.tensors.context import ContextShard, KeysValues
+from minitrain.tensors.attention import KeysValues
+from minitrain.tensors.context import ContextShard
 from minitrain.workloads.workload import Recompute
 
 

@@ -29,16 +29,8 @@ from minitrain.rank import context_shards
 from minitrain.rank.computation import Computation
 from minitrain.rank.context_shards import gradients_of, mode_of_pass, output_of, record_pass
 from minitrain.rank.kept_for_backward import hold_core_again, keep_before_core, keep_of_steps
-from minitrain.tensors.context import (
-    Attended,
-    AttendedGrad,
-    ContextGradShard,
-    ContextShard,
-    ContextWeightGrad,
-    KeysValues,
-    KeysValuesGrad,
-    QueriesGrad,
-)
+from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
+from minitrain.tensors.context import ContextGradShard, ContextShard, ContextWeightGrad
 from minitrain.tensors.kinds import Weight, passage_of
 from minitrain.workloads.context import Context
 from minitrain.workloads.workload import PassMode, Recompute

@@ -13,15 +13,8 @@ from minitrain.rank import laws
 from minitrain.rank.context_shards import has_attention, missing, require_same_shards
 from minitrain.rank.laws import broken, require_kind
 from minitrain.tensors import ActivationGrad
-from minitrain.tensors.context import (
-    Attended,
-    AttendedGrad,
-    ContextGradShard,
-    ContextShard,
-    KeysValues,
-    KeysValuesGrad,
-    QueriesGrad,
-)
+from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
+from minitrain.tensors.context import ContextGradShard, ContextShard
 from minitrain.tensors.kinds import passage_of
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import PassMode

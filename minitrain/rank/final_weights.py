@@ -38,25 +38,27 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
     Raises:
         LawError: a layer's final weight is missing, incomplete, not of step 1, or differs between the ranks.
     """
-    holders: defaultdict[int, list[TrainedRank]] = defaultdict(list)
+    holders: defaultdict[int, list[tuple[int, Weight]]] = defaultdict(list)
     for model in models:  # each rank is asked once, not once a layer: a pipeline may have as many layers as ranks
-        for layer in model.final_weights:
-            holders[layer].append(model)
+        rank = model.rank
+        for layer, weight in model.final_weights.items():
+            holders[layer].append((rank, weight))
+    is_divided = any(WeightPart in map(type, model.final_weights.values()) for model in models)
     for layer in range(models[0].num_layers):
-        found = [(model.rank, model.final_weights[layer]) for model in holders[layer]]
+        found = holders[layer]
         if not found:
             raise LawError(
                 f"layer {layer} has no final weight on any rank; call model.set_final_weight({layer}, weight) where "
                 "its last update was",
                 layer=layer,
             )
-        for of_part in _by_part(layer, found):
+        for of_part in _by_part(layer, found) if is_divided else (found,):
             _check_layer(layer, of_part)
 
 
 def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequence[tuple[int, Weight]]]:
     """Return the final weights of each part of a layer; all parts must be there, of one division."""
-    if not any(isinstance(weight, WeightPart) for _, weight in found):
+    if WeightPart not in {type(weight) for _, weight in found}:
         return [found]
     first_rank, first = found[0]
     parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.context import OF_ATTENTION, ContextWeightGrad
+from minitrain.tensors.attention import OF_ATTENTION
+from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WeightGradPart
 from minitrain.transport.collectives import describe
@@ -49,6 +50,8 @@ def require_layer(model: RankState, op: str, name: str, value: Any, expected: in
 
 def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a complete sum over a whole sequence."""
+    if value.__class__ in _WHOLE:
+        return
     if isinstance(value, PARTIAL):
         missing = ranges(set(range(value.num_parts)) - value.parts)
         raise broken(
@@ -70,6 +73,9 @@ def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
             value.layer,
             value=value,
         )
+
+
+_WHOLE = frozenset({Activation, ActivationGrad})
 
 
 def _are(parts: str) -> str:
@@ -131,7 +137,7 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
         )
     require_stored(model, op, "inp", inp)
     require_stored(model, op, "grad", grad)
-    if op != "backward_weight":
+    if op != "backward_weight" or weight is not None:
         require_kind(model, op, "weight", weight, Weight)
         require_layer(model, op, "weight", weight, layer, layer)
         _require_complete(model, op, weight)

@@ -20,13 +20,8 @@ from typing import Any
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
-from minitrain.tensors.context import (
-    ContextWeightGrad,
-    KeysValues,
-    KeysValuesGrad,
-    PartialContextGradShard,
-    PartialContextShard,
-)
+from minitrain.tensors.attention import KeysValues, KeysValuesGrad
+from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WEIGHT_PARTS, WeightGradPart
 from minitrain.transport import context_sums, partial_sums

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from minitrain.tensors.context import ContextWeightGrad, KeysValues, KeysValuesGrad
+from minitrain.tensors.attention import KeysValues, KeysValuesGrad
+from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.fields import clone
 from minitrain.tensors.index_sets import ranges, singleton
 

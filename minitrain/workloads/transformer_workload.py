@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.context import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, QueriesGrad
+from minitrain.tensors.attention import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, QueriesGrad
 from minitrain.tensors.parts import PartialActivation
 from minitrain.workloads import attention_steps
 from minitrain.workloads.degrees import Degrees, Work
@@ -179,6 +179,11 @@ class TransformerWorkload:
             found = attention_steps.kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
             self._kept[layer, mode] = found
         return found * num_samples
+
+    def logits_elements(self, num_samples: int, mode: PassMode) -> int:
+        """Return the bytes of the logits among what the head keeps."""
+        work = self._work(num_samples, mode)
+        return sum(tensor.num_bytes(work) for tensor in self.units[-1].saved if tensor.name == "logits")
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:  # noqa: ARG002  (those of the model)
         """Return the model's FLOPs of a step (Narayanan et al. 2021, equation 3, without recomputation)."""

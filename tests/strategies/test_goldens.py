@@ -23,8 +23,9 @@ SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16), "ring_attention": (4, 6, 2)
 def test_the_log_is_the_golden_one(name: str, tmp_path: Path, update_goldens: bool) -> None:
     world_size, num_layers, batch = SIZES.get(name, (4, 8, 8))
     options = OPTIONS.get(name, {})
-    sizes = {} if "workload" in options else {"num_layers": num_layers}
-    run = mt.simulate(name, world_size=world_size, global_batch_size=batch, **sizes, **options)
+    if "workload" not in options:
+        options = {"num_layers": num_layers, **options}
+    run = mt.simulate(name, world_size=world_size, global_batch_size=batch, **options)
     golden, now = GOLDEN / f"{name}.jsonl", tmp_path / "now.jsonl"
     run.save(golden if update_goldens else now)
     if not update_goldens:

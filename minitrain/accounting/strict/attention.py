@@ -14,15 +14,8 @@ from minitrain.accounting.strict.communication import StrictCommunication
 from minitrain.accounting.strict.laws import require_step, require_valid
 from minitrain.accounting.strict.provenance import new_origin
 from minitrain.tensors import FIELDS, Weight
-from minitrain.tensors.context import (
-    AttendedGrad,
-    ContextGradShard,
-    ContextShard,
-    ContextWeightGrad,
-    KeysValues,
-    KeysValuesGrad,
-    QueriesGrad,
-)
+from minitrain.tensors.attention import AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
+from minitrain.tensors.context import ContextGradShard, ContextShard, ContextWeightGrad
 from minitrain.workloads.workload import Recompute
 
 _frame = sys._getframe

@@ -28,12 +28,8 @@ from minitrain.events import STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import FIELDS, WeightGrad, clone
-from minitrain.tensors.context import (
-    ContextWeightGrad,
-    KeysValuesGrad,
-    PartialContextGradShard,
-    PartialContextShard,
-)
+from minitrain.tensors.attention import KeysValuesGrad
+from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
 from minitrain.tensors.parts import PARTIAL, WeightGradPart
 
 T = TypeVar("T")
