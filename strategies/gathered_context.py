@@ -45,24 +45,26 @@ async def gathered_context(
         x, weight = activations[layer], weights[layer]
         activations["own", layer] = model.keys_values(layer, x, weight, recompute=recompute)
         activations["all"] = await model.all_gather(activations["own", layer], layer, group=sequence)
-        attended = model.attend(layer, x, activations["all"])
+        activations["attended"] = model.attend(layer, x, activations["all"])
         del activations["all"]
         if recompute == "full":  # keys and values will be made, and gathered, again
             del activations["own", layer]
-        return model.project(layer, x, weight, attended)
+        return model.project(layer, x, weight, activations.pop("attended"))
 
     async def attention_backward(layer: int) -> tuple[Any, Any]:
-        x, weight = activations[layer], weights[layer]
         if recompute == "full":
             await attention(layer, "none")
+        x, weight = activations[layer], weights[layer]
         gathering = model.launch(model.all_gather(activations["own", layer], layer, group=sequence))
-        grad_attended = model.backward_project(layer, x, grad_activations[layer], weight)
+        grad_activations["attended"] = model.backward_project(layer, x, grad_activations[layer], weight)
         activations["all"] = await gathering
-        grad_queries, grad_all = model.backward_attend(layer, x, grad_attended, activations["all"])
-        del activations["all"]
-        grad_own = await model.reduce_scatter(grad_all, layer, group=sequence)
-        del activations["own", layer]
-        return model.backward_keys_values(layer, x, weight, grad_queries, grad_own)
+        grad_activations["queries"], grad_activations["all"] = model.backward_attend(
+            layer, x, grad_activations["attended"], activations["all"]
+        )
+        del activations["all"], activations["own", layer], grad_activations["attended"]
+        grad_activations["own"] = await model.reduce_scatter(grad_activations.pop("all"), layer, group=sequence)
+        grads = grad_activations.pop("queries"), grad_activations.pop("own")
+        return model.backward_keys_values(layer, x, weight, *grads)
 
     for layer in range(model.num_layers):
         weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
@@ -71,20 +73,24 @@ async def gathered_context(
         activations[0] = model.get_input_shard(batch, shards, num_shards)
         for layer in range(model.num_layers):
             if model.has_attention(layer):
-                out = await attention(layer, recompute)
+                activations["new"] = await attention(layer, recompute)
             else:
-                out = model.forward(layer, activations[layer], weights[layer])
-            activations[layer + 1] = await total(out, layer + 1)
+                activations["new"] = model.forward(layer, activations[layer], weights[layer])
+            activations[layer + 1] = await total(activations.pop("new"), layer + 1)
         grad_activations[model.num_layers - 1] = model.loss(activations.pop(model.num_layers))
         for layer in reversed(range(model.num_layers)):
             if model.has_attention(layer):
-                grad_weight, grad = await attention_backward(layer)
+                grad_weights["new"], grad_activations["new"] = await attention_backward(layer)
             else:
-                grad_weight, grad = model.backward(layer, activations[layer], grad_activations[layer], weights[layer])
-            grad_weights[layer] = add(grad_weights.get(layer), grad_weight)
+                grad_weights["new"], grad_activations["new"] = model.backward(
+                    layer, activations[layer], grad_activations[layer], weights[layer]
+                )
             del activations[layer], grad_activations[layer]
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
             if layer > 0:
-                grad_activations[layer - 1] = await total(grad, layer)
+                grad_activations[layer - 1] = await total(grad_activations.pop("new"), layer)
+            else:
+                del grad_activations["new"]
 
     for layer in range(model.num_layers):
         # one sum over samples and over the sequence

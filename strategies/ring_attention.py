@@ -50,48 +50,46 @@ async def ring_attention(
     async def attention(layer: int, recompute: Any) -> Any:
         x, weight = activations[layer], weights[layer]
         block = activations["own", layer] = model.keys_values(layer, x, weight, recompute=recompute)
-        attended = None
         for step in range(cp):
             if step < cp - 1:
                 sent, coming = pass_on(block, "block", layer, step)
-            attended = add(attended, model.attend(layer, x, block))
+            activations["attended"] = add(activations.pop("attended", None), model.attend(layer, x, block))
             if step < cp - 1:
                 await sent
                 block = activations["block"] = await coming
         activations.pop("block", None)
         if recompute == "full":  # keys and values will be made, and go round, again
             del block, activations["own", layer]
-        assert attended is not None
-        return model.project(layer, x, weight, attended)
+        return model.project(layer, x, weight, activations.pop("attended"))
 
     async def attention_backward(layer: int) -> tuple[Any, Any]:
-        x, weight = activations[layer], weights[layer]
         if recompute == "full":
             await attention(layer, "none")
-        grad_attended = model.backward_project(layer, x, grad_activations[layer], weight)
-        block, grad_queries = activations["own", layer], None
+        x, weight, block = activations[layer], weights[layer], activations["own", layer]
+        grad_activations["attended"] = model.backward_project(layer, x, grad_activations[layer], weight)
         grad_sent: Any = None
         grad_coming: Any = None
         for step in range(cp):
             if step < cp - 1:
                 sent, coming = pass_on(block, "block", layer, step)
-            grad_queries_here, grad_block = model.backward_attend(layer, x, grad_attended, block)
-            grad_queries = add(grad_queries, grad_queries_here)
+            here, grad_activations["block"] = model.backward_attend(layer, x, grad_activations["attended"], block)
+            grad_activations["queries"] = add(grad_activations.pop("queries", None), here)
+            del here
             if step > 0:  # what the ranks before have added up
                 await grad_sent
-                grad_block = await grad_coming + grad_block
+                grad_activations["block"] = await grad_coming + grad_activations.pop("block")
             if cp > 1:
-                grad_sent, grad_coming = pass_on(grad_block, "grad", layer, step)
+                grad_sent, grad_coming = pass_on(grad_activations.pop("block"), "grad", layer, step)
             if step < cp - 1:
                 await sent
                 block = activations["block"] = await coming
-        activations.pop("block", None)
         if cp > 1:  # the gradient of the rank's own block is home
             await grad_sent
-            grad_block = await grad_coming
-        del activations["own", layer]
-        assert grad_queries is not None
-        return model.backward_keys_values(layer, x, weight, grad_queries, grad_block)
+            grad_activations["block"] = await grad_coming
+        for store, name in ((activations, "block"), (activations, ("own", layer)), (grad_activations, "attended")):
+            store.pop(name, None)
+        grads = grad_activations.pop("queries"), grad_activations.pop("block")
+        return model.backward_keys_values(layer, x, weight, *grads)
 
     for layer in range(model.num_layers):
         weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
@@ -100,20 +98,24 @@ async def ring_attention(
         activations[0] = model.get_input_shard(batch, shards, num_shards)
         for layer in range(model.num_layers):
             if model.has_attention(layer):
-                out = await attention(layer, recompute)
+                activations["new"] = await attention(layer, recompute)
             else:
-                out = model.forward(layer, activations[layer], weights[layer])
-            activations[layer + 1] = await total(out, layer + 1)
+                activations["new"] = model.forward(layer, activations[layer], weights[layer])
+            activations[layer + 1] = await total(activations.pop("new"), layer + 1)
         grad_activations[model.num_layers - 1] = model.loss(activations.pop(model.num_layers))
         for layer in reversed(range(model.num_layers)):
             if model.has_attention(layer):
-                grad_weight, grad = await attention_backward(layer)
+                grad_weights["new"], grad_activations["new"] = await attention_backward(layer)
             else:
-                grad_weight, grad = model.backward(layer, activations[layer], grad_activations[layer], weights[layer])
-            grad_weights[layer] = add(grad_weights.get(layer), grad_weight)
+                grad_weights["new"], grad_activations["new"] = model.backward(
+                    layer, activations[layer], grad_activations[layer], weights[layer]
+                )
             del activations[layer], grad_activations[layer]
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
             if layer > 0:
-                grad_activations[layer - 1] = await total(grad, layer)
+                grad_activations[layer - 1] = await total(grad_activations.pop("new"), layer)
+            else:
+                del grad_activations["new"]
 
     for layer in range(model.num_layers):
         # one sum over samples and over the sequence

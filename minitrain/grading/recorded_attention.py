@@ -7,7 +7,7 @@ from typing import Any
 
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.grading.recorded_program import Made, Program, name_of
-from minitrain.tensors import Weight
+from minitrain.tensors import Activation, Weight
 from minitrain.tensors.attention import KeysValues
 from minitrain.tensors.context import ContextShard
 from minitrain.workloads.workload import Recompute
@@ -34,32 +34,32 @@ class RecordedAttention(StrictModel):
         return made
 
     def keys_values(
-        self, layer: int, inp: ContextShard, weight: Weight, *, recompute: Recompute | None = None
+        self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None
     ) -> KeysValues:
         """Record a step of an attention."""
         made = super().keys_values(layer, inp, weight, recompute=recompute)
         self._made(self.program.add("keys_values", layer, name_of(inp), name_of(weight)), made)
         return made
 
-    def attend(self, layer: int, inp: ContextShard, keys_values: KeysValues) -> Any:
+    def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Any:
         """Record a step of an attention."""
         made = super().attend(layer, inp, keys_values)
         self._made(self.program.add("attend", layer, name_of(inp), name_of(keys_values)), made)
         return made
 
-    def project(self, layer: int, inp: ContextShard, weight: Weight, attended: Any) -> Any:
+    def project(self, layer: int, inp: Activation, weight: Weight, attended: Any) -> Any:
         """Record a step of an attention."""
         made = super().project(layer, inp, weight, attended)
         self._made(self.program.add("project", layer, name_of(inp), name_of(weight), name_of(attended)), made)
         return made
 
-    def backward_project(self, layer: int, inp: ContextShard, grad: Any, weight: Weight) -> Any:
+    def backward_project(self, layer: int, inp: Activation, grad: Any, weight: Weight) -> Any:
         """Record a step of an attention's backward."""
         made = super().backward_project(layer, inp, grad, weight)
         self._made(self.program.add("backward_project", layer, name_of(inp), name_of(grad), name_of(weight)), made)
         return made
 
-    def backward_attend(self, layer: int, inp: ContextShard, grad: Any, keys_values: KeysValues) -> Any:
+    def backward_attend(self, layer: int, inp: Activation, grad: Any, keys_values: Activation) -> Any:
         """Record a step of an attention's backward."""
         made = super().backward_attend(layer, inp, grad, keys_values)
         names = name_of(inp), name_of(grad), name_of(keys_values)
@@ -67,7 +67,7 @@ class RecordedAttention(StrictModel):
         return made
 
     def backward_keys_values(
-        self, layer: int, inp: ContextShard, weight: Weight, grad_queries: Any, grad_keys_values: Any
+        self, layer: int, inp: Activation, weight: Weight, grad_queries: Any, grad_keys_values: Any
     ) -> Any:
         """Record a step of an attention's backward."""
         made = super().backward_keys_values(layer, inp, weight, grad_queries, grad_keys_values)

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from minitrain.accounting.strict.stores import FollowedStore
+from minitrain.errors import StrategyError
 from minitrain.grading.recorded_attention import RecordedAttention
 from minitrain.grading.recorded_program import Program, name_of
 from minitrain.rank.operations import Launched, Operation
@@ -88,6 +89,7 @@ class RecordingModel(RecordedAttention):
         get_input_shard, keys_values, attend, project: the same.
         backward_project, backward_attend, backward_keys_values: the same.
         _collective, _send, _receive, launch: write a step when the communication is submitted.
+        _offload: refuses, since exercises are graded by what the device holds.
         after_collective: names the results.
         _operation_kind: operations that write down that they were awaited and freed.
         _store: makes stores that write down what enters and leaves.
@@ -195,6 +197,12 @@ class RecordingModel(RecordedAttention):
     def _receive(self, source: int, tag: Hashable) -> Operation:
         self.submitted[len(self._rows)] = self.program.add("receive", source, self._tag(tag), self.launching)
         return super()._receive(source, tag)
+
+    def _offload(self, v: Any) -> Operation:  # noqa: ARG002  (of every model)
+        """Refuse: exercises are graded by what the device holds."""
+        raise StrategyError(
+            f"offload on rank {self.rank}: exercises have no host memory; keep tensors in the stores", rank=self.rank
+        )
 
     def _tag(self, tag: Hashable) -> int | None:
         """Return the number of a tag."""

@@ -42,6 +42,8 @@ class LayerPredictor(DevicePredictor):
         UsageError: the table has another number of layers than the workload.
     """
 
+    prices_layers_alike = False
+
     def __init__(self, layers: MeasuredLayers, base: DevicePredictor) -> None:
         self.layers = layers
         self.base = base

@@ -10,9 +10,9 @@ from typing import Any
 
 from minitrain.errors import LawError
 from minitrain.rank.model import Model
-from minitrain.tensors import Tensor, Weight
+from minitrain.tensors import Activation, ActivationGrad, Tensor, Weight
 from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.context import ContextGradShard, ContextShard, ContextWeightGrad
+from minitrain.tensors.context import ContextShard, ContextWeightGrad
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import Recompute
 
@@ -53,7 +53,7 @@ class NumericSequences(Model):
         return inputs
 
     def keys_values(
-        self, layer: int, inp: ContextShard, weight: Weight, *, recompute: Recompute | None = None
+        self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None
     ) -> KeysValues:
         """Return keys and values, and make queries."""
         x, w = self._contents("keys_values", inp, weight)
@@ -61,21 +61,21 @@ class NumericSequences(Model):
         carry(made, self._layers.keys_values(layer, inp, x, w))
         return made
 
-    def attend(self, layer: int, inp: ContextShard, keys_values: KeysValues) -> Attended:
+    def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Attended:
         """Let queries see some keys and values."""
         _, memory = self._contents("attend", inp, keys_values)
         made = super().attend(layer, inp, keys_values)
         carry(made, self._layers.steps.attend(layer, inp, memory))
         return made
 
-    def project(self, layer: int, inp: ContextShard, weight: Weight, attended: Attended) -> Any:
+    def project(self, layer: int, inp: Activation, weight: Weight, attended: Activation) -> Any:
         """Finish an attention."""
         _, _, found = self._contents("project", inp, weight, attended)
         made = super().project(layer, inp, weight, attended)
         carry(made, self._layers.steps.project(layer, inp, found))
         return made
 
-    def backward_project(self, layer: int, inp: ContextShard, grad: ContextGradShard, weight: Weight) -> AttendedGrad:
+    def backward_project(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> AttendedGrad:
         """Take a gradient back through the output projection."""
         _, g, _ = self._contents("backward_project", inp, grad, weight)
         made = super().backward_project(layer, inp, grad, weight)
@@ -83,7 +83,7 @@ class NumericSequences(Model):
         return made
 
     def backward_attend(
-        self, layer: int, inp: ContextShard, grad: AttendedGrad, keys_values: KeysValues
+        self, layer: int, inp: Activation, grad: ActivationGrad, keys_values: Activation
     ) -> tuple[QueriesGrad, KeysValuesGrad]:
         """Take a gradient back to queries, keys and values."""
         _, g, memory = self._contents("backward_attend", inp, grad, keys_values)
@@ -95,10 +95,10 @@ class NumericSequences(Model):
     def backward_keys_values(
         self,
         layer: int,
-        inp: ContextShard,
+        inp: Activation,
         weight: Weight,
-        grad_queries: QueriesGrad,
-        grad_keys_values: KeysValuesGrad,
+        grad_queries: ActivationGrad,
+        grad_keys_values: ActivationGrad,
     ) -> tuple[ContextWeightGrad, Any]:
         """Take gradients back to an attention's input, and return that of its weight."""
         found = self._contents("backward_keys_values", grad_queries, grad_keys_values)

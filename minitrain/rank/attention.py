@@ -29,8 +29,9 @@ from minitrain.rank import context_shards
 from minitrain.rank.computation import Computation
 from minitrain.rank.context_shards import gradients_of, mode_of_pass, output_of, record_pass
 from minitrain.rank.kept_for_backward import hold_core_again, keep_before_core, keep_of_steps
+from minitrain.tensors import Activation, ActivationGrad
 from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.context import ContextGradShard, ContextShard, ContextWeightGrad
+from minitrain.tensors.context import ContextShard, ContextWeightGrad
 from minitrain.tensors.kinds import Weight, passage_of
 from minitrain.workloads.context import Context
 from minitrain.workloads.workload import PassMode, Recompute
@@ -59,7 +60,7 @@ class Attention(Computation):
         return context_shards.input_shard(self, samples, shards, num_shards)
 
     def keys_values(
-        self, layer: int, inp: ContextShard, weight: Weight, *, recompute: Recompute | None = None
+        self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None
     ) -> KeysValues:
         """Return the keys and values of the rank's own tokens, and make the queries, which stay with the input.
 
@@ -76,21 +77,12 @@ class Attention(Computation):
         steps.keys_values(self, layer, inp, weight)
         mode = mode_of_pass(recompute or self._recompute, inp, weight)
         record_pass(self, "keys_values", layer, inp, mode)
-        made = KeysValues(
-            layer,
-            self._num_layers,
-            inp.samples,
-            self._global_batch_size,
-            inp.shards,
-            inp.num_shards,
-            getattr(weight, "parts", _ALL),
-            getattr(weight, "num_parts", 1),
-        )
+        made = KeysValues(*_of_heads(self, layer, inp, weight))
         self._account.size(made)
         keep_before_core(self, layer, inp, mode)
         return made
 
-    def attend(self, layer: int, inp: ContextShard, keys_values: KeysValues) -> Attended:
+    def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Attended:
         """Let the queries of an input see some keys and values.
 
         Args:
@@ -106,17 +98,17 @@ class Attention(Computation):
         """
         steps.attend(self, "attend", layer, inp, keys_values)
         self._record_core("attend", layer, inp, keys_values)
-        made = Attended(*_of_heads(self, layer, inp, keys_values, keys_values.shards))
+        made = Attended(*_of_heads(self, layer, inp, keys_values, _shards(keys_values)))
         self._account.size(made)
         return made
 
-    def _record_core(self, typ: str, layer: int, inp: ContextShard, keys_values: KeysValues) -> None:
+    def _record_core(self, typ: str, layer: int, inp: Any, keys_values: Any) -> None:
         """Log a step of the queries and some keys, priced by the pairs between them that the mask leaves."""
         mode: PassMode = passage_of(inp).mode
         context = Context(inp.shards, inp.num_shards, keys_values.shards)
         record_pass(self, typ, layer, inp, replace(mode, context=context))
 
-    def project(self, layer: int, inp: ContextShard, weight: Weight, attended: Attended) -> Any:
+    def project(self, layer: int, inp: Activation, weight: Weight, attended: Activation) -> Any:
         """Finish an attention: the output projection of what the queries got from all keys that are not behind them.
 
         Args:
@@ -133,13 +125,13 @@ class Attention(Computation):
         """
         steps.project(self, layer, inp, weight, attended)
         before: PassMode = passage_of(inp).mode
-        mode = replace(before, context=Context(inp.shards, inp.num_shards, attended.keys))
+        mode = replace(before, context=_context(inp, attended))
         record_pass(self, "project", layer, inp, mode)
         out = output_of(self, layer, inp, weight, mode)
         keep_of_steps(self, layer, inp, out, mode)
         return out
 
-    def backward_project(self, layer: int, inp: ContextShard, grad: ContextGradShard, weight: Weight) -> AttendedGrad:
+    def backward_project(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> AttendedGrad:
         """Take a gradient back through the output projection.
 
         Args:
@@ -159,7 +151,7 @@ class Attention(Computation):
         return made
 
     def backward_attend(
-        self, layer: int, inp: ContextShard, grad: AttendedGrad, keys_values: KeysValues
+        self, layer: int, inp: Activation, grad: ActivationGrad, keys_values: Activation
     ) -> tuple[QueriesGrad, KeysValuesGrad]:
         """Take a gradient back to the queries and to some keys and values.
 
@@ -177,10 +169,10 @@ class Attention(Computation):
         """
         steps.attend(self, "backward_attend", layer, inp, keys_values)
         steps.backward_attend(self, layer, inp, grad)
-        hold_core_again(self, layer, inp, len(keys_values.shards) / keys_values.num_shards)
+        hold_core_again(self, layer, inp, keys_values)
         self._record_core("backward_attend", layer, inp, keys_values)
-        of_queries = QueriesGrad(*_of_heads(self, layer, inp, keys_values, keys_values.shards))
-        of_keys = KeysValuesGrad(*_of_heads(self, layer, keys_values, keys_values, inp.shards))
+        of_queries = QueriesGrad(*_of_heads(self, layer, inp, keys_values, _shards(keys_values)))
+        of_keys = KeysValuesGrad(*_of_heads(self, layer, keys_values, keys_values, _shards(inp)))
         self._account.size(of_queries)
         self._account.size(of_keys)
         return of_queries, of_keys
@@ -188,10 +180,10 @@ class Attention(Computation):
     def backward_keys_values(
         self,
         layer: int,
-        inp: ContextShard,
+        inp: Activation,
         weight: Weight,
-        grad_queries: QueriesGrad,
-        grad_keys_values: KeysValuesGrad,
+        grad_queries: ActivationGrad,
+        grad_keys_values: ActivationGrad,
     ) -> tuple[ContextWeightGrad, Any]:
         """Take the gradients of queries, keys and values back to an attention's input: the last step of its backward.
 
@@ -212,6 +204,17 @@ class Attention(Computation):
         mode = steps.mode_of_backward(self, "backward_keys_values", layer, inp)
         record_pass(self, "backward_keys_values", layer, inp, mode)
         return gradients_of(self, layer, inp, weight)
+
+
+def _shards(value: Any) -> frozenset[int]:
+    """Return the shards of a tensor that the laws have found to be of some."""
+    shards: frozenset[int] = value.shards
+    return shards
+
+
+def _context(inp: Any, attended: Any) -> Context:
+    """Return the shards of queries, and of all keys that they have seen."""
+    return Context(inp.shards, inp.num_shards, attended.keys)
 
 
 def _of_heads(model: Attention, layer: int, inp: Any, heads: Any, *summed: frozenset[int]) -> tuple[Any, ...]:

@@ -80,19 +80,20 @@ def _keep_of_attention(model: RankState, layer: int, inp: Any, mode: PassMode) -
     model._resize(inp, int(elements * UNITS_PER_ELEMENT))
 
 
-def hold_core_again(model: RankState, layer: int, inp: Any, share: float) -> None:
+def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) -> None:
     """Hold what backward computes again of the core of an attention that is taken in steps, until the step is done.
 
     Args:
         model: the rank.
         layer: the attention.
         inp: its input.
-        share: the share of the keys that the step has to do with.
+        keys_values: those that the step has to do with.
     """
     mode: PassMode = passage_of(inp).mode
     if mode.recompute == "none":
         return
     workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
+    share = len(keys_values.shards) / keys_values.num_shards
     whole, kept = (workload.kept_elements(layer, num_samples, each) for each in (replace(mode, recompute="none"), mode))
     borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
     model._counted.grow(borrowed)

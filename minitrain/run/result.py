@@ -57,10 +57,13 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         trained_model: the transformer that was trained; None for other workloads.
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
+        links: what shared links carried, and why transfers took longer than their price (see
+            `minitrain.platform.replaying.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
+        peak_host_memory_bytes: the most that any rank kept in its host's memory.
     """
 
     strategy: str
@@ -84,8 +87,10 @@ class Run(EnergyFigures, DeviceMemoryFigures):
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
     tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
+    links: Any = field(default=None, repr=False, compare=False)
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
+    peak_host_memory_bytes: float = field(default=0.0, repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -128,6 +128,7 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "trained_model": OBJECT.or_null(),
         "memory_by_kind": OBJECT.or_null(),
         "meshes": LIST,
+        "peak_host_memory_bytes": AT_LEAST_0,
         "fields": LIST,
     }
 

@@ -7,7 +7,8 @@ times are in seconds, memory in elements, and floats are written so that reading
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
 has `network` ("flat" or "hierarchical") and `num_nodes`. That of a transformer's has `trained_model`, `memory_by_kind`
-(bytes at the peak) and `meshes` (size by axis of each mesh of ranks).
+(bytes at the peak) and `meshes` (size by axis of each mesh of ranks). That of a run which offloaded something has
+`peak_host_memory_bytes`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -100,6 +101,10 @@ class SavableRun(Protocol):
         """Bytes of each kind at the peak."""
 
     @property
+    def peak_host_memory_bytes(self) -> float:
+        """The most that any rank kept in its host's memory."""
+
+    @property
     def meshes(self) -> Sequence[Mapping[str, int]]:
         """Size by axis of each mesh."""
 
@@ -134,6 +139,8 @@ def _lines(run: SavableRun) -> Iterator[str]:
         header |= network
     if run.held_outside is not None:
         header["held_outside"] = asdict(run.held_outside)
+    if run.peak_host_memory_bytes:
+        header["peak_host_memory_bytes"] = run.peak_host_memory_bytes
     if run.trained_model is not None:
         header["trained_model"] = asdict(run.trained_model)
         header["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
@@ -225,6 +232,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "trained_model": None if trained is None else _trained_model(trained),
         "memory_by_kind": _kinds(header, journals),
         "meshes": header.get("meshes", []),
+        "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
     }
 

@@ -13,9 +13,9 @@ from typing import Any
 from minitrain.accounting.strict.communication import StrictCommunication
 from minitrain.accounting.strict.laws import require_step, require_valid
 from minitrain.accounting.strict.provenance import new_origin
-from minitrain.tensors import FIELDS, Weight
+from minitrain.tensors import FIELDS, Activation, ActivationGrad, Weight
 from minitrain.tensors.attention import AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.context import ContextGradShard, ContextShard, ContextWeightGrad
+from minitrain.tensors.context import ContextShard, ContextWeightGrad
 from minitrain.workloads.workload import Recompute
 
 _frame = sys._getframe
@@ -57,7 +57,7 @@ class StrictAttention(StrictCommunication):
         return made
 
     def keys_values(
-        self, layer: int, inp: ContextShard, weight: Weight, *, recompute: Recompute | None = None
+        self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None
     ) -> KeysValues:
         """Return keys and values; see `Model.keys_values`."""
         step = self._begin("keys_values", weight, inp)
@@ -65,21 +65,21 @@ class StrictAttention(StrictCommunication):
         self._follow(step, made)
         return made
 
-    def attend(self, layer: int, inp: ContextShard, keys_values: KeysValues) -> Any:
+    def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Any:
         """Let queries see some keys and values; see `Model.attend`."""
         step = self._begin("attend", keys_values, inp)
         made = super().attend(layer, inp, keys_values)
         self._follow(step, made)
         return made
 
-    def project(self, layer: int, inp: ContextShard, weight: Weight, attended: Any) -> Any:
+    def project(self, layer: int, inp: Activation, weight: Weight, attended: Any) -> Any:
         """Finish an attention; see `Model.project`."""
         step = self._begin("project", weight, inp, attended)
         made = super().project(layer, inp, weight, attended)
         self._follow(step, made)
         return made
 
-    def backward_project(self, layer: int, inp: ContextShard, grad: ContextGradShard, weight: Weight) -> AttendedGrad:
+    def backward_project(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> AttendedGrad:
         """Take a gradient back through the output projection; see `Model.backward_project`."""
         step = self._begin("backward_project", weight, inp, grad)
         made = super().backward_project(layer, inp, grad, weight)
@@ -87,7 +87,7 @@ class StrictAttention(StrictCommunication):
         return made
 
     def backward_attend(
-        self, layer: int, inp: ContextShard, grad: AttendedGrad, keys_values: KeysValues
+        self, layer: int, inp: Activation, grad: ActivationGrad, keys_values: Activation
     ) -> tuple[QueriesGrad, KeysValuesGrad]:
         """Take a gradient back to queries, keys and values; see `Model.backward_attend`."""
         step = self._begin("backward_attend", keys_values, inp, grad)
@@ -98,10 +98,10 @@ class StrictAttention(StrictCommunication):
     def backward_keys_values(
         self,
         layer: int,
-        inp: ContextShard,
+        inp: Activation,
         weight: Weight,
-        grad_queries: QueriesGrad,
-        grad_keys_values: KeysValuesGrad,
+        grad_queries: ActivationGrad,
+        grad_keys_values: ActivationGrad,
     ) -> tuple[ContextWeightGrad, Any]:
         """Take gradients back to an attention's input; see `Model.backward_keys_values`."""
         step = self._begin("backward_keys_values", weight, inp, grad_queries, grad_keys_values)
