@@ -46,7 +46,7 @@ def merged(left: Any, right: Any, over: str, of: str) -> Any:
     Raises:
         LawError: they are of different kinds, layers, samples or shards, or something is in both.
     """
-    require_same(f"sums over {of}", left, right, *left._must_agree)
+    require_same(f"sums over {of}", left, right, *(name for name in left._must_agree if name != over))
     mine, others = getattr(left, over), getattr(right, over)
     twice = mine & others
     if twice:
