@@ -6,7 +6,7 @@ does, at its share of the cost. An attention is taken in steps (see `minitrain.r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
@@ -69,13 +69,23 @@ def require_shards(model: RankState, shards: Iterable[int], num_shards: Any) -> 
             "one shard of n, or two of 2n",
             0,
         )
-    _require_equal_shards(model, num_shards)
+    _require_divisible(model, num_shards)
     return found
 
 
-def _require_equal_shards(model: RankState, num_shards: int) -> None:
-    """Require a length of sequences that divides; layers without one may be cut anyhow."""
-    seq_len: int = getattr(model._runtime_predictor.workload, "seq_len", num_shards)
+def _require_divisible(model: RankState, num_shards: int) -> None:
+    """Require layers that know sequences, of a length that divides; the default layers may be cut anyhow.
+
+    Raises:
+        UsageError: they do not, or it does not.
+    """
+    workload = model._runtime_predictor.workload
+    if not hasattr(workload, "has_attention"):
+        raise UsageError(
+            f"{workload!r:.80} does not say which of its layers take tokens one by one, so its sequences cannot be "
+            "cut; train a transformer, or give the workload a method has_attention(layer)"
+        )
+    seq_len: int = getattr(workload, "seq_len", num_shards)
     below = seq_len - seq_len % num_shards
     if below != seq_len:
         remedy = f"{below} or {below + num_shards}" if below else f"{num_shards}"
@@ -95,8 +105,8 @@ def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = N
 
 def has_attention(model: RankState, layer: int) -> bool:
     """Return whether tokens need one another in a layer."""
-    asked = getattr(model._runtime_predictor.workload, "has_attention", None)  # a workload need not know of any
-    return asked is not None and asked(layer)
+    asked: Callable[[int], bool] | None = getattr(model._runtime_predictor.workload, "has_attention", None)
+    return asked is not None and asked(layer)  # a workload need not know of any
 
 
 def _require_tokens_apart(model: RankState, op: str, layer: int, inp: ContextShard) -> None:

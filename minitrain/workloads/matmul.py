@@ -53,6 +53,10 @@ class MatmulLayer:
         """Return the rows of a matrix."""
         return HIDDEN_SIZE
 
+    def has_attention(self, layer: int) -> bool:  # noqa: ARG002
+        """Return False: each token is multiplied by itself."""
+        return False
+
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
         """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""
         if typ == "loss":

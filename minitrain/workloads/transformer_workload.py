@@ -22,6 +22,7 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 from minitrain.tensors.attention import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, QueriesGrad
 from minitrain.tensors.parts import PartialActivation
 from minitrain.workloads import attention_steps
+from minitrain.workloads.attention_step_kernels import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList
@@ -119,6 +120,8 @@ class TransformerWorkload:
         work = self._work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
+        if typ in attention_steps.STEPS:
+            return step_kernels(self.model, self.units[layer], work, typ, mode, style)
         return pass_kernels(self.model, self.units[layer], work, typ, mode.recompute, style)
 
     def update_kernels(

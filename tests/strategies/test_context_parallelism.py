@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,6 +234,31 @@ def test_one_rank_of_a_sequence_is_a_replica() -> None:
     ours, theirs = train("ring_attention", 4, cp=1, microbatch_size=1), train("ddp", 4, microbatch_size=1)
     flops = [flop_of(run, 0, "forward", "backward", *STEPS) for run in (ours, theirs)]
     assert sum(flops[0].values()) == sum(flops[1].values())
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("name", IN_CONTEXT)
+def test_steps_run_the_kernels_of_an_undivided_attention(name: str, recompute: Recompute) -> None:
+    sizes: dict[str, Any] = {"fidelity": "kernels", "recompute": recompute, "seq_len": 65536}  # no launch limits any
+    ours, theirs = train(name, 2, cp=1, **sizes), train("ddp", 2, **sizes)
+    assert ours.breakdown.computing[0] == pytest.approx(theirs.breakdown.computing[0], rel=1e-12)
+    alone, ring = (train(name, cp, cp=cp, seq_len=16384, fidelity="kernels").breakdown.computing[0] for cp in (1, 4))
+    assert alone / 4 < ring < alone / 3
+
+
+def test_measured_layers_are_of_whole_sequences(tmp_path: Path) -> None:
+    table = tmp_path / "layers.csv"
+    table.write_text(f"microbatch,tp,first_layer,last_layer,forward_s,backward_s,update_s\n{B},1,0,{L + 1},1,2,1\n")
+    with pytest.raises(
+        mt.UsageError, match=r"has times of whole sequences, and forward of layer 0 is of shards of one"
+    ):
+        train("ring_attention", 2, prices=mt.MeasuredLayers.read(table))
+
+
+def test_layers_that_say_nothing_of_tokens_are_not_cut() -> None:
+    layer = mt.hw.layer(lambda w, x: x @ w, weights=(8, 8), sample=(4, 8), world_size=2)
+    with pytest.raises(mt.UsageError, match="does not say which of its layers take tokens one by one"):
+        train("ring_attention", 2, None, hardware=layer, num_layers=2)
 
 
 def test_a_sequence_that_does_not_divide_names_a_number_that_does() -> None:
