@@ -20,7 +20,15 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import general_case, laws, sample_laws
-from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
+from minitrain.rank.parts import (
+    backward_part,
+    forward_part,
+    load_part,
+    may_backward,
+    may_forward,
+    price_of_loss,
+    update_part,
+)
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
@@ -133,7 +141,8 @@ class Computation(RankState):
         except AttributeError:  # no tensor, or one that was never in a store
             is_legal = False
         if not is_legal:
-            laws.forward(self, "forward", layer, inp, weight)
+            if not may_forward(self, layer, inp, weight):
+                laws.forward(self, "forward", layer, inp, weight)
             if isinstance(weight, WeightPart):
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
@@ -198,7 +207,8 @@ class Computation(RankState):
         except AttributeError:  # as in forward
             is_legal = False
         if not is_legal:
-            laws.backward(self, "backward", layer, inp, grad, weight)
+            if not may_backward(self, layer, inp, grad, weight):
+                laws.backward(self, "backward", layer, inp, grad, weight)
             if isinstance(weight, WeightPart):
                 return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
