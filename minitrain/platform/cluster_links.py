@@ -8,7 +8,7 @@ so that a transfer with its links for itself takes what the run's price says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, final
 
@@ -30,7 +30,7 @@ class ClusterLinks:
     """The links of a cluster.
 
     Args:
-        config: the hardware config.
+        config: the hardware config, or its name or file.
         world_size: processors, from 0 up; processor r is the endpoint "gpu{r}".
         placement: node of each processor; filled in order by default.
         nics: interfaces of a node, which its processors share; as the config says if None, one a processor by default.
@@ -42,14 +42,14 @@ class ClusterLinks:
 
     def __init__(
         self,
-        config: SystemConfig,
+        config: SystemConfig | Mapping[str, Any] | str,
         world_size: int,
         *,
         placement: Sequence[int] | None = None,
         nics: int | None = None,
         oversubscription: float = 1.0,
     ) -> None:
-        self.config = config
+        self.config = config = load_config(config)
         self.world_size = require_count("world_size", world_size)
         self.tiers = sorted(config.networks, key=lambda tier: tier.size)
         self.node_size = self.tiers[0].size

@@ -77,7 +77,9 @@ class Wiring:
         return [self._phase(tier, "p2p", 2, lanes, price.size_bytes, price.seconds)]
 
     def host_copy(self, rank: int, price: Price, *, to_host: bool) -> list[Phase]:
-        """Return what a copy between a processor and its host puts on the links."""
+        """Return what a copy between a processor and its host puts on the links; nothing where hosts are not known."""
+        if not self.hosts:
+            return [self._phase(None, "p2p", 2, Counter(), price.size_bytes, price.seconds)]
         ends = self.endpoints[rank], self.hosts[rank]
         lanes = Counter(self.route(*(ends if to_host else ends[::-1])))
         return [self._phase(None, "p2p", 2, lanes, price.size_bytes, price.seconds)]

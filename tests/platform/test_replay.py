@@ -16,6 +16,7 @@ from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.run.result import Run
 from minitrain.trace.link_panel import LaneUse, means
 
+HOST = ("offload", "fetch")
 SIZE_BYTES = 33_554_432  # a weight's gradient of the specified layer
 PRICE = 0.0007656540444444445
 OPTIONS: dict[str, dict[str, Any]] = {"single": {"world_size": 1}}
@@ -175,3 +176,15 @@ def test_strips_are_means_of_what_was_carried() -> None:
     lane = LaneUse("wire", 10.0, [(0.0, 10.0), (1.0, 0.0), (2.0, 5.0)])
     assert means(lane, 4.0, 4).tolist() == [1.0, 0.0, 0.5, 0.5]
     assert means(lane, 4.0, 2).tolist() == [0.5, 0.5]
+
+
+def test_a_copy_to_the_host_and_a_collective_share_pcie() -> None:
+    """Offloading activations while weights come over the interface: both pass the processor's PCIe port."""
+    data = two_nodes()
+    data["mem2"]["GBps"] = 50  # PCIe Gen5, about what one interface of 400 Gb/s carries
+    parameters: dict[str, Any] = {"workload": "gpt2", "world_size": 16, "global_batch_size": 64, "hardware": data}
+    run = mt.simulate("fsdp", **parameters, offload="activations", recompute="full")
+    found = mt.replay(run, ClusterLinks(load_config(data), 16)).runs[0]
+    reasons = {str(reason) for (rank, place), reason in found.links.delays.items() if run.logs[rank][place].typ in HOST}
+    assert any("pcie" in reason and "all_gather" in reason for reason in reasons), reasons
+    assert found.step_time > run.step_time
