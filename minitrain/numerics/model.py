@@ -50,7 +50,7 @@ class NumericModel(NumericSequences):
 
     def __init__(self, *args: Any, problem: Problem | TransformerProblem | str | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.problem = problem_of(problem or "numpy", self._runtime_predictor.workload)
+        self.problem = problem_of("numpy" if problem is None else problem, self._runtime_predictor.workload)
         self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
 

@@ -20,6 +20,7 @@ from minitrain.numerics.attention import Attention
 from minitrain.numerics.attention_core import KeysValues, Positions, positions_of_shard
 from minitrain.numerics.attention_steps import AttentionSteps, Heads
 from minitrain.numerics.ends import Embedding, Head, Logits, LogitsGrad, logits_of, rows_at
+from minitrain.numerics.latent_attention import LatentAttention
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad, PartialGrad
 from minitrain.numerics.tokens import Tokens
@@ -55,7 +56,7 @@ class TransformerLayers:
         self.problem = problem
         self._arithmetic: dict[str, UnitArithmetic] = {
             "embedding": Embedding(problem.model),
-            "attention": Attention(problem.model),
+            "attention": Attention(problem.model) if problem.model.latent is None else LatentAttention(problem.model),
             "mlp": Mlp(problem.model),
             "head": Head(problem.model),
         }

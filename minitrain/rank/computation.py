@@ -21,7 +21,15 @@ from collections.abc import Iterable
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import general_case, laws, sample_laws
 from minitrain.rank.context_shards import backward_shard, forward_shard, loss_of_shard
-from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
+from minitrain.rank.parts import (
+    backward_part,
+    forward_part,
+    load_part,
+    may_backward,
+    may_forward,
+    price_of_loss,
+    update_part,
+)
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.context import ContextGradShard, ContextShard
@@ -136,9 +144,10 @@ class Computation(RankState):
         except AttributeError:  # no tensor, or one that was never in a store
             is_legal = False
         if not is_legal:
-            laws.forward(self, "forward", layer, inp, weight)
-            if isinstance(inp, ContextShard):
-                return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
+            if not may_forward(self, layer, inp, weight):
+                laws.forward(self, "forward", layer, inp, weight)
+                if isinstance(inp, ContextShard):
+                    return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
             if isinstance(weight, WeightPart):
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
@@ -205,9 +214,10 @@ class Computation(RankState):
         except AttributeError:  # as in forward
             is_legal = False
         if not is_legal:
-            laws.backward(self, "backward", layer, inp, grad, weight)
-            if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
-                return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
+            if not may_backward(self, layer, inp, grad, weight):
+                laws.backward(self, "backward", layer, inp, grad, weight)
+                if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
+                    return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
             if isinstance(weight, WeightPart):
                 return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)

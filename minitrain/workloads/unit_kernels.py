@@ -208,7 +208,7 @@ class _Lister:
         yield from self._inner(is_backward=is_backward)
 
     def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
-        """Yield the sums over tokens that are biases' gradients; that before an activation function is fused with it."""
+        """Yield the sums over tokens that are biases' gradients; that of an MLP's first bias is fused with others."""
         if self.unit.kind == "attention":
             if self.model.qkv_bias:
                 yield self._memory("bias gradient", sum(gemm.m * gemm.n for gemm in self._projections()[:-1]), 1)

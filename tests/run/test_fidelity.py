@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,3 +226,13 @@ def test_strict_runs_can_be_priced_by_kernels() -> None:
 
 def test_pricing_reads_the_same_from_text_and_list() -> None:
     assert Pricing("kernels", without="waves") == Pricing("kernels", without=["waves"])
+
+
+def test_a_run_says_how_it_was_priced(tmp_path: Path) -> None:
+    run = simulated(platform="megatron-2021", without=["waves"])
+    assert run.priced_by == "kernels, platform megatron-2021, without waves"
+    assert repr(run).count("a100_80g, priced by kernels, platform megatron-2021") == 1
+    run.save(tmp_path / "run.jsonl")
+    assert mt.load_run(tmp_path / "run.jsonl").priced_by == run.priced_by
+    assert simulated(fidelity="roofline").priced_by == "roofline"
+    assert "priced" not in repr(simulated(fidelity="roofline"))

@@ -30,6 +30,7 @@ async def ring_attention(model: Model, microbatch_size: int, cp: int) -> Model:
 
     async def attention_backward(layer):
         x, weight, block = activations[layer], weights[layer], activations["own", layer]
+        grad_sent = grad_coming = None
         grad_activations["attended"] = model.backward_project(layer, x, grad_activations[layer], weight)
         for step in range(cp):
             if step < cp - 1:
