@@ -89,7 +89,7 @@ def family_of(hardware: str) -> str:
     >>> family_of("h100_80g_nvl8")
     'h100'
     """
-    return hardware.split("_")[0].lower()
+    return hardware.partition("_")[0].lower()
 
 
 @cache

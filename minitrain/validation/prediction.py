@@ -71,6 +71,8 @@ def _few(case: Case) -> tuple[int, int]:
     pp, rest = case.layout.pp, case.layout.num_microbatches % case.period
     if pp == 1:
         return 2, 3
+    if case.layout.num_chunks > 1 and case.measured_bytes is not None:
+        pp *= 2  # the time is steady before the memory is
     return pp + rest, pp + rest + case.period
 
 
