@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import final
+from typing import Any, final
 
 from minitrain.validation.errors_by_table import summarize
 
@@ -92,11 +92,24 @@ def family_of(hardware: str) -> str:
     return hardware.partition("_")[0].lower()
 
 
-@cache
 def stored_errors() -> tuple[StoredError, ...]:
     """Return the errors of the validated runs."""
-    text = resources.files("minitrain.validation").joinpath("stored.json").read_text("utf-8")
-    return tuple(StoredError(*values) for values in json.loads(text)["errors"])
+    return tuple(StoredError(*values) for values in _stored()["errors"])
+
+
+def stored_means() -> dict[str, float]:
+    """Return the mean error of each table, and of its groups."""
+    means: dict[str, float] = _stored()["means"]
+    return means
+
+
+@cache
+def _stored() -> dict[str, Any]:
+    """Return what the file holds."""
+    found: dict[str, Any] = json.loads(
+        resources.files("minitrain.validation").joinpath("stored.json").read_text("utf-8")
+    )
+    return found
 
 
 def _sureness(found: Sequence[StoredError], what: str) -> Sureness | None:
