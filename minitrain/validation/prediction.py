@@ -56,7 +56,7 @@ def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
     rounds = (num - few) / (more - few)
     return Prediction(
         seconds=_extended(first.seconds, second.seconds, rounds),
-        terms={name: _extended(first.terms[name], second.terms[name], rounds) for name in TERMS},
+        terms={name: max(0.0, _extended(first.terms[name], second.terms[name], rounds)) for name in TERMS},
         memory=second.memory,
     )
 
