@@ -7,8 +7,8 @@ times are in seconds, memory in elements, and floats are written so that reading
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
 has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
-`priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by axis
-of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`.
+`priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by
+axis of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
