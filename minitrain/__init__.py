@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.validation.validate import Validation, validate
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
     from minitrain.workloads.precision import Precision
@@ -64,6 +65,7 @@ _HOMES = {
     "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
     "numerics.proof": ("Proof", "prove"),
+    "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
     "run.result": ("Run", "load_run"),
@@ -73,6 +75,7 @@ _HOMES = {
     "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "validation.validate": ("Validation", "validate"),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
     "workloads.precision": ("Precision",),
@@ -99,11 +102,13 @@ __all__ = [
     "Precision",
     "Proof",
     "ProofError",
+    "Replayed",
     "Run",
     "StrategyError",
     "Sweep",
     "Transformer",
     "UsageError",
+    "Validation",
     "compare",
     "from_schedule",
     "grade",
@@ -112,6 +117,7 @@ __all__ = [
     "models",
     "platforms",
     "prove",
+    "replay",
     "schedules",
     "simulate",
     "simulate_async",
@@ -119,6 +125,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "validate",
 ]
 
 

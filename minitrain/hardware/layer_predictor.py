@@ -19,12 +19,14 @@ Without a transformer, the table's layers are the engine's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.predictor import DevicePredictor
 from minitrain.hardware.price import FREE, Price
+from minitrain.hardware.pricing import ROOFLINE
 from minitrain.workloads.workload import USUAL, PassMode, Workload
 
 _HALVES = ("backward_input", "backward_weight")
@@ -47,6 +49,7 @@ class LayerPredictor(DevicePredictor):
     def __init__(self, layers: MeasuredLayers, base: DevicePredictor) -> None:
         self.layers = layers
         self.base = base
+        self.pricing = replace(getattr(base, "pricing", ROOFLINE), prices=layers)
         self.system = getattr(base, "system", None)
         self.num_nodes = getattr(base, "num_nodes", 1)
         super().__init__(base.workload, base.device, base.topology)
@@ -78,6 +81,12 @@ class LayerPredictor(DevicePredictor):
     def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
         if typ == "loss":
             return FREE
+        if mode.context is not None and mode.context.degree > 1:
+            raise UsageError(
+                f"{self.layers.source} has times of whole sequences, and {typ} of layer {layer} is of shards of one; "
+                "leave prices out, or give a rank whole sequences (cp=1)",
+                layer=layer,
+            )
         unit = self._unit(layer)
         row = layer if unit is None else _row_of(unit, self.layers.num_layers)
         ahead = self.layers.seconds("forward_s", row, num_samples, mode.num_parts) * self._share(unit)

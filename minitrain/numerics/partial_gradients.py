@@ -61,12 +61,20 @@ class Border:
         return self._through(total)[0]
 
     def _through(self, total: Tokens) -> tuple[Tokens, Gradients]:
-        """Return the gradient of the input, and the gradients of what all parts hold, for some tokens."""
-        x, inner, grad = (tokens.at(total.positions) for tokens in (self.x, self.inner, self.grad))
-        of_inner, behind = self.arithmetic.behind_backward(self.weights, inner, grad.values)
-        of_input, before = self.arithmetic.before_backward(self.weights, x, total.values + of_inner)
+        """Return the gradient of the input, and the gradients of what all parts hold, for some tokens.
+
+        What is *behind* is asked about the whole sequence, with no gradient of other tokens: which of them an expert
+        takes depends on all.
+        """
+        here = np.isin(self.grad.positions, total.positions)[:, None]
+        of_inner, behind = self.arithmetic.behind_backward(
+            self.weights, self.inner, np.where(here, self.grad.values, 0)
+        )
+        added = self.inner.with_values(np.broadcast_to(of_inner, self.inner.values.shape)).at(total.positions)
+        x = self.x.at(total.positions)
+        of_input, before = self.arithmetic.before_backward(self.weights, x, total.values + added.values)
         if self.arithmetic.has_residual:
-            of_input = of_input + grad.values
+            of_input = of_input + self.grad.at(total.positions).values
         return total.with_values(of_input), {**behind, **before}
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import general_case, laws, sample_laws
+from minitrain.rank.context_shards import backward_shard, forward_shard, loss_of_shard
 from minitrain.rank.parts import (
     backward_part,
     forward_part,
@@ -31,7 +32,9 @@ from minitrain.rank.parts import (
 )
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.context import ContextGradShard, ContextShard
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.parts import WeightPart
 from minitrain.workloads.workload import Recompute
 
@@ -143,6 +146,8 @@ class Computation(RankState):
         if not is_legal:
             if not may_forward(self, layer, inp, weight):
                 laws.forward(self, "forward", layer, inp, weight)
+                if isinstance(inp, ContextShard):
+                    return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
             if isinstance(weight, WeightPart):
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
@@ -164,6 +169,8 @@ class Computation(RankState):
             LawError: `inp` is not the model's output.
         """
         laws.loss(self, inp)
+        if isinstance(inp, ContextShard):
+            return loss_of_shard(self, inp, passage_of(inp).made_in)
         samples = inp.samples
         if self._is_uniform:
             price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
@@ -209,6 +216,8 @@ class Computation(RankState):
         if not is_legal:
             if not may_backward(self, layer, inp, grad, weight):
                 laws.backward(self, "backward", layer, inp, grad, weight)
+                if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
+                    return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
             if isinstance(weight, WeightPart):
                 return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
@@ -234,6 +243,8 @@ class Computation(RankState):
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
         laws.backward(self, "backward_input", layer, inp, grad, weight)
+        if isinstance(inp, ContextShard):
+            return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
         if isinstance(weight, WeightPart):
             return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
         samples = inp.samples
@@ -260,6 +271,8 @@ class Computation(RankState):
             LawError: something is of another layer, of other samples, or not in a store.
         """
         laws.backward(self, "backward_weight", layer, inp, grad, weight)
+        if isinstance(inp, ContextShard):
+            return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
         if isinstance(weight, WeightPart):
             return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples

@@ -99,6 +99,7 @@ class PreparedRun:
             oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
+            priced_by=str(getattr(machine, "pricing", "roofline")),
             models=models,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),

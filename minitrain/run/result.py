@@ -52,11 +52,14 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.
-        network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
+        network: how transfers were priced: "hierarchical", "measured", or "flat" where all pairs of ranks were alike.
+        priced_by: "roofline", or what else priced operations: "kernels", a platform, a table of measured layers.
         num_nodes: how many units of the smallest network tier the ranks sit in.
         trained_model: the transformer that was trained; None for other workloads.
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
+        links: what shared links carried, and why transfers took longer than their price (see
+            `minitrain.platform.replaying.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
@@ -81,10 +84,12 @@ class Run(EnergyFigures, DeviceMemoryFigures):
     held_outside: MemoryOutsideStores | None = None
     network: str = "flat"
     num_nodes: int = 1
+    priced_by: str = "roofline"
     trained_model: TrainedModel | None = None
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
     tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
+    links: Any = field(default=None, repr=False, compare=False)
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
     peak_host_memory_bytes: float = field(default=0.0, repr=False)
@@ -294,6 +299,20 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         step, journals = self.step_time, self.memory_journals
         return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
+    @property
+    def sureness(self) -> str:
+        """How far validated runs like this one were off, in words; see `minitrain.validation.nearest`.
+
+        Only prices of kernels were compared with measurements.
+        """
+        from minitrain.validation.nearest import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
+
+        if not self.priced_by.startswith("kernels"):
+            return NOTHING_LIKE_IT
+        model = getattr(getattr(self.models[0].runtime_predictor, "workload", None), "model", None)
+        found = how_sure(self.hardware, is_gated=getattr(model, "mlp", "") == "swiglu", world_size=self.world_size)
+        return NOTHING_LIKE_IT if model is None or found is None else str(found)
+
     def to_pandas(self) -> Any:
         """Return all events as a pandas DataFrame, ordered by (time, rank), a column for each field of `Event`.
 
@@ -306,7 +325,8 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         from minitrain.trace.run_folder import conditions  # noqa: PLC0415
 
         step, peak = duration(self.step_time), self.peak_memory_bytes / GIB
-        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}, peak {peak:.4g} GiB>"
+        sure = f", {self.sureness}" if self.priced_by.startswith("kernels") else ""
+        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}{sure}, peak {peak:.4g} GiB>"
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""

@@ -121,6 +121,7 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "capacity_bytes": ABOVE_0.or_null(),
         "num_events": whole(0, size),
         "network": TEXT,
+        "priced_by": TEXT,
         "num_nodes": whole(1, _MOST_RANKS + size),
         "options": OBJECT,
         "oom": OBJECT.or_null(),

@@ -205,6 +205,9 @@ class Sampled(Tensor):
 
     _passage: Passage
 
+    _must_agree: ClassVar[tuple[str, ...]]
+    """The fields that must be equal where tensors of this kind add, if they do."""
+
     samples: frozenset[int]
 
     def memory(self) -> int:

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import LawError
-from minitrain.tensors.annotations import sharded, summed
+from minitrain.tensors.annotations import combined, sharded, summed
 from minitrain.tensors.index_sets import ranges, singleton, union
 from minitrain.tensors.kinds import (
     Activation,
@@ -36,6 +36,7 @@ from minitrain.tensors.kinds import (
 )
 
 _ALL = frozenset([0])
+_OF_A_SUM: tuple[str, ...] = ("layer", "samples", "num_parts")
 
 
 @dataclass(slots=True)
@@ -156,9 +157,19 @@ class PartialActivation(Activation):
     parts: frozenset[int] = _ALL
     num_parts: int = 1
 
+    _must_agree = _OF_A_SUM
+
     def __add__(self, other: PartialActivation) -> Any:
         """Return the sum: an `Activation` if it has all parts; the parts must differ."""
         return sum_of_parts(self, other)
+
+    def whole(self) -> Activation:
+        """Return the sum over all parts."""
+        return Activation(self.layer, self.layers, self.samples, self.total_samples)
+
+    def with_parts(self, parts: frozenset[int]) -> PartialActivation:
+        """Return the same sum over other parts."""
+        return PartialActivation(self.layer, self.layers, self.samples, self.total_samples, parts, self.num_parts)
 
 
 @dataclass(slots=True)
@@ -173,9 +184,19 @@ class PartialActivationGrad(ActivationGrad):
     parts: frozenset[int] = _ALL
     num_parts: int = 1
 
+    _must_agree = _OF_A_SUM
+
     def __add__(self, other: PartialActivationGrad) -> Any:
         """Return the sum: an `ActivationGrad` if it has all parts; the parts must differ."""
         return sum_of_parts(self, other)
+
+    def whole(self) -> ActivationGrad:
+        """Return the sum over all parts."""
+        return ActivationGrad(self.layer, self.layers, self.samples, self.total_samples)
+
+    def with_parts(self, parts: frozenset[int]) -> PartialActivationGrad:
+        """Return the same sum over other parts."""
+        return PartialActivationGrad(self.layer, self.layers, self.samples, self.total_samples, parts, self.num_parts)
 
 
 @dataclass(slots=True)
@@ -276,7 +297,7 @@ def sum_of_parts(left: Any, right: Any) -> Any:
     Raises:
         LawError: they are of different kinds, layers, samples or divisions, or a part is in both.
     """
-    require_same("partial sums that add", left, right, "layer", "samples", "num_parts")
+    require_same("partial sums that add", left, right, *left._must_agree)
     twice = left.parts & right.parts
     if twice:
         raise LawError(
@@ -286,15 +307,12 @@ def sum_of_parts(left: Any, right: Any) -> Any:
             right=right,
             layer=left.layer,
         )
-    return with_parts(left, left.parts | right.parts)
+    return summed(with_parts(left, left.parts | right.parts), left, right)
 
 
 def with_parts(value: Any, parts: frozenset[int]) -> Any:
     """Return a partial sum of other parts, and the sum itself where these are all."""
-    fields = value.layer, value.layers, value.samples, value.total_samples
-    if len(parts) == value.num_parts:
-        return (Activation if isinstance(value, Activation) else ActivationGrad)(*fields)
-    return type(value)(*fields, parts, value.num_parts)
+    return value.whole() if len(parts) == value.num_parts else value.with_parts(parts)
 
 
 def union_of_shards(left: Any, right: Any) -> Any:
@@ -304,7 +322,7 @@ def union_of_shards(left: Any, right: Any) -> Any:
         LawError: they are of different kinds, layers, samples or cuts.
     """
     require_same("shards of a sequence that combine", left, right, "layer", "samples", "num_shards")
-    return with_sequence_shards(left, left.shards | right.shards)
+    return combined(with_sequence_shards(left, left.shards | right.shards), left, right)
 
 
 def with_sequence_shards(value: Any, shards: frozenset[int]) -> Any:

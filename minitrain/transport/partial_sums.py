@@ -71,7 +71,7 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) 
 
 def _sum(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> Any:
     """Return the sum of partial sums of different parts."""
-    _agree(op, values, ranks, mismatch, "layer", "samples", "num_parts")
+    _agree(op, values, ranks, mismatch, *values[0]._must_agree)
     parts = _union(values, "parts")
     if len(parts) != sum(len(value.parts) for value in values):
         raise mismatch(op, values, ranks, "must bring different parts of one sum, so that each is added once")

@@ -69,6 +69,8 @@ def test_full_recomputation_counts_the_same_operations_with_parts_as_without() -
     whole, parts = (train(tp, tp=tp, recompute="full") for tp in (1, 4))
     assert parts.hfu is not None
     assert whole.hfu is not None
+    assert parts.mfu is not None
+    assert whole.mfu is not None
     assert parts.mfu / parts.hfu == pytest.approx(whole.mfu / whole.hfu)
 
 
@@ -89,6 +91,13 @@ def test_what_replicas_exchange_hides_behind_the_last_microbatch(zero: int) -> N
     assert hidden.step_time < exposed.step_time
     assert hidden.exposed_comm_fraction < exposed.exposed_comm_fraction
     assert communicated(hidden) == communicated(exposed)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_messages_that_are_hidden_take_no_longer_than_those_that_are_not(num_chunks: int) -> None:
+    given = {"pp": 4, "tp": 2, "num_chunks": num_chunks, "global_batch_size": 8 * B, "layers_per_stage": None}
+    exposed, hidden = (train(8, overlap_messages=overlap, **given) for overlap in (False, True))
+    assert hidden.step_time < exposed.step_time
 
 
 def test_the_sum_of_a_layer_is_priced_as_a_ring_of_the_tensor_parallel_group() -> None:
@@ -169,6 +178,8 @@ GRID = [
     {"tp": 2, "pp": 2, "scatter_gather": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "overlap_replicas": True},
     {"tp": 2, "pp": 2, "overlap_parts": True},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "overlap_messages": True, "sequence_parallel": True},
+    {"pp": 4, "overlap_messages": True},
     {"tp": 4, "sequence_parallel": True, "overlap_parts": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True},
     {"tp": 8, "sequence_parallel": True},
