@@ -95,7 +95,9 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
     num, rest = divmod(row.count("global_batch"), microbatch * dp)
     if rest or not num:
         raise LackingError(f"global_batch {row.text('global_batch')} is no multiple of microbatch x dp")
-    model = Transformer(seq_len=_SEQ_LEN, precision="fp32", attention="unfused", name=row.text("model"), **_SHAPES[family])
+    model = Transformer(
+        seq_len=_SEQ_LEN, precision="fp32", attention="unfused", name=row.text("model"), **_SHAPES[family]
+    )
     tables = {name: _table(layers, name, _TABLE_NAMES[family]) for name in cluster.devices}
     run = _Step(cluster, model, tables, microbatch)
     memory = row.number("peak_memory_bytes")
@@ -165,7 +167,10 @@ def _predictor(
 ) -> LayerPredictor:
     """Return what prices the operations of a device; ranks of one kind share it."""
     base = RuntimePredictor(
-        cluster.world_size, _system(device, cluster.tp, is_mixed=is_mixed), network="auto", workload=find_workload(model)
+        cluster.world_size,
+        _system(device, cluster.tp, is_mixed=is_mixed),
+        network="auto",
+        workload=find_workload(model),
     )
     return LayerPredictor(table, base)
 
@@ -252,5 +257,3 @@ def _units(text: str) -> tuple[int, ...]:
         raise LackingError(f"layers_by_stage is {text!r}, where ranges such as 0-11;12-25 are needed") from None
     last = ranges[-1][-1]
     return tuple(sum(1 if layer in (0, last) else 2 for layer in range(part[0], part[-1] + 1)) for part in ranges)
-
-

@@ -50,13 +50,17 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "b1", "GPT 1.7B to 462B, H100 (Megatron-Core)", lacks="microbatch sizes (taken as 1), chunks (as 1)"
             ),
-            PublishedTable("a1", "MPT 125M to 70B, A100 and H100 (MosaicML)", f"platforms eager-a100, eager-h100, {_ODD}"),
+            PublishedTable(
+                "a1", "MPT 125M to 70B, A100 and H100 (MosaicML)", f"platforms eager-a100, eager-h100, {_ODD}"
+            ),
             PublishedTable("a2", "MPT 125M to 30B, A100, older (MosaicML)", f"platform eager-a100, {_ODD}"),
             PublishedTable("j1", "Llama 1.3B to 8.9B, one H100 node (nanotron)", f"platform nanotron, {_ODD}"),
             PublishedTable("j3", "Llama, GPT, Nemotron, H100 (NVIDIA DGX Cloud)", f"platform nemo-h100, {_ODD}"),
             PublishedTable("m1", "GPT of 176B, A100 (BLOOM's prequel)", f"platform bloom, {_ODD}", "heads of 24 rows"),
             PublishedTable("m2", "InternLM 7B, A100 (InternEvo)", f"platform internevo, {_ODD}"),
-            PublishedTable("m4", "GPT 5B and 175B, A100 (NeMo 23.04)", lacks="batch (that of the yaml), layout of 175B"),
+            PublishedTable(
+                "m4", "GPT 5B and 175B, A100 (NeMo 23.04)", lacks="batch (that of the yaml), layout of 175B"
+            ),
             PublishedTable("l1", "GPT 0.2B to 1.3B, one A100 node (vTrain)", lacks="whether timings are independent"),
             PublishedTable("h1", "states by ZeRO's stage (Rajbhandari et al. 2020)"),
             PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
