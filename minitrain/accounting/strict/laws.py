@@ -18,10 +18,6 @@ from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptStat
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.transport.collectives import describe
 
-SAMPLED = FIELDS[Activation]
-STEPPED = FIELDS[Weight]
-SUMMED = FIELDS[WeightGrad]
-
 Fields = tuple[Any, ...]
 
 
