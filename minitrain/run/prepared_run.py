@@ -63,8 +63,7 @@ class PreparedRun:
     def _sheets(self) -> tuple[DataSheet | None, ...]:
         """Return the data sheet of each rank's device, or one for all."""
         predictors = self.predictor.predictors if isinstance(self.predictor, RankPredictors) else (self.predictor,)
-        systems = (getattr(predictor, "system", None) for predictor in predictors)
-        return tuple(getattr(system, "sheet", None) for system in systems)
+        return tuple([getattr(getattr(predictor, "system", None), "sheet", None) for predictor in predictors])
 
     def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
         """Return what a simulation came to.
@@ -78,9 +77,9 @@ class PreparedRun:
         workload, parameters = self.predictor.workload, self.parameters
         machine = predictor_of(self.predictor, 0)  # the ranks of a run share one network
         of_models: dict[str, Any] = {
-            "logs": [model.log for model in models],
+            "logs": [model._log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
-            "trained_model": trained_model_of(workload, sum(model.recomputed_flop for model in models)),
+            "trained_model": trained_model_of(workload, sum([model.recomputed_flop for model in models])),
         }
         return kind(
             strategy=self.name,
