@@ -51,7 +51,8 @@ class DevicePredictor:
         self.update = cache(self._update)
         self.load = cache(self._load)
         self.collective = cache(self._collective)
-        self.p2p = _for_any_pair(cache(self._p2p)) if isinstance(self.topology, FlatTopology) else cache(self._p2p)
+        p2p = cache(self._p2p)
+        self.p2p = _for_any_pair(p2p) if isinstance(self.topology, FlatTopology) else p2p
 
     @property
     def peak_flop_per_s(self) -> float:

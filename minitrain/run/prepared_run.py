@@ -92,7 +92,7 @@ class PreparedRun:
             useful_flop=workload.training_flop(parameters.global_batch_size, parameters.num_layers),
             peak_flop_per_s=self.predictor.peak_flop_per_s,
             capacity_bytes=self.predictor.capacity_bytes,
-            oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
+            oom=min(excesses, key=lambda excess: (excess.time, excess.rank)) if excesses else None,
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
             models=models,
