@@ -69,10 +69,11 @@ FLOORS = (
             Room("folding", "one rank for many alike"),
             Room("numerics", "real numbers, and the proof"),
             Room("schedules", "pipeline orders as data"),
+            Room("platform", "what tasks and runs share"),
         ),
     ),
     Floor("runs seen", (Room("trace", "pages, tables, exports"),)),
-    Floor("many runs", (Room("sweeps", "grids over processes"),)),
+    Floor("many runs", (Room("sweeps", "grids over processes"), Room("validation", "measured runs, compared"))),
     Floor("teaching", (Room("grading", "judges a submission"), Room("exercises", "what is asked"))),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),
@@ -80,10 +81,12 @@ FLOORS = (
 )
 DOORS = (
     Door("run/result.py", "trace", "a run draws and exports itself when somebody looks"),
+    Door("run/result.py", "validation", "a run says how far validated runs like it were off"),
     Door("run/comparison.py", "trace", "a comparison prints its table and writes its page when somebody looks"),
     Door("run/variants.py", "accounting", "simulate chooses strict accounting or totals by its parameters"),
     Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),
     Door("run/variants.py", "numerics", "simulate brings real numbers by its parameters"),
+    Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
     Door("run/strategy_loading.py", "strategies", "a strategy may be given by the name of one that is shipped"),
     Door("grading/worker.py", "__init__", "a submission is run as its author runs it, by the public names"),
 )

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     )
     from minitrain.grading.grader import Grade, grade
     from minitrain.hardware.fixed_durations import FixedPredictor
+    from minitrain.hardware.measured_layers import MeasuredLayers
+    from minitrain.hardware.platforms import Platform, platforms
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
     from minitrain.run.comparison import Comparison, FailedRun, compare
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.validation.validate import Validation, validate
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
     from minitrain.workloads.precision import Precision
@@ -59,7 +62,10 @@ _HOMES = {
     ),
     "grading.grader": ("Grade", "grade"),
     "hardware.fixed_durations": ("FixedPredictor",),
+    "hardware.measured_layers": ("MeasuredLayers",),
+    "hardware.platforms": ("Platform", "platforms"),
     "numerics.proof": ("Proof", "prove"),
+    "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
     "run.result": ("Run", "load_run"),
@@ -69,6 +75,7 @@ _HOMES = {
     "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "validation.validate": ("Validation", "validate"),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
     "workloads.precision": ("Precision",),
@@ -87,24 +94,30 @@ __all__ = [
     "HardwareConfigError",
     "LatentAttention",
     "LawError",
+    "MeasuredLayers",
     "MinitrainError",
     "Model",
     "OutOfMemoryError",
+    "Platform",
     "Precision",
     "Proof",
     "ProofError",
+    "Replayed",
     "Run",
     "StrategyError",
     "Sweep",
     "Transformer",
     "UsageError",
+    "Validation",
     "compare",
     "from_schedule",
     "grade",
     "hw",
     "load_run",
     "models",
+    "platforms",
     "prove",
+    "replay",
     "schedules",
     "simulate",
     "simulate_async",
@@ -112,6 +125,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "validate",
 ]
 
 

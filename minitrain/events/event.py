@@ -17,12 +17,18 @@ RECV = "recv"
 
 LOAD_WEIGHTS = "load_weights"
 _PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
-PASSES = frozenset(_PASSES_IN_ORDER)
+_STEPS_IN_ORDER = (
+    *("keys_values", "attend", "project"),  # of an attention whose keys and values come from several ranks
+    *("backward_project", "backward_attend", "backward_keys_values"),
+)
+PASSES = frozenset((*_PASSES_IN_ORDER, *_STEPS_IN_ORDER))
 UPDATE = "update"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
-EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS)
-"""Every type of event: what a rank computes, in the order of a step, then its collectives and messages."""
+OFFLOAD, FETCH = "offload", "fetch"
+HOST_MOVES = (OFFLOAD, FETCH)
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, *_STEPS_IN_ORDER, UPDATE, *COMMUNICATIONS, *HOST_MOVES)
+"""Every type of event: what a rank computes, in the order of a step, its collectives and messages, then host memory."""
 
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
 """The stores of a rank."""
@@ -34,7 +40,8 @@ class Event:
 
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
-            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send or recv.
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload or fetch; of an attention
+            in steps, keys_values, attend, project, backward_project, backward_attend or backward_keys_values.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.
@@ -42,7 +49,7 @@ class Event:
         memory: elements in the rank's five stores when it was logged, before its result could be stored.
         samples: samples it works on.
         stream: where it ran: "compute", "comm" (collectives; one stream a group), "send" or "recv" (one stream a
-            peer and direction).
+            peer and direction), "offload" or "fetch" (host memory).
         group: ranks of the collective's group, or None (None too for the whole world).
         peer: the other rank of a send or recv, or None.
         tag: the tag of a send or recv, or None.
@@ -84,8 +91,8 @@ class MemoryChange(NamedTuple):
 
     Args:
         place: how many events the rank had logged by then.
-        kind: one of the stores (weights, opt_states, activations, grad_activations, grad_weights), or in_flight for
-            what launched operations hold.
+        kind: one of the stores (weights, opt_states, activations, grad_activations, grad_weights), logits for those
+            among a transformer's activations, or in_flight for what launched operations hold.
         elements: what entered, negative for what left.
     """
 

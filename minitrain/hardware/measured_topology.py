@@ -1,14 +1,15 @@
 """A network whose transfers are priced by measured curves of bandwidth over size, the `curves` of the config's tiers.
 
-A tier without a curve is priced as in `HierarchicalTopology`. `network=` does not choose this topology: a
-`DevicePredictor` takes it.
+A tier without a curve is priced as in `HierarchicalTopology`. `fidelity="kernels"` chooses this topology where the
+config has curves, unless `network="flat"` is given.
 
 Ranks sit in nodes as `HierarchicalTopology` places them. A group inside a node takes the innermost tier's curve. A
 group of several nodes takes the outer tier's curve at the bandwidth of the network interfaces that its local ranks
 have: of `nics` interfaces a node, shared evenly by the ranks of a node, since in a training step the groups beside a
 group do the same at the same time. That is at most what its ranks within a node reach among themselves. A ring through
 n ranks brings (n-1)/n of the bytes into each node; an all_reduce, which NCCL does by trees of N nodes, 2 (N-1)/N
-instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of their interfaces.
+instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of their interfaces. Half the
+bandwidth is reached at a size in proportion to the group's interfaces.
 
 An operation without a curve of its own is priced by others where they have one: broadcast as all_gather; all_to_all as
 (n-1)/n of its bytes at the p2p curve; barrier as an all_reduce of no bytes.
@@ -17,10 +18,11 @@ An operation without a curve of its own is priced by others where they have one:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
-from minitrain.hardware.topology import HierarchicalTopology, Transfer
+from minitrain.hardware.topology import HierarchicalTopology, Topology, Transfer
 from minitrain.hardware.transfer_curve import wire_share
 
 if TYPE_CHECKING:
@@ -77,7 +79,17 @@ class MeasuredTopology:
             return self.places.collective(op, size_bytes, ranks)
         _check_size(op, size_bytes)
         bandwidth = self._bandwidth(op, shape, curve)
+        if shape.tier is not self._inner:
+            curve = self._a_share(curve, shape)
         return Transfer(_seconds(op, size_bytes, shape.num_ranks, curve, bandwidth), "ring", shape.tier)
+
+    def _a_share(self, curve: TransferCurve, shape: GroupShape) -> TransferCurve:
+        """Return the curve of a group that has some ranks of each node: what saturates is an interface.
+
+        Curves between nodes are those of groups that have all ranks of a node.
+        """
+        share = max(1, shape.num_local) / self._inner.size
+        return replace(curve, half_bytes=curve.half_bytes * share) if share < 1 and curve.half_bytes else curve
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
@@ -116,6 +128,13 @@ class MeasuredTopology:
         if placement is None:
             return min(world_size, self._inner.size)
         return max(map(placement.count, set(placement)))
+
+
+def places_of(topology: Topology) -> HierarchicalTopology | None:
+    """Return which ranks sit where, so that groups of equal shape have equal prices; None where all are alike."""
+    if isinstance(topology, MeasuredTopology):
+        return topology.places
+    return topology if isinstance(topology, HierarchicalTopology) else None
 
 
 def _curve(tier: Network, op: str) -> TransferCurve | None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
 from minitrain.hardware.price import PENDING
+from minitrain.rank.host_memory import HostMemory
 from minitrain.rank.launched_memory import LaunchedMemory
 from minitrain.rank.operations import Launched, Operation, PeerStream
-from minitrain.rank.state import RankState
 from minitrain.tensors import FIELDS
 from minitrain.transport.groups import Group, Mesh, require_axes
 
@@ -32,7 +32,7 @@ Groupish = Group | Iterable[int] | None
 TENSORS = frozenset(FIELDS)
 
 
-class Communication(RankState):
+class Communication(HostMemory):
     """The operations on a rank's communication streams."""
 
     _operation_kind = Operation  # the same class for all ranks of a run
@@ -58,6 +58,7 @@ class Communication(RankState):
         self._operation_kind = self._operation_kind  # as `follows_tensors`
         self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
+        self._meshes: list[dict[str, int]] = []  # which tell what its groups are for
 
     def mesh(self, **axes: int) -> Mesh:
         """Lay the ranks out on named axes, the last one fastest: with `mesh(pp=4, dp=2)`, rank = 2 pp + dp.
@@ -66,7 +67,13 @@ class Communication(RankState):
             UsageError: the product of the axes is not world_size.
         """
         require_axes(axes, self._world_size)
+        self._note_mesh(axes)
         return Mesh(self._rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
+
+    def _note_mesh(self, axes: dict[str, int]) -> None:
+        """Keep the axes of a mesh for whoever asks what a group was for."""
+        if axes not in self._meshes:
+            self._meshes.append(axes)
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, this one among them.
@@ -184,6 +191,8 @@ class Communication(RankState):
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit one communication of this model to run beside what follows: `work = model.launch(model.send(...))`.
 
+        `offload` and `fetch` are launched in the same way.
+
         The operation is submitted before this returns, at the present clock; `await work` gives its result and moves
         the compute clock to its end. Its tensors count as memory of this rank until then. (A task made around an
         operation, in contrast, begins whenever the event loop comes to it.)
@@ -294,5 +303,7 @@ _OPERATIONS = frozenset(
         Communication.barrier,
         Communication.send,
         Communication.receive,
+        Communication.offload,
+        Communication.fetch,
     )
 )

@@ -20,10 +20,21 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import general_case, laws, sample_laws
-from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
+from minitrain.rank.context_shards import backward_shard, forward_shard, loss_of_shard
+from minitrain.rank.parts import (
+    backward_part,
+    forward_part,
+    load_part,
+    may_backward,
+    may_forward,
+    price_of_loss,
+    update_part,
+)
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.context import ContextGradShard, ContextShard
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.making import (
     make_activation,
     make_activation_grad,
@@ -137,7 +148,10 @@ class Computation(RankState):
         except AttributeError:  # no tensor, or one that was never in a store
             is_legal = False
         if not is_legal:
-            laws.forward(self, "forward", layer, inp, weight)
+            if not may_forward(self, layer, inp, weight):
+                laws.forward(self, "forward", layer, inp, weight)
+                if isinstance(inp, ContextShard):
+                    return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
             if weight.__class__ is WeightPart:
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
@@ -157,6 +171,8 @@ class Computation(RankState):
             LawError: `inp` is not the model's output.
         """
         laws.loss(self, inp)
+        if isinstance(inp, ContextShard):
+            return loss_of_shard(self, inp, passage_of(inp).made_in)
         samples = inp.samples
         if self._is_uniform:
             price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
@@ -200,7 +216,10 @@ class Computation(RankState):
         except AttributeError:  # as in forward
             is_legal = False
         if not is_legal:
-            laws.backward(self, "backward", layer, inp, grad, weight)
+            if not may_backward(self, layer, inp, grad, weight):
+                laws.backward(self, "backward", layer, inp, grad, weight)
+                if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
+                    return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
             if weight.__class__ is WeightPart:
                 return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
@@ -224,6 +243,8 @@ class Computation(RankState):
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
         laws.backward(self, "backward_input", layer, inp, grad, weight)
+        if isinstance(inp, ContextShard):
+            return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
         if weight.__class__ is WeightPart:
             return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
         samples = inp.samples
@@ -234,18 +255,25 @@ class Computation(RankState):
         units = self._account.units_of(grad)
         return make_activation_grad(layer - 1, self._num_layers, samples, self._global_batch_size, units)
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight: the second half of a split backward (Qi et al. 2023).
 
         Args:
             layer: which layer.
             inp: the layer's input, from a store.
             grad: gradient of its output, from a store, for the same samples.
+            weight: the weight, from a store, where it is a part of a layer, so that its gradient is one too.
 
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
-        laws.backward(self, "backward_weight", layer, inp, grad)
+        laws.backward(self, "backward_weight", layer, inp, grad, weight)
+        if isinstance(inp, ContextShard):
+            return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
+        if weight.__class__ is WeightPart:
+            return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples
         found = self._remembered.backward_weights.get(len(samples))
         if found is None:

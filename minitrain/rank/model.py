@@ -12,8 +12,11 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 |---|---|
 | `load_weights`, `get_input_activation`, `set_final_weight` | by the strategy |
 | `forward`, `loss`, `backward`, `backward_input`, `backward_weight`, `update` | by the strategy |
+| `get_input_shard`, `keys_values`, `attend`, `project` | by the strategy |
+| `backward_project`, `backward_attend`, `backward_keys_values` | by the strategy |
 | `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
+| `_offload`, `_fetch` | when a move to or from host memory is |
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
 | `_operation_kind` | a class: that of the communications that are submitted |
 | `_resize` | when a forward has kept more beside its input, or a backward has computed it again |
@@ -29,11 +32,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minitrain.rank.attention import Attention
 from minitrain.rank.communication import Communication
-from minitrain.rank.computation import Computation
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.rank.kept_for_backward import mode_of
-from minitrain.rank.stages import stages_of
+from minitrain.rank.stages import blocks_of, stages_of
 from minitrain.workloads.workload import Recompute
 
 _OF_THE_ENGINE = frozenset(
@@ -53,7 +56,7 @@ _OF_THE_ENGINE = frozenset(
 """What kinds of model override or use of one another, and no strategy needs."""
 
 
-class Model(Computation, Communication):
+class Model(Attention, Communication):
     """One rank of a training run.
 
     Args:
@@ -90,6 +93,11 @@ class Model(Computation, Communication):
     def layers_are_alike(self) -> bool:
         """Whether all layers cost the same and hold tensors of the same sizes."""
         return self._is_uniform
+
+    @property
+    def blocks(self) -> tuple[range, ...]:
+        """The layers that belong together: attention and MLP of a transformer layer; one layer where all are alike."""
+        return blocks_of(self)
 
     def stages(
         self, num_stages: int, microbatch_size: int = 1, *, layers_per_stage: Sequence[int] | None = None

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
-from minitrain.run.trained_model import TrainedModel
+from minitrain.run.trained_model import TrainedModel, figures_of
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
+    from minitrain.analysis.communication import AxisTotal
     from minitrain.analysis.explanation import Explanation
     from minitrain.analysis.timeline import Timeline, Trace
     from minitrain.analysis.totals_by_type import TypeTotal
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures):
+class Run(EnergyFigures, DeviceMemoryFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -50,12 +52,19 @@ class Run(EnergyFigures):
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.
-        network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
+        network: how transfers were priced: "hierarchical", "measured", or "flat" where all pairs of ranks were alike.
+        priced_by: "roofline", or what else priced operations: "kernels", a platform, a table of measured layers.
         num_nodes: how many units of the smallest network tier the ranks sit in.
         trained_model: the transformer that was trained; None for other workloads.
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
+        links: what shared links carried, and why transfers took longer than their price (see
+            `minitrain.platform.replaying.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
+        memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
+            flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
+        meshes: size by axis of each mesh that the ranks have made.
+        peak_host_memory_bytes: the most that any rank kept in its host's memory.
     """
 
     strategy: str
@@ -75,10 +84,15 @@ class Run(EnergyFigures):
     held_outside: MemoryOutsideStores | None = None
     network: str = "flat"
     num_nodes: int = 1
+    priced_by: str = "roofline"
     trained_model: TrainedModel | None = None
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
     tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
+    links: Any = field(default=None, repr=False, compare=False)
+    memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
+    meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
+    peak_host_memory_bytes: float = field(default=0.0, repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -145,6 +159,11 @@ class Run(EnergyFigures):
         return self.global_batch_size * self.trained_model.seq_len / self.step_time
 
     @property
+    def tokens_per_second_per_rank(self) -> float | None:
+        """Tokens a second of one rank's share; None for workloads that have no tokens."""
+        return None if self.tokens_per_second is None else self.tokens_per_second / self.world_size
+
+    @property
     def bubble_fraction(self) -> float:
         """Share of world_size x step time spent waiting."""
         return self.breakdown.bubble_fraction
@@ -197,6 +216,19 @@ class Run(EnergyFigures):
 
         return totals_by_type(self.logs)
 
+    @cached_property
+    def communication_by_axis(self) -> dict[str, AxisTotal]:
+        """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
+        from minitrain.analysis.communication import mean_by_axis, totals_of_log  # noqa: PLC0415
+
+        ranks = zip(self._ranks_of_logs, self.logs, strict=True)
+        return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
+
+    @property
+    def _ranks_of_logs(self) -> Sequence[int]:
+        """The rank of each log."""
+        return range(self.world_size)
+
     @property
     def events(self) -> list[Event]:
         """All events, ordered by (time, rank)."""
@@ -225,7 +257,7 @@ class Run(EnergyFigures):
             "makespan_bubble_s": self.makespan_bubble,
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
-            **(self.trained_model.figures(self.tokens_per_second, self.hfu) if self.trained_model else {}),
+            **(figures_of(self) if self.trained_model else {}),
             "error": None,
         }
 
@@ -267,6 +299,20 @@ class Run(EnergyFigures):
         step, journals = self.step_time, self.memory_journals
         return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
+    @property
+    def sureness(self) -> str:
+        """How far validated runs like this one were off, in words; see `minitrain.validation.nearest`.
+
+        Only prices of kernels were compared with measurements.
+        """
+        from minitrain.validation.nearest import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
+
+        if not self.priced_by.startswith("kernels"):
+            return NOTHING_LIKE_IT
+        model = getattr(getattr(self.models[0].runtime_predictor, "workload", None), "model", None)
+        found = how_sure(self.hardware, is_gated=getattr(model, "mlp", "") == "swiglu", world_size=self.world_size)
+        return NOTHING_LIKE_IT if model is None or found is None else str(found)
+
     def to_pandas(self) -> Any:
         """Return all events as a pandas DataFrame, ordered by (time, rank), a column for each field of `Event`.
 
@@ -279,7 +325,8 @@ class Run(EnergyFigures):
         from minitrain.trace.run_folder import conditions  # noqa: PLC0415
 
         step, peak = duration(self.step_time), self.peak_memory_bytes / GIB
-        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}, peak {peak:.4g} GiB>"
+        sure = f", {self.sureness}" if self.priced_by.startswith("kernels") else ""
+        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}{sure}, peak {peak:.4g} GiB>"
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""

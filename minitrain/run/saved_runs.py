@@ -6,7 +6,9 @@ of a rank stand in program order, rank after rank. `samples` and `group` are lis
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
-has `network` ("flat" or "hierarchical") and `num_nodes`.
+has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
+`priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by axis
+of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -31,7 +33,7 @@ from minitrain.errors import UsageError
 from minitrain.events import Event, MemoryChange
 from minitrain.files import write_text
 from minitrain.hardware.config_faults import label_of
-from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
+from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory, kinds_of_journals
 from minitrain.run.run_file_events import Reader
 from minitrain.run.run_file_faults import Faults
 from minitrain.run.run_file_header import (
@@ -47,6 +49,8 @@ from minitrain.run.trained_model import TrainedModel
 
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """What is true of the run where its first line says nothing: it fits into one tier, or older writers did not tell."""
+ROOFLINE = "roofline"
+"""How operations were priced where the first line says nothing."""
 _DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
 _SET_PLACES = (FIELDS.index("samples"), FIELDS.index("group"))
 _Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
@@ -87,12 +91,28 @@ class SavableRun(Protocol):
         """In how many units of the smallest network tier the ranks sit."""
 
     @property
+    def priced_by(self) -> str:
+        """How operations were priced."""
+
+    @property
     def held_outside(self) -> MemoryOutsideStores | None:
         """What was held outside the stores."""
 
     @property
     def trained_model(self) -> TrainedModel | None:
         """The transformer that was trained."""
+
+    @property
+    def memory_by_kind(self) -> Mapping[str, float] | None:
+        """Bytes of each kind at the peak."""
+
+    @property
+    def peak_host_memory_bytes(self) -> float:
+        """The most that any rank kept in its host's memory."""
+
+    @property
+    def meshes(self) -> Sequence[Mapping[str, int]]:
+        """Size by axis of each mesh."""
 
 
 def plain(value: Any) -> Any:
@@ -123,10 +143,16 @@ def _lines(run: SavableRun) -> Iterator[str]:
     network = {name: getattr(run, name) for name in _NETWORK}
     if network != _NETWORK:
         header |= network
+    if run.priced_by != ROOFLINE:
+        header["priced_by"] = run.priced_by
     if run.held_outside is not None:
         header["held_outside"] = asdict(run.held_outside)
+    if run.peak_host_memory_bytes:
+        header["peak_host_memory_bytes"] = run.peak_host_memory_bytes
     if run.trained_model is not None:
         header["trained_model"] = asdict(run.trained_model)
+        header["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
+        header["meshes"] = [dict(mesh) for mesh in run.meshes]
     yield json.dumps(header)
     ranges: _Ranges = {}
     for log in run.logs:
@@ -212,8 +238,20 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "memory_journals": journals,
         "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
         "trained_model": None if trained is None else _trained_model(trained),
+        "memory_by_kind": _kinds(header, journals),
+        "meshes": header.get("meshes", []),
+        "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
+        "priced_by": header.get("priced_by", ROOFLINE),
     }
+
+
+def _kinds(header: Mapping[str, Any], journals: Sequence[Sequence[MemoryChange]]) -> dict[str, float] | None:
+    """Return the bytes of each kind at the peak: those that the file states, or else those of its journals."""
+    stated: Mapping[str, float] | None = header.get("memory_by_kind")
+    if stated is not None:
+        return dict(stated)
+    return kinds_of_journals(journals, header["bytes_per_element"]) if journals else None
 
 
 def _trained_model(values: Mapping[str, Any]) -> TrainedModel:

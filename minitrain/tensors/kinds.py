@@ -174,22 +174,24 @@ class Passage:
         made_in: how the layer before made it.
         kept_by: what stands for what was kept then.
         gathered_from: the shard of the sequence that it was gathered from.
+        logits: how many units of what it stands for are logits.
     """
 
-    __slots__ = ("gathered_from", "kept_by", "made_in", "mode")
+    __slots__ = ("gathered_from", "kept_by", "logits", "made_in", "mode")
 
     def __init__(self) -> None:
         self.mode: Any = None
         self.made_in: Any = None
         self.kept_by: Any = None
         self.gathered_from: Any = None
+        self.logits = 0
 
 
 def passage_of(tensor: Any) -> Passage:
     """Return how an activation came about and went on, to be read and written."""
-    if not hasattr(tensor, "_passage"):
-        tensor._passage = Passage()
-    found: Passage = tensor._passage
+    found: Passage | None = getattr(tensor, "_passage", None)
+    if found is None:
+        found = tensor._passage = Passage()
     return found
 
 
@@ -202,6 +204,9 @@ class Sampled(Tensor):
     __slots__ = ("_passage",)
 
     _passage: Passage
+
+    _must_agree: ClassVar[tuple[str, ...]]
+    """The fields that must be equal where tensors of this kind add, if they do."""
 
     samples: frozenset[int]
 

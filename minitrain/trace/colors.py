@@ -67,6 +67,12 @@ _KINDS = (
     Kind("backward", "#E69F00"),
     Kind("backward_input", "#E69F00"),
     Kind("backward_weight", "#F7D08A"),
+    Kind("keys_values", "#A6D8F5"),
+    Kind("attend", "#3E93CB"),
+    Kind("project", "#A6D8F5"),
+    Kind("backward_project", "#F7D08A"),
+    Kind("backward_attend", "#C77F00"),
+    Kind("backward_keys_values", "#F7D08A"),
     Kind("update", "#009E73", _WHITE),
     Kind("all_gather", "#0072B2", _WHITE),
     Kind("reduce_scatter", "#D55E00", _WHITE),
@@ -76,6 +82,8 @@ _KINDS = (
     Kind("barrier", "#AAAAAA"),
     Kind("send", "#332288", _WHITE, dark="#6F5FE8", dark_ink=_WHITE),
     Kind("recv", "#8C7BC8", _WHITE, dark="#B9ACEB", dark_ink="#111111"),
+    Kind("offload", "#999933"),
+    Kind("fetch", "#DDCC77"),
     Kind(WAITING, "rgba(128,128,128,0.16)", "#777777", "/"),
 )
 _BY_NAME = {kind.name: kind for kind in _KINDS}

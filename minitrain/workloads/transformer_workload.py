@@ -6,24 +6,36 @@ Memory is counted in bytes, so that an element of this workload is a byte: param
 have sizes of their own (see `precision`). A layer's input is what the layer before passes on; token ids and the loss
 take nothing. Gradients of activations are as large as these.
 
-Time is that of a roofline over a whole unit; `unit_costs` says what it counts.
+Time is that of a roofline over a whole unit (`unit_costs` says what it counts), or the sum of its kernels
+(`pass_kernels`).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.parts import SHARDS_OF_SEQUENCE, PartialActivation
+from minitrain.tensors.attention import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, QueriesGrad
+from minitrain.tensors.parts import PartialActivation
+from minitrain.workloads import attention_steps
+from minitrain.workloads.attention_step_kernels import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.faults import count_fault, refuse
+from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.models import find_model
+from minitrain.workloads.pass_kernels import pass_kernels
 from minitrain.workloads.precision import STATISTIC_BYTES
 from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
+from minitrain.workloads.unit_kernels import Style, loss_kernels, update_kernels
 from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
+
+_SAMPLED = (Activation, ActivationGrad)
 
 ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
@@ -52,7 +64,10 @@ class TransformerWorkload:
         self.datatype = model.precision.datatype
         element = model.precision.activation_bytes * self.seq_len
         self._output_bytes = [unit.output_size * element for unit in self.units]  # of a sample
+        alike: dict[Unit, int] = {}
+        self._first_like = [alike.setdefault(replace(unit, layer=None), k) for k, unit in enumerate(self.units)]
         self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
+        self._bytes_by_kind: dict[type[Any], int] = {}
         self._held: dict[tuple[int, int], int] = {}  # parameters, by layer and number of parts
 
     def __repr__(self) -> str:
@@ -68,6 +83,18 @@ class TransformerWorkload:
         """What figures call the layers: "embedding", "attention 0", "mlp 0" ..."""
         return tuple(unit.name for unit in self.units)
 
+    def has_attention(self, layer: int) -> bool:
+        """Return whether tokens need one another in a layer."""
+        return self.units[layer].core is not None
+
+    @cached_property
+    def blocks(self) -> tuple[range, ...]:
+        """The units of each transformer layer, and embedding and head by themselves."""
+        places = [range(place, place + 1) for place in range(self.num_layers)]
+        by_layer = groupby(places, lambda place: self.units[place.start].layer)
+        found = (list(together) for _, together in by_layer)
+        return tuple(range(together[0].start, together[-1].stop) for together in found)
+
     def max_shards(self, layer: int) -> int:
         """Return the parameters of a layer: a unit's weights are cut as one flat array (Rajbhandari et al. 2020)."""
         return self._parameters(layer)
@@ -77,6 +104,8 @@ class TransformerWorkload:
         work = self._work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
+        if typ in attention_steps.STEPS:
+            return attention_steps.step_cost(self.model, self.units[layer], work, typ, mode)
         return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:
@@ -84,6 +113,25 @@ class TransformerWorkload:
         held, sizes = self._shards(num_shards_on_device, num_shards, layer, num_parts), self.model.precision
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
         return Cost(ADAM_FLOP * held, traffic * held)
+
+    def first_like(self, layer: int) -> int:
+        """Return the first layer that runs the same kernels: units differ by their place alone where they are alike."""
+        return self._first_like[layer] if layer < self.num_layers else layer  # the loss comes after the last
+
+    def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
+        """Return the kernels of a pass through a unit, or of the loss."""
+        work = self._work(num_samples, mode)
+        if typ == "loss":
+            return loss_kernels(self.model, self.units[-1], work, style)
+        if typ in attention_steps.STEPS:
+            return step_kernels(self.model, self.units[layer], work, typ, mode, style)
+        return pass_kernels(self.model, self.units[layer], work, typ, mode.recompute, style)
+
+    def update_kernels(
+        self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int, style: Style
+    ) -> KernelList:
+        """Return Adam on the parameters of some shards."""
+        return update_kernels(self._shards(num_shards_on_device, num_shards, layer, num_parts), style)
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:
         """Return the bytes of the parameters of some shards."""
@@ -102,9 +150,9 @@ class TransformerWorkload:
         statistics: maximum, sum and the target's logit of each token (Shoeybi et al. 2019, section 3).
         """
         if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
-            num_samples: int = len(tensor.samples)
-            return 3 * STATISTIC_BYTES * self.seq_len * num_samples
-        if isinstance(tensor, Activation | ActivationGrad):
+            num_tokens: int = self.seq_len * len(tensor.samples)
+            return 3 * STATISTIC_BYTES * _share_of_sequence(tensor, num_tokens)
+        if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         sizes, num_parts = self.model.precision, int(getattr(tensor, "num_parts", 1))
         if isinstance(tensor, Weight):
@@ -122,7 +170,7 @@ class TransformerWorkload:
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
-        if isinstance(tensor, Activation | ActivationGrad):
+        if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, getattr(tensor, "num_parts", 1))
         num_held: int = len(tensor.shards)
@@ -132,9 +180,16 @@ class TransformerWorkload:
         """Return the bytes that a unit keeps for its backward: see `Unit.saved_bytes`."""
         found = self._kept.get((layer, mode))
         if found is None:
-            found = self.units[layer].saved_bytes(self._work(1, mode), mode.recompute)
+            unit, work = self.units[layer], self._work(1, mode)
+            in_steps = unit.core is not None and mode.context is not None
+            found = attention_steps.kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
             self._kept[layer, mode] = found
         return found * num_samples
+
+    def logits_elements(self, num_samples: int, mode: PassMode) -> int:
+        """Return the bytes of the logits among what the head keeps."""
+        work = self._work(num_samples, mode)
+        return sum(tensor.num_bytes(work) for tensor in self.units[-1].saved if tensor.name == "logits")
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:  # noqa: ARG002  (those of the model)
         """Return the model's FLOPs of a step (Narayanan et al. 2021, equation 3, without recomputation)."""
@@ -142,12 +197,14 @@ class TransformerWorkload:
 
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
         """Return the FLOPs that a backward repeats for some samples, counted as those of `training_flop`."""
-        unit = self.units[layer]
-        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / mode.num_parts
+        unit, ranks = self.units[layer], mode.num_parts * (mode.context.degree if mode.context else 1)
+        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / ranks
 
     def _work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
-        return Work(num_samples, self.seq_len, Degrees(tp=mode.num_parts, sequence_parallel=mode.sequence_parallel))
+        cp = 1 if mode.context is None else mode.context.degree
+        degrees = Degrees(tp=mode.num_parts, cp=cp, sequence_parallel=mode.sequence_parallel)
+        return Work(num_samples, self.seq_len, degrees)
 
     def _parameters(self, layer: int, num_parts: int = 1) -> int:
         """Return the parameters of a unit, or of one of its parts."""
@@ -163,20 +220,43 @@ class TransformerWorkload:
 
     def _bytes_per_parameter(self, tensor: Any) -> int:
         """Return what a parameter takes in a weight, a gradient or an optimizer state."""
-        sizes = self.model.precision
-        if isinstance(tensor, Weight):
-            return sizes.parameter_bytes
-        return sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+        found = self._bytes_by_kind.get(tensor.__class__)
+        if found is None:  # asking a kind what it extends takes long
+            sizes = self.model.precision
+            of_others = sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+            found = sizes.parameter_bytes if isinstance(tensor, Weight) else of_others
+            self._bytes_by_kind[tensor.__class__] = found
+        return found
 
     def _sampled_bytes(self, tensor: Activation | ActivationGrad) -> int:
         """Return the bytes of an activation, as its layer takes it from the one before, or of a gradient."""
+        if isinstance(tensor, OF_ATTENTION):
+            return self._bytes_within_attention(tensor)
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
         if after < 0:
             return 0
-        size_bytes = self._output_bytes[after] * len(tensor.samples)
-        if isinstance(tensor, SHARDS_OF_SEQUENCE):
-            return size_bytes * len(tensor.shards) // tensor.num_shards
-        return size_bytes
+        return _share_of_sequence(tensor, self._output_bytes[after] * len(tensor.samples))
+
+    def _bytes_within_attention(self, tensor: Any) -> int:
+        """Return the bytes of what lies within an attention that is taken in steps."""
+        unit, work = self.units[tensor.layer], Work(len(tensor.samples), self.seq_len, Degrees(tp=tensor.num_parts))
+        if isinstance(tensor, KeysValues | KeysValuesGrad):
+            size_bytes = attention_steps.keys_values_bytes(unit, work)
+        elif isinstance(tensor, QueriesGrad):
+            size_bytes = attention_steps.queries_bytes(unit, work)
+        else:
+            size_bytes = attention_steps.attended_bytes(self.model, unit, work)
+        if isinstance(tensor, Attended):
+            size_bytes += attention_steps.log_sum_exp_bytes(unit, work)
+        return _share_of_sequence(tensor, size_bytes)
+
+
+def _share_of_sequence(tensor: Any, size: int) -> int:
+    """Return what a tensor has of a size, where it is cut along the sequence."""
+    if not hasattr(tensor, "num_shards"):
+        return size
+    share: int = size * len(tensor.shards) // tensor.num_shards
+    return share
 
 
 def _require_length(model: Transformer, seq_len: int) -> None:

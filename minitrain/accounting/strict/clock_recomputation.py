@@ -13,7 +13,21 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, NOTE, ON_COMPUTE, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, Note, Stream
+from minitrain.events import (
+    COMM,
+    HOST_MOVES,
+    NOTE,
+    ON_COMPUTE,
+    PRICE,
+    RECV,
+    SEND,
+    STREAM,
+    STRIDE,
+    TIME,
+    TYP,
+    Note,
+    Stream,
+)
 from minitrain.events import LAUNCHED as LAUNCHED_AT
 from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
@@ -64,6 +78,7 @@ class ClockRecomputation:
         )
         self.messages: list[MessageSide] = []
         self._num_messages = 0
+        self._host_busy_until: dict[tuple[int, str], float] = defaultdict(float)
 
     @property
     def num_operations(self) -> int:
@@ -110,11 +125,20 @@ class ClockRecomputation:
         """Note a communication."""
         if stream.kind == COMM:
             self.sequences[stream.group][rank].append((launched, time, end, typ))
-            return
-        self._num_messages += 1
-        if end is not None:
-            tag = None if note is None else note.tag
-            self.messages.append(MessageSide(rank, stream, tag, launched, time, end))
+        elif stream.kind in HOST_MOVES:
+            self._require_host_start(rank, stream.kind, launched, time, end)
+        else:
+            self._num_messages += 1
+            if end is not None:
+                tag = None if note is None else note.tag
+                self.messages.append(MessageSide(rank, stream, tag, launched, time, end))
+
+    def _require_host_start(self, rank: int, kind: str, launched: float, time: float, end: float | None) -> None:
+        """Require that a move to or from the host began when the one before it was over."""
+        start = max(launched, self._host_busy_until[rank, kind])
+        if time != start:
+            raise clock_error(rank, f"the start of a {kind}", time, start)
+        self._host_busy_until[rank, kind] = time if end is None else end
 
     def check_collectives(self) -> None:
         """Check when collectives began: each meets those at the same place of its group's order.

@@ -30,6 +30,7 @@ from minitrain.rank.laws import require_all_samples
 from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
+from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.fields import (
     fields_of_activation,
     fields_of_activation_grad,
@@ -40,6 +41,8 @@ from minitrain.tensors.fields import (
 from minitrain.workloads.workload import Recompute
 
 R = TypeVar("R")
+
+_WHOLE_GRADS = frozenset({WeightGrad, ContextWeightGrad})
 
 _frame = sys._getframe
 
@@ -180,9 +183,8 @@ class StrictComputation(Model):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad = super().loss(inp)
-        grad._origin = new_origin(
-            ledger, ledger.size(grad), fields_of_activation_grad(grad), inp._origin.step, ledger.line(_frame(1))
-        )
+        fields = FIELDS[grad.__class__](grad)
+        grad._origin = new_origin(ledger, ledger.size(grad), fields, inp._origin.step, ledger.line(_frame(1)))
         return grad
 
     def backward(
@@ -239,15 +241,17 @@ class StrictComputation(Model):
         except AttributeError:
             return False
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight; see `Model.backward_weight`."""
         ledger = self._ledger
-        require_valid(ledger, "backward_weight", (inp, grad))
+        require_valid(ledger, "backward_weight", (inp, grad) if weight is None else (inp, grad, weight))
         if inp.__class__ is Activation and grad.__class__ is ActivationGrad:
             require_step(ledger, "backward_weight", "the input", inp, grad._origin.step)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        weight_grad = super().backward_weight(layer, inp, grad)
+        weight_grad = super().backward_weight(layer, inp, grad, weight)
         line = ledger.line(_frame(1))
         fields = FIELDS[weight_grad.__class__](weight_grad)
         weight_grad._origin = new_origin(ledger, weight_grad._units, fields, grad._origin.step, line)
@@ -273,7 +277,7 @@ class StrictComputation(Model):
             require_valid(ledger, "update", (weight_grad, weight, opt_state))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        if weight_grad.__class__ is WeightGrad and weight.__class__ is Weight and opt_state.__class__ is OptState:
+        if weight_grad.__class__ in _WHOLE_GRADS and weight.__class__ is Weight and opt_state.__class__ is OptState:
             require_update(ledger, layer, weight_grad, weight, opt_state)
             if len(weight_grad.samples) != self._global_batch_size:  # none comes twice, and all are of the batch
                 require_all_samples(self, layer, weight_grad)

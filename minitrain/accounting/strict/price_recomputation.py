@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitrain.accounting.strict.clock_recomputation import clock_error
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
+from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UNITS_PER_ELEMENT, UPDATE, Stream
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
 from minitrain.tensors.parts import WeightGradPart
@@ -23,10 +23,20 @@ Moved = Any
 """What an operation moved: class and fields of a tensor, a list of such, the lists of all members, or None."""
 
 
+class Offloaded(NamedTuple):
+    """What a move to or from host memory moved.
+
+    Args:
+        units: how much, in units of 2**-40 elements.
+    """
+
+    units: int
+
+
 def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
     """Return what a collective is priced by."""
     given, result = operations[0].value, results[0]
-    if isinstance(result, WeightGradPart) and op == "all_reduce" and result.sequence_shards != given.sequence_shards:
+    if result.__class__ is WeightGradPart and op == "all_reduce" and result.sequence_shards != given.sequence_shards:
         return _COMMON, FIELDS[WeightGradPart](result)
     if op == "all_to_all":
         return tuple(facts_of(operation.value) for operation in operations)
@@ -42,7 +52,7 @@ def facts_of(value: Any) -> Moved:
 
 
 _COMMON = "what all parts hold"
-_IN_SHARDS = ("Weight", "WeightGrad", "WeightPart", "WeightGradPart")
+_IN_SHARDS = ("Weight", "WeightGrad", "WeightPart", "WeightGradPart", "ContextWeightGrad")
 
 
 def _column(rows: Sequence[Any], places: Iterable[int], column: int) -> list[Any]:
@@ -60,6 +70,7 @@ class PriceRecomputation:
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor.slowed(1.0)  # a copy that remembers no price
         self.workload = predictor.workload
+        self._are_alike = self.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
         self._seen: set[Hashable] = set()
         self._facts: tuple[Any, ...] = ()
         self._sizes: dict[Any, int] = {}
@@ -83,7 +94,7 @@ class PriceRecomputation:
     def _facts_of(self, model: Any) -> tuple[Any, ...]:
         """Return all that the prices of a rank's operations depend on; a message has a stream of its own."""
         rows = model._log._rows
-        layers = None if self.workload.is_uniform else rows[LAYER::STRIDE]
+        layers = None if self._are_alike else rows[LAYER::STRIDE]
         num_samples = [*map(len, rows[SAMPLES::STRIDE])]
         prices, streams = ([*map(id, rows[column::STRIDE])] for column in (PRICE, STREAM))
         log = rows[TYP::STRIDE], num_samples, prices, layers, streams
@@ -96,7 +107,7 @@ class PriceRecomputation:
         passes = zip(types, num_samples, prices, layers, strict=False)
         self._check_each(model, passes, range(0, len(rows), STRIDE))
         known = model._shard_counts
-        layers = repeat(0) if self.workload.is_uniform else _column(rows, known, LAYER)
+        layers = repeat(0) if self._are_alike else _column(rows, known, LAYER)
         asked = zip(
             _column(rows, known, TYP), map(id, _column(rows, known, PRICE)), known.values(), layers, strict=False
         )
@@ -137,14 +148,18 @@ class PriceRecomputation:
             )
 
     def _transfer(self, rank: int, typ: str, stream: Stream, moved: Moved, world_size: int) -> Price:
-        """Return the price of a collective, or of one side of a message."""
+        """Return the price of a collective, of one side of a message, or of a move to or from the host."""
+        size_bytes: float
+        if isinstance(moved, Offloaded):
+            size_bytes = moved.units / UNITS_PER_ELEMENT * self.workload.bytes_per_element
+            return self.predictor.host_transfer(typ, size_bytes)  # type: ignore[attr-defined,no-any-return]  # or nothing was moved
         if stream.kind != COMM:
             peers = (rank, stream.peer) if typ == "send" else (stream.peer, rank)
             return self.predictor.p2p(typ, self._size(moved), *peers)
         is_world = stream.group is None
         ranks = tuple(range(world_size)) if stream.group is None else stream.group
         if typ == "all_to_all":
-            size_bytes: float = max(self._size(member) for member in moved)
+            size_bytes = max(self._size(member) for member in moved)
         else:
             size_bytes = self._size(moved, whole=is_world)
         return self.predictor.collective(typ, size_bytes, ranks)
