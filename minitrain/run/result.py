@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
-class Run(EnergyFigures, DeviceMemoryFigures, SurenessFigures):
-=======
-class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures):
->>>>>>> fsdp
+class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
