@@ -19,6 +19,7 @@ from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
+from minitrain.run.sureness import SurenessFigures
 from minitrain.run.trained_model import TrainedModel, figures_of
 from minitrain.run.transformer_figures import TransformerFigures
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures):
+class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -264,20 +265,6 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures):
         step, journals = self.step_time, self.memory_journals
         return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
-    @property
-    def sureness(self) -> str:
-        """How far validated runs like this one were off, in words; see `minitrain.validation.nearest`.
-
-        Only prices of kernels were compared with measurements.
-        """
-        from minitrain.validation.nearest import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
-
-        if not self.priced_by.startswith("kernels"):
-            return NOTHING_LIKE_IT
-        model = getattr(getattr(self.models[0].runtime_predictor, "workload", None), "model", None)
-        found = how_sure(self.hardware, is_gated=getattr(model, "mlp", "") == "swiglu", world_size=self.world_size)
-        return NOTHING_LIKE_IT if model is None or found is None else str(found)
-
     def to_pandas(self) -> Any:
         """Return all events as a pandas DataFrame, ordered by (time, rank), a column for each field of `Event`.
 
@@ -289,9 +276,8 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures):
     def __repr__(self) -> str:
         from minitrain.trace.run_folder import conditions  # noqa: PLC0415
 
-        step, peak = duration(self.step_time), self.peak_memory_bytes / GIB
-        sure = f", {self.sureness}" if self.priced_by.startswith("kernels") else ""
-        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}{sure}, peak {peak:.4g} GiB>"
+        step = f"{duration(self.step_time)}{self.sureness_of_kernels}, peak {self.peak_memory_bytes / GIB:.4g} GiB"
+        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}>"
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""
@@ -315,8 +301,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures):
         """Return title and figures of the run as HTML."""
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        view = view_of(self)
-        return f"<p><b>{escape(view.title)}</b><br>{escape(', '.join(view.facts))}</p>"
+        return f"<p><b>{escape(view_of(self).title)}</b><br>{escape(', '.join(view_of(self).facts))}</p>"
 
 
 def load_run(path: str | PathLike[str]) -> Run:
