@@ -15,6 +15,7 @@ from .ddp import ddp
 from .ddp_overlap import ddp_overlap
 from .dualpipe_v import dualpipe_v
 from .fsdp import fsdp
+from .gathered_context import gathered_context
 from .gpipe import gpipe
 from .hsdp import hsdp
 from .interleaved_1f1b import interleaved_1f1b
@@ -26,6 +27,7 @@ from .pp_dp import pp_dp
 from .pp_hsdp import pp_hsdp
 from .pp_zero1 import pp_zero1
 from .pp_zero3 import pp_zero3
+from .ring_attention import ring_attention
 from .single import single
 from .zb_h1 import zb_h1
 from .zb_h2 import zb_h2
@@ -40,6 +42,7 @@ __all__ = [
     "ddp_overlap",
     "dualpipe_v",
     "fsdp",
+    "gathered_context",
     "gpipe",
     "hsdp",
     "interleaved_1f1b",
@@ -51,6 +54,7 @@ __all__ = [
     "pp_hsdp",
     "pp_zero1",
     "pp_zero3",
+    "ring_attention",
     "single",
     "zb_h1",
     "zb_h2",

@@ -24,12 +24,14 @@ from minitrain.cli.failures import (
 from minitrain.cli.hw import hw
 from minitrain.cli.models import app as models
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.platform import platform
 from minitrain.cli.priced import priced, pricing
 from minitrain.cli.prove import prove
 from minitrain.cli.strategies import strategies
 from minitrain.cli.sweep import sweep
 from minitrain.cli.teach import learn
 from minitrain.cli.trace import trace as saved_runs
+from minitrain.cli.validate import validate
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
@@ -47,9 +49,11 @@ app = typer.Typer(
 app.add_typer(hw, name="hw")
 app.add_typer(learn, name="learn")
 app.add_typer(models, name="models")
+app.add_typer(platform, name="platform")
 app.command()(prove)
 app.command()(strategies)
 app.command()(sweep)
+app.command()(validate)
 app.add_typer(saved_runs, name="trace")
 
 TRACES = Path("traces")

@@ -11,9 +11,10 @@ from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
-from minitrain.folding.per_rank_sets import PerRankSet
+from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
+from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
@@ -23,7 +24,8 @@ from minitrain.rank.model import Model
 from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
-from minitrain.tensors import Activation, OptState, Weight
+from minitrain.tensors import FIELDS, Activation, OptState, Weight
+from minitrain.tensors.context import ContextShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
 
@@ -68,7 +70,7 @@ class FoldedModel(Model):
         mesh, group, _member: give groups that stand for those of every rank of the class.
         _collective: completes at once, as all ranks of the class do the same at the same time.
         _send, _receive: go to and come from another class.
-        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        load_weights, get_input_activation, get_input_shard: take shards and samples that differ between ranks.
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
@@ -161,7 +163,7 @@ class FoldedModel(Model):
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
-        if not member.kept <= self.attempt.apart:
+        if not member.kept <= self.attempt.apart and not tells_classes_apart(v):
             self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
             )
@@ -191,10 +193,10 @@ class FoldedModel(Model):
         Args:
             operation: the collective, which is completed.
         """
-        op, member, size_bytes = operation.op, operation.owner, self._rows[operation.row + PRICE].size_bytes
-        assert isinstance(member, FoldedGroup)
+        member: Any = operation.owner  # a folded group
         if len(member.communicator.shapes) == 1:
             return
+        op, size_bytes = operation.op, self._rows[operation.row + PRICE].size_bytes
         assert self._nodes is not None  # groups on a flat network are all alike
 
         def price(ranks: Sequence[int]) -> Price:
@@ -290,6 +292,13 @@ class FoldedModel(Model):
         sample_laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+        """Return the model's input for some samples, each rank its own, and shards that are the class's."""
+        self._require_one("a number of shards", num_shards)
+        found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards)
+        found.samples = self.get_input_activation(samples).samples
+        return found
+
     def _is_whole_batch(self, samples: Any) -> bool:
         """Return whether a set holds every sample, without listing them."""
         whole = samples == PerRankSet.of(self.attempt, range(self.global_batch_size))
@@ -304,33 +313,30 @@ class FoldedModel(Model):
         self._finish_log()
         held: Any = [self.final_weights, *self.storage()]
         for tensor in chain(*(tensors.values() for tensors in held)):
-            for name in ("shards", "samples", "parts", "sequence_shards"):
-                if hasattr(tensor, name):
-                    setattr(tensor, name, _of_lowest(getattr(tensor, name)))
+            for name in _SETS[tensor.__class__]:
+                setattr(tensor, name, of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
         """Put the values of the lowest rank into the log."""
         rows = self._rows
         for place in (LAYER, SAMPLES):
             values = rows[place::STRIDE]
-            lowest = {id(value): _of_lowest(value) for value in values if value.__class__ in _PER_RANK}
+            lowest = {id(value): of_lowest(value) for value in values if value.__class__ in _PER_RANK}
             if lowest:  # events share their sets
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
+_SETS = {
+    kind: [name for name in ("shards", "samples", "parts", "sequence_shards") if name in kind.__dataclass_fields__]
+    for kind in FIELDS
+}
+"""The fields of each kind of tensor that may differ between the ranks of a class."""
 
 
 def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
     """Return the size of the tier that carries a message between two ranks."""
     return nodes.p2p(0, pair[0], pair[-1]).tier.size
-
-
-def _of_lowest(value: Any) -> Any:
-    """Return the value of the class's lowest rank."""
-    if isinstance(value, PerRankSet):
-        return value.of_lowest_rank()
-    return value.const if isinstance(value, PerRankInt) else value
 
 
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:

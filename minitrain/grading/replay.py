@@ -13,12 +13,13 @@ from typing import Any
 
 from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
-from minitrain.events import COLLECTIVES, STORES
-from minitrain.grading.recorder import Step, leaves
+from minitrain.events import COLLECTIVES, PASSES, STORES, UPDATE
+from minitrain.grading.recorded_program import Step
+from minitrain.grading.recorder import leaves
 from minitrain.rank.model import Model
 
 KINDS = {kind.__name__: kind for kind in tensors.KINDS}
-
+_OF_A_LAYER = PASSES - {"loss"} | {UPDATE}
 
 MOST_TENSORS = 100_000
 """Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""
@@ -149,9 +150,11 @@ class Player:
             self.keep(number, model.load_weights(layer, shard, num_shards, **parts))
         elif kind == "get_input_activation":
             self.keep(number, model.get_input_activation(what[0]))
+        elif kind == "get_input_shard":
+            self.keep(number, model.get_input_shard(*what))
         elif kind == "loss":
             self.keep(number, model.loss(self.value(what[0])))
-        elif kind in ("forward", "backward", "backward_input", "backward_weight", "update"):
+        elif kind in _OF_A_LAYER:
             self.keep(number, getattr(model, kind)(what[0], *map(self.value, what[1:])))
         else:
             raise ValueError(f"there is no step {kind!r}")

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import LawError
 from minitrain.numerics.arrays import Flat, held
 from minitrain.numerics.layers import layers_of, problem_of
 from minitrain.numerics.problem import Problem
+from minitrain.numerics.sequence_model import NumericSequences, carry
 from minitrain.numerics.transformer_problem import TransformerProblem
-from minitrain.rank.model import Model
-from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
-from minitrain.transport.collectives import describe
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.attention import KeysValuesGrad
 from minitrain.workloads.workload import Recompute
 
 
@@ -24,12 +23,7 @@ def _plus(content: Any) -> Any:
     return getattr(type(content), "plus", type(content).add)
 
 
-def _carry(tensor: Tensor, content: Any) -> None:
-    """Attach an array to a tensor."""
-    tensor._content = content
-
-
-class NumericModel(Model):
+class NumericModel(NumericSequences):
     """A `Model` that also computes.
 
     Its operations call those of `super()`, so that it combines with other extensions of `Model` (strict accounting).
@@ -41,8 +35,9 @@ class NumericModel(Model):
         named: those of `Model`.
 
     Adds:
-        load_weights, get_input_activation: let what they return carry the problem's arrays.
+        load_weights, get_input_activation, get_input_shard: let what they return carry the problem's arrays.
         forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
+        keys_values, attend, project, backward_project, backward_attend, backward_keys_values: the same.
         set_final_weight: requires a weight that carries an array.
         after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
             on.
@@ -55,7 +50,7 @@ class NumericModel(Model):
 
     def __init__(self, *args: Any, problem: Problem | TransformerProblem | str | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.problem = problem_of(problem or "numpy", self._runtime_predictor.workload)
+        self.problem = problem_of("numpy" if problem is None else problem, self._runtime_predictor.workload)
         self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
 
@@ -87,7 +82,9 @@ class NumericModel(Model):
         total = reduce(type(contents[0]).combine if op == "all_gather" else _plus(contents[0]), contents)
         for index, result in enumerate(results):
             mine = contents[index].mine(total) if hasattr(total, "mine") else total
-            if op == "reduce_scatter" and len(results) > 1:
+            if result.__class__ is KeysValuesGrad:  # its shards need not be the index-th ones
+                mine = mine.at(self._layers.positions(result.shards, result.num_shards))
+            elif op == "reduce_scatter" and len(results) > 1:
                 mine = mine.shard(index, len(results))
             result._content = mine.finished() if hasattr(mine, "finished") else mine
 
@@ -104,24 +101,6 @@ class NumericModel(Model):
         else:
             result._content = self._contents("a message", value)[0]
 
-    def _contents(self, op: str, *tensors: Any) -> list[Any]:
-        """Return what tensors carry; None for a value that is no tensor, which another law refuses.
-
-        Raises:
-            LawError: a tensor carries nothing.
-        """
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and not hasattr(tensor, "_content"):
-                raise LawError(
-                    f"{op} on rank {self.rank}: {describe(tensor)} was made by hand, no operation of the model has "
-                    "computed it; use what load_weights, forward, backward and the collectives return",
-                    op=op,
-                    rank=self.rank,
-                    layer=tensor.layer,  # type: ignore[attr-defined]  # every tensor has a layer
-                    value=tensor,
-                )
-        return [getattr(tensor, "_content", None) for tensor in tensors]
-
     def load_weights(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
     ) -> tuple[Weight, OptState]:
@@ -129,8 +108,8 @@ class NumericModel(Model):
         weight, opt_state = super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
         content = self._layers.load(layer, part, num_parts)
         moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
-        _carry(weight, content.shard(shard, num_shards))
-        _carry(opt_state, Flat(moments, content.part).shard(shard, num_shards))
+        carry(weight, content.shard(shard, num_shards))
+        carry(opt_state, Flat(moments, content.part).shard(shard, num_shards))
         return weight, opt_state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -141,21 +120,21 @@ class NumericModel(Model):
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the inputs of some samples."""
         inputs = super().get_input_activation(samples)
-        _carry(inputs, self._layers.inputs(inputs.samples, self.global_batch_size))
+        carry(inputs, self._layers.inputs(inputs.samples, self.global_batch_size))
         return inputs
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer."""
         x, w = self._contents("forward", inp, weight)
         out = super().forward(layer, inp, weight, recompute=recompute)
-        _carry(out, self._layers.forward(layer, inp, x, w, self.global_batch_size))
+        carry(out, self._layers.forward(layer, inp, x, w, self.global_batch_size))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss."""
         (output,) = self._contents("loss", inp)
         grad = super().loss(inp)
-        _carry(grad, self._layers.loss(output, inp.samples, self.global_batch_size))
+        carry(grad, self._layers.loss(output, inp.samples, self.global_batch_size))
         return grad
 
     def backward(
@@ -165,14 +144,14 @@ class NumericModel(Model):
         x, g, w = self._contents("backward", inp, grad, weight)
         results = super().backward(layer, inp, grad, weight)
         for result, content in zip(results, self._layers.backward(layer, inp, x, g, w), strict=True):
-            _carry(result, content)
+            carry(result, content)
         return results
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input."""
         x, g, w = self._contents("backward_input", inp, grad, weight)
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        _carry(grad_inp, self._layers.backward_input(layer, inp, x, g, w))
+        carry(grad_inp, self._layers.backward_input(layer, inp, x, g, w))
         return grad_inp
 
     def backward_weight(
@@ -181,7 +160,7 @@ class NumericModel(Model):
         """Return the gradient of a layer's weight."""
         x, g = self._contents("backward_weight", inp, grad)
         weight_grad = super().backward_weight(layer, inp, grad, weight)
-        _carry(weight_grad, self._layers.backward_weight(layer, inp, x, g))
+        carry(weight_grad, self._layers.backward_weight(layer, inp, x, g))
         return weight_grad
 
     def update(
@@ -191,8 +170,8 @@ class NumericModel(Model):
         g, w, s = self._contents("update", weight_grad, weight, opt_state)
         updated, state = super().update(layer, weight_grad, weight, opt_state)
         values, moments = self.problem.optimizer.step(w.values, g.values, s.values, updated.step)
-        _carry(updated, Flat(values, w.part))
-        _carry(state, Flat(moments, w.part))
+        carry(updated, Flat(values, w.part))
+        carry(state, Flat(moments, w.part))
         here = held(updated.shards, updated.num_shards, values.size)
         before = self.final_states.get(layer)
         kept = np.full_like(moments, np.nan) if before is None or before.part != w.part else before.values

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.attention import OF_ATTENTION
+from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WeightGradPart
@@ -49,7 +51,7 @@ def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -
         )
 
 
-def _require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
+def require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
     """Require a tensor of the layer that the operation works on."""
     if value.layer != expected:
         use = f" for layer {layer}" if isinstance(layer, int) else f", {layer}"
@@ -70,6 +72,8 @@ def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
             value.layer,
             value=value,
         )
+    if isinstance(value, OF_ATTENTION):
+        raise broken(model, op, f"{name} must be what goes from layer to layer, got {describe(value)}", value.layer)
     if isinstance(value, SHARDS_OF_SEQUENCE):
         raise broken(
             model,
@@ -101,7 +105,7 @@ def _require_complete(model: RankState, op: str, weight: Weight) -> None:
         )
 
 
-def _require_stored(model: RankState, op: str, name: str, value: Any) -> None:
+def require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a tensor (or an equal one) in one of the rank's stores."""
     if not model.holds(value):
         raise broken(
@@ -118,19 +122,19 @@ def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> Non
     """Require a complete weight, in storage, and an input, both of the layer."""
     require_kind(model, op, "weight", weight, Weight)
     require_kind(model, op, "inp", inp, Activation)
-    _require_layer(model, op, "weight", weight, layer, layer)
-    _require_layer(model, op, "inp", inp, layer, layer)
+    require_layer(model, op, "weight", weight, layer, layer)
+    require_layer(model, op, "inp", inp, layer, layer)
     _require_whole(model, op, "inp", inp)
     _require_complete(model, op, weight)
-    _require_stored(model, op, "weight", weight)
+    require_stored(model, op, "weight", weight)
 
 
 def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
     """Require input, output gradient and complete weight of the layer, in storage, for the same samples."""
     require_kind(model, op, "inp", inp, Activation)
     require_kind(model, op, "grad", grad, ActivationGrad)
-    _require_layer(model, op, "inp", inp, layer, layer)
-    _require_layer(model, op, "grad", grad, layer, layer)
+    require_layer(model, op, "inp", inp, layer, layer)
+    require_layer(model, op, "grad", grad, layer, layer)
     _require_whole(model, op, "inp", inp)
     _require_whole(model, op, "grad", grad)
     if inp.samples != grad.samples:
@@ -141,19 +145,19 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
             layer,
             samples=(inp.samples, grad.samples),
         )
-    _require_stored(model, op, "inp", inp)
-    _require_stored(model, op, "grad", grad)
+    require_stored(model, op, "inp", inp)
+    require_stored(model, op, "grad", grad)
     if op != "backward_weight" or weight is not None:
         require_kind(model, op, "weight", weight, Weight)
-        _require_layer(model, op, "weight", weight, layer, layer)
+        require_layer(model, op, "weight", weight, layer, layer)
         _require_complete(model, op, weight)
-        _require_stored(model, op, "weight", weight)
+        require_stored(model, op, "weight", weight)
 
 
 def loss(model: RankState, inp: Any) -> None:
     """Require the model's output."""
     require_kind(model, "loss", "inp", inp, Activation)
-    _require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
+    require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
     _require_whole(model, "loss", "inp", inp)
 
 
@@ -163,7 +167,7 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
     require_kind(model, "update", "weight", weight, Weight)
     require_kind(model, "update", "opt_state", opt_state, OptState)
     for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
-        _require_layer(model, "update", name, value, layer, layer)
+        require_layer(model, "update", name, value, layer, layer)
     require_all_samples(model, layer, weight_grad)
     _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
@@ -197,6 +201,15 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
             )
     if isinstance(weight_grad, WeightGradPart) and not weight_grad.covers_sequence():
         missing = ranges(set(range(weight_grad.num_sequence_shards)) - weight_grad.sequence_shards)
+        if isinstance(weight_grad, ContextWeightGrad):
+            raise broken(
+                model,
+                "update",
+                f"the gradient of layer {layer} must cover the whole sequence, shards {missing} of "
+                f"{weight_grad.num_sequence_shards} are missing; reduce it over the ranks that hold them",
+                layer,
+                value=weight_grad,
+            )
         raise broken(
             model,
             "update",
@@ -250,7 +263,7 @@ def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
 def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
-    _require_layer(model, "set_final_weight", "weight", weight, layer, layer)
+    require_layer(model, "set_final_weight", "weight", weight, layer, layer)
 
 
 def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
