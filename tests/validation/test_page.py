@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -81,9 +80,9 @@ def test_an_interrupt_ends_the_command_and_its_processes() -> None:
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:
-        time.sleep(4)
-        os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None
+        assert b"of 136 rows" in process.stderr.readline()
+        os.killpg(process.pid, signal.SIGINT)
         text = process.stderr.read().decode()
         assert process.wait(30) == 130
     assert "interrupted" in text
