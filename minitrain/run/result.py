@@ -21,10 +21,10 @@ from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
 from minitrain.run.sureness import SurenessFigures
 from minitrain.run.trained_model import TrainedModel, figures_of
+from minitrain.run.transformer_figures import TransformerFigures
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
-    from minitrain.analysis.communication import AxisTotal
     from minitrain.analysis.explanation import Explanation
     from minitrain.analysis.timeline import Timeline, Trace
     from minitrain.analysis.totals_by_type import TypeTotal
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures, DeviceMemoryFigures, SurenessFigures):
+class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -143,28 +143,6 @@ class Run(EnergyFigures, DeviceMemoryFigures, SurenessFigures):
         return self.useful_flop / possible_flop if possible_flop else 0.0
 
     @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
-
-        None where durations were given by hand, and for workloads that say nothing of recomputation.
-        """
-        if self.mfu is None or self.trained_model is None or not self.useful_flop:
-            return None
-        return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that all ranks together train on in a second; None for workloads that have no tokens."""
-        if self.trained_model is None or not self.step_time:
-            return None
-        return self.global_batch_size * self.trained_model.seq_len / self.step_time
-
-    @property
-    def tokens_per_second_per_rank(self) -> float | None:
-        """Tokens a second of one rank's share; None for workloads that have no tokens."""
-        return None if self.tokens_per_second is None else self.tokens_per_second / self.world_size
-
-    @property
     def bubble_fraction(self) -> float:
         """Share of world_size x step time spent waiting."""
         return self.breakdown.bubble_fraction
@@ -216,19 +194,6 @@ class Run(EnergyFigures, DeviceMemoryFigures, SurenessFigures):
         from minitrain.analysis.totals_by_type import totals_by_type  # noqa: PLC0415
 
         return totals_by_type(self.logs)
-
-    @cached_property
-    def communication_by_axis(self) -> dict[str, AxisTotal]:
-        """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
-        from minitrain.analysis.communication import mean_by_axis, totals_of_log  # noqa: PLC0415
-
-        ranks = zip(self._ranks_of_logs, self.logs, strict=True)
-        return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
-
-    @property
-    def _ranks_of_logs(self) -> Sequence[int]:
-        """The rank of each log."""
-        return range(self.world_size)
 
     @property
     def events(self) -> list[Event]:
