@@ -24,7 +24,7 @@ from minitrain.rank.model import Model
 from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
-from minitrain.tensors import Activation, OptState, Weight
+from minitrain.tensors import FIELDS, Activation, OptState, Weight
 from minitrain.tensors.context import ContextShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
@@ -193,10 +193,10 @@ class FoldedModel(Model):
         Args:
             operation: the collective, which is completed.
         """
-        op, member, size_bytes = operation.op, operation.owner, self._rows[operation.row + PRICE].size_bytes
-        assert isinstance(member, FoldedGroup)
+        member: Any = operation.owner  # a folded group
         if len(member.communicator.shapes) == 1:
             return
+        op, size_bytes = operation.op, self._rows[operation.row + PRICE].size_bytes
         assert self._nodes is not None  # groups on a flat network are all alike
 
         def price(ranks: Sequence[int]) -> Price:
@@ -313,9 +313,8 @@ class FoldedModel(Model):
         self._finish_log()
         held: Any = [self.final_weights, *self.storage()]
         for tensor in chain(*(tensors.values() for tensors in held)):
-            for name in ("shards", "samples", "parts", "sequence_shards"):
-                if hasattr(tensor, name):
-                    setattr(tensor, name, of_lowest(getattr(tensor, name)))
+            for name in _SETS[tensor.__class__]:
+                setattr(tensor, name, of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
         """Put the values of the lowest rank into the log."""
@@ -328,6 +327,11 @@ class FoldedModel(Model):
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
+_SETS = {
+    kind: [name for name in ("shards", "samples", "parts", "sequence_shards") if name in kind.__dataclass_fields__]
+    for kind in FIELDS
+}
+"""The fields of each kind of tensor that may differ between the ranks of a class."""
 
 
 def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:

@@ -111,6 +111,41 @@ _MISTAKES = (
         "the input and the gradient of a backward belong to one microbatch: are they stored under one key?",
     ),
     _Mistake(
+        "partial", r"must be a complete sum|has all parts",
+        "what one part makes is a partial sum: `await model.all_reduce(partial, layer, group=parts)` before anything "
+        "else takes it, in both passes",
+    ),
+    _Mistake(
+        "sequence", r"must hold the whole sequence",
+        "a layer computes on whole sequences: all_gather the shards over the ranks of the parts, for the pass alone",
+    ),
+    _Mistake(
+        "attention", r"an attention needs the keys and values of the whole sequence",
+        "forward takes a shard of the sequence through all layers but attention; ask `model.has_attention(layer)`, and "
+        "take those in steps",
+    ),
+    _Mistake(
+        "keys", r"lacks keys of",
+        "the queries have not seen every block: how many times must blocks go on until each was on every rank?",
+    ),
+    _Mistake(
+        "queries", r"lacks queries of",
+        "the gradient of your block must come home with what all ranks have added to it",
+    ),
+    _Mistake(
+        "twice", r"sums over (keys|queries): shard .* is in both",
+        "a block was used twice: which one is here now, and which one came in?",
+    ),
+    _Mistake(
+        "cut", r"the gradient of layer \d+ must cover the whole sequence",
+        "each rank has seen some tokens of its samples: before the update, sum a layer's gradient over all ranks",
+    ),
+    _Mistake(
+        "norms", r"\(norms, biases\) must cover the whole sequence",
+        "norms and biases are on every rank and each has seen its shard of the sequence: before the update, all_reduce "
+        "a layer's gradient over the ranks of the parts",
+    ),
+    _Mistake(
         "complete", r"must be complete",
         "a shard cannot compute: `weights['full'] = await model.all_gather(weights[layer], layer)` first",
     ),
@@ -191,7 +226,7 @@ def command_for(exercise: Exercise, case: Case) -> str:
     """Return the command that simulates a submission, `FILE`, with some sizes."""
     options: dict[str, Any] = {
         "--world-size": case.world_size,
-        "--layers": case.num_layers,
+        **({"--layers": case.num_layers} if case.workload is None else {"--model": case.workload}),
         "--batch": case.global_batch_size,
         "--hw": exercise.hardware,
     }

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -124,8 +125,9 @@ class WeightGradPart(WeightGrad):
 
     def __add__(self, other: WeightGrad) -> WeightGradPart:
         """Return the sum, which covers the samples of both; all but the samples must agree."""
-        names = (name for name in self._must_agree if name != "samples")
-        require_same("gradients that add", self, other, *names, "shards")
+        if not (other.__class__ is WeightGradPart and _BESIDE_SAMPLES(self) == _BESIDE_SAMPLES(other)):
+            names = (name for name in self._must_agree if name != "samples")
+            require_same("gradients that add", self, other, *names, "shards")
         total = self.with_sums(union(self.samples, other.samples), self.sequence_shards)
         if hasattr(self, "_units"):
             total._units = self._units  # type: ignore[misc]  # a slot of the base
@@ -138,6 +140,9 @@ class WeightGradPart(WeightGrad):
     def memory(self) -> float:
         """Return the size in elements: the part's share of the whole."""
         return WeightGrad.memory(self) / self.num_parts
+
+
+_BESIDE_SAMPLES = attrgetter(*(name for name in WeightGradPart._must_agree if name != "samples"), "shards")
 
 
 @dataclass(slots=True)

@@ -35,6 +35,8 @@ from minitrain.workloads.unit_costs import pass_cost
 from minitrain.workloads.unit_kernels import Style, loss_kernels, update_kernels
 from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
 
+_SAMPLED = (Activation, ActivationGrad)
+
 ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
 
@@ -65,6 +67,7 @@ class TransformerWorkload:
         alike: dict[Unit, int] = {}
         self._first_like = [alike.setdefault(replace(unit, layer=None), k) for k, unit in enumerate(self.units)]
         self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
+        self._bytes_by_kind: dict[type[Any], int] = {}
         self._held: dict[tuple[int, int], int] = {}  # parameters, by layer and number of parts
 
     def __repr__(self) -> str:
@@ -149,7 +152,7 @@ class TransformerWorkload:
         if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
             num_tokens: int = self.seq_len * len(tensor.samples)
             return 3 * STATISTIC_BYTES * _share_of_sequence(tensor, num_tokens)
-        if isinstance(tensor, Activation | ActivationGrad):
+        if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         sizes, num_parts = self.model.precision, int(getattr(tensor, "num_parts", 1))
         if isinstance(tensor, Weight):
@@ -167,7 +170,7 @@ class TransformerWorkload:
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
-        if isinstance(tensor, Activation | ActivationGrad):
+        if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, getattr(tensor, "num_parts", 1))
         num_held: int = len(tensor.shards)
@@ -217,10 +220,13 @@ class TransformerWorkload:
 
     def _bytes_per_parameter(self, tensor: Any) -> int:
         """Return what a parameter takes in a weight, a gradient or an optimizer state."""
-        sizes = self.model.precision
-        if isinstance(tensor, Weight):
-            return sizes.parameter_bytes
-        return sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+        found = self._bytes_by_kind.get(tensor.__class__)
+        if found is None:  # asking a kind what it extends takes long
+            sizes = self.model.precision
+            of_others = sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+            found = sizes.parameter_bytes if isinstance(tensor, Weight) else of_others
+            self._bytes_by_kind[tensor.__class__] = found
+        return found
 
     def _sampled_bytes(self, tensor: Activation | ActivationGrad) -> int:
         """Return the bytes of an activation, as its layer takes it from the one before, or of a gradient."""

@@ -20,10 +20,6 @@ from minitrain.tensors.context import ContextWeightGrad, num_summed
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.transport.collectives import describe
 
-SAMPLED = FIELDS[Activation]
-STEPPED = FIELDS[Weight]
-SUMMED = FIELDS[WeightGrad]
-
 Fields = tuple[Any, ...]
 
 
