@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from minitrain.noise.histogram import Histogram
     from minitrain.noise.monte_carlo import MonteCarlo, monte_carlo
     from minitrain.noise.noise import Noise, SlowLink
+    from minitrain.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
     from minitrain.run.comparison import Comparison, FailedRun, compare
@@ -70,6 +71,7 @@ _HOMES = {
     "noise.histogram": ("Histogram",),
     "noise.monte_carlo": ("MonteCarlo", "monte_carlo"),
     "noise.noise": ("Noise", "SlowLink"),
+    "noise.sensitivity": ("Sensitivity", "sensitivity"),
     "numerics.proof": ("Proof", "prove"),
     "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
@@ -113,6 +115,7 @@ __all__ = [
     "ProofError",
     "Replayed",
     "Run",
+    "Sensitivity",
     "SlowLink",
     "StrategyError",
     "Sweep",
@@ -130,6 +133,7 @@ __all__ = [
     "prove",
     "replay",
     "schedules",
+    "sensitivity",
     "simulate",
     "simulate_async",
     "solve",

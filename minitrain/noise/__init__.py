@@ -2,5 +2,5 @@
 
 May import: `errors`, `events`, `analysis`, `run`, `trace`. Open `monte_carlo` first: the function of that name and what
 it returns. `noise` says what may be drawn, `draws` draws it, `works` is the run as the smallest graph that has its step
-time, and `tail` finds who carries the slowest samples.
+time, `tail` finds who carries the slowest samples, and `sensitivity` says what each kind of operation is worth.
 """
