@@ -9,19 +9,31 @@ from typing import TYPE_CHECKING, Any, final
 from minitrain.errors import UsageError
 from minitrain.platform.collective_steps import Algorithm, op_of, steps_of
 from minitrain.platform.devices import Memory, Units, VirtualComputeDevice
+from minitrain.platform.logs import event_logs
 from minitrain.platform.model_params import ModelParams
 from minitrain.platform.profile import HardwareResourceProfile
 from minitrain.platform.routes import Routes
-from minitrain.platform.tasks import ComputeResult, ComputeTask, Efficiency, TransferResult, price, task_of
+from minitrain.platform.tasks import (
+    ComputeResult,
+    ComputeTask,
+    Efficiency,
+    TransferResult,
+    price,
+    size_of,
+    task_of,
+    value_of,
+)
 from minitrain.platform.transfers import LevelOfDetail, Transfers
 from minitrain.workloads.faults import choice_fault, closest, refuse
 
 if TYPE_CHECKING:
-    from simpy import Environment, Event, Process
+    import simpy
+    from simpy import Environment, Process
 
+    from minitrain.events import Event
     from minitrain.platform.fair_sharing import Flow
 
-_Steps = Generator["Event", Any, Any]
+_Steps = Generator["simpy.Event", Any, Any]
 
 
 @final
@@ -168,7 +180,9 @@ class VirtualHardwarePlatform:
         self.results.append(result)
         return result
 
-    def submit_model_task(self, device_id: str, model_id: str, num_tokens: int, precision: str = "fp16") -> Process:
+    def submit_model_task(
+        self, device_id: str, model_id: str, num_tokens: int, precision: str = "fp16", task_id: str | None = None
+    ) -> Process:
         """Take tokens through a model on a device: its FLOPs, and one reading of its weights.
 
         Args:
@@ -176,13 +190,14 @@ class VirtualHardwarePlatform:
             model_id: which model of the database.
             num_tokens: how many.
             precision: of the arithmetic.
+            task_id: what logs call it.
 
         Raises:
             UsageError: there is no such model or device, or `num_tokens` is no integer of at least 1.
         """
-        return self.submit_computation_task(device_id, self._models.task(model_id, num_tokens, precision))
+        return self.submit_computation_task(device_id, self._models.task(model_id, num_tokens, precision, task_id))
 
-    def allocate_memory(self, device_id: str, size_bytes: int) -> Event:
+    def allocate_memory(self, device_id: str, size_bytes: int) -> simpy.Event:
         """Take memory of a device now.
 
         Returns:
@@ -194,7 +209,7 @@ class VirtualHardwarePlatform:
         """
         return self.env.event().succeed(self._memory(device_id).allocate(size_bytes))
 
-    def free_memory(self, device_id: str, size_bytes: int) -> Event:
+    def free_memory(self, device_id: str, size_bytes: int) -> simpy.Event:
         """Give memory of a device back now; as `allocate_memory`, and a UsageError for more than is allocated."""
         return self.env.event().succeed(self._memory(device_id).free(size_bytes))
 
@@ -226,9 +241,9 @@ class VirtualHardwarePlatform:
         Raises:
             UsageError: an endpoint is unknown, no links lead there, or the size is no number of bytes.
         """
-        begin = _one("source", source, "source_node_id", source_node_id)
-        end = _one("dest", dest, "dest_node_id", dest_node_id)
-        size = _size(_one("size_bytes", size_bytes, "data_size_bytes", data_size_bytes))
+        begin = value_of("source", source, "source_node_id", source_node_id)
+        end = value_of("dest", dest, "dest_node_id", dest_node_id)
+        size = size_of(value_of("size_bytes", size_bytes, "data_size_bytes", data_size_bytes))
         self.routes.route(begin, end)  # refuses what cannot be reached, before anything happens
         name = task_id or self._transfers.name("transfer")
 
@@ -260,7 +275,7 @@ class VirtualHardwarePlatform:
         Raises:
             UsageError: an unknown operation, endpoint or algorithm, or a repeated endpoint.
         """
-        op, ranks, size = op_of(op), tuple(participants), _size(size_bytes)
+        op, ranks, size = op_of(op), tuple(participants), size_of(size_bytes)
         fault = choice_fault("algorithm", algorithm, ("ring", "tree"))
         if fault:
             raise refuse(op, [fault])
@@ -296,6 +311,14 @@ class VirtualHardwarePlatform:
         self.results.append(result)
         return result
 
+    def logs(self) -> dict[str, list[Event]]:
+        """Return what has ended as event logs, one for each endpoint that has a memory or did something.
+
+        Tasks are called "task", and the tag of an event is what it is called. Pictures and exports take the values:
+        `minitrain.trace.page.write_html(path, list(logs.values()))`.
+        """
+        return event_logs(self.results, self._memories)
+
     def utilization(self) -> dict[str, float]:
         """Return the share of each device's units and of each direction of a link that was in use until now."""
         now = float(self.env.now)
@@ -320,18 +343,5 @@ def _unknown(what: str, name: str, known: Mapping[str, Any]) -> UsageError:
     return UsageError(f"there is no {what} {name!r} {closest(name, known)}; there are {listed}", device_id=name)
 
 
-def _succeed(event: Event, flow: Flow | None) -> None:
+def _succeed(event: simpy.Event, flow: Flow | None) -> None:
     event.succeed(flow)
-
-
-def _one(name: str, value: Any, other: str, value_of_other: Any) -> Any:
-    """Return a value that has two names."""
-    if (value is None) == (value_of_other is None):
-        raise UsageError(f"a transfer needs {name} (or {other}), once; got {value!r} and {value_of_other!r}")
-    return value_of_other if value is None else value
-
-
-def _size(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise UsageError(f"a size must be a number of bytes >= 0, got {value!r}")
-    return value
