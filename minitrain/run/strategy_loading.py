@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
@@ -18,6 +16,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import StrategyError
+from minitrain.run.files_beside import as_imported, fresh_module, why_not_imported
 
 if TYPE_CHECKING:
     from minitrain.rank.model import Model
@@ -168,20 +167,18 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
 
 
 def _module_of(path: Path) -> ModuleType:
-    """Import a Python file under a module name of its own."""
+    """Import a Python file under a module name of its own; it may import files beside it."""
     if not path.is_file():
         raise StrategyError(f"there is no strategy file {path}; give path.py:function", path=str(path))
-    spec = importlib.util.spec_from_file_location(f"minitrain_strategy_{path.stem}", path)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickles look for what a class refers to
+    module = fresh_module(path)
+    assert module.__spec__ is not None  # it has just been made
+    assert module.__spec__.loader is not None
     try:
-        spec.loader.exec_module(module)
+        module.__spec__.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        said = f"{as_imported(str(error), module)}{_line_of(error, path)}{why_not_imported(error, path)}"
         raise StrategyError(
-            f"the strategy file {path} cannot be loaded: {type(error).__name__}: {error}{_line_of(error, path)}",
-            path=str(path),
+            f"the strategy file {path} cannot be loaded: {type(error).__name__}: {said}", path=str(path)
         ) from error
     return module
 
