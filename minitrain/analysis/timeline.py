@@ -61,6 +61,8 @@ class Timeline:
         groups: the distinct groups; None is the whole world.
         tags: the distinct tags.
         layer_names: what the layers are called; empty where they have numbers alone.
+        rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
+            row is the rank of its number.
     """
 
     starts: Ints
@@ -87,6 +89,7 @@ class Timeline:
     groups: tuple[tuple[int, ...] | None, ...]
     tags: tuple[Hashable, ...]
     layer_names: tuple[str, ...] = ()
+    rank_names: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -126,6 +129,10 @@ class Timeline:
     def layer_name(self, layer: int) -> str:
         """Return what pictures call a layer: "attention 17" of a transformer, "layer 17" of other models."""
         return self.layer_names[layer] if 0 <= layer < len(self.layer_names) else f"layer {layer}"
+
+    def rank_name(self, rank: int) -> str:
+        """Return what pictures call a rank after the word "rank"."""
+        return self.rank_names[rank] if self.rank_names else str(rank)
 
     def on_stream(self, kind: str) -> Bools:
         """Tell which events ran on a stream of this kind, (num_events,)."""

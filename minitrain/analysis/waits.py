@@ -72,7 +72,7 @@ class Gaps:
     def reason(self, gap: int) -> str:
         """Say in words what a rank waited for: "rank 2's send of layer 7"."""
         line, event, source = self.timeline, int(self.event[gap]), int(self.source[gap])
-        whose = "" if source == NONE else f"rank {line.rank[source]}"
+        whose = "" if source == NONE else f"rank {line.rank_name(line.rank[source])}"
         if event == NONE:
             return f"the step's end, which {whose or 'another rank'} sets"
         typ, layer = line.typs[line.typ[event]], line.layer[event]

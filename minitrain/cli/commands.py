@@ -36,7 +36,7 @@ from minitrain.cli.validate import validate
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
-from minitrain.trace.run_folder import RUN_FILE, conditions, title_of, write_comparison, write_run
+from minitrain.trace.run_folder import PAGE, RUN_FILE, conditions, title_of, write_comparison, write_run
 from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
 
 app = typer.Typer(
@@ -186,7 +186,8 @@ def run(
 ) -> None:
     """Simulate a training step of one strategy, and print where each rank's time goes.
 
-    Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given.
+    Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given; with --fold, its page
+    alone, into traces/NAME-folded/.
     """
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
@@ -204,11 +205,12 @@ def run(
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]
-        if traced:
+        writes = traced or (fold and trace is None)  # a folded run has a page
+        if writes:
             given.require_folder(out)
         result = _simulated(chosen, parameters, progress)
         written: Sequence[Path] | None = []
-        if traced and isinstance(result, Run):
+        if writes and isinstance(result, Run):
             written = _written(functools.partial(_write_one, result, out), out, progress)
     if as_json:
         print_json(result.summary())
@@ -273,6 +275,8 @@ def _print_run(result: Run, written: Sequence[Path] | None) -> None:
     print_lines([f"{result.strategy}: {conditions(result)}"])
     print_table(run_table(result))
     print_table(ranks_table(result))
-    if written:
+    if written and result.is_folded:
+        print_lines([f"wrote {written[0] / PAGE}, which has a row for each class of ranks that do the same"])
+    elif written:
         why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
         print_lines([f"wrote {written[0]}", why])

@@ -198,7 +198,7 @@ Fold = Annotated[
     bool,
     typer.Option(
         "--fold",
-        help="Simulate ranks that do the same once: the same figures much sooner, no traces.",
+        help="Simulate ranks that do the same once: the same figures much sooner; traces: the page of `run` alone.",
         rich_help_panel=_MACHINE,
     ),
 ]

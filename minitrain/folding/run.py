@@ -12,6 +12,7 @@ from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown
+    from minitrain.analysis.timeline import Timeline
     from minitrain.folding.attempt import FoldAttempt
 
 
@@ -28,6 +29,11 @@ class FoldedRun(Run):
 
     fold: FoldAttempt | None = field(default=None, repr=False, compare=False)
     representatives: Sequence[int] = ()
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether there is a log for each class of ranks that do the same: there is."""
+        return True
 
     @property
     def num_ranks_a_class(self) -> int:
@@ -74,17 +80,21 @@ class FoldedRun(Run):
         """Refuse: files hold a log a rank."""
         self._refuse("saved")
 
-    def figure(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: pictures show every rank."""
-        self._refuse("drawn")
+    @cached_property
+    def drawn(self) -> Timeline:
+        """What pictures show: a row a class, which says how many ranks it stands for."""
+        import numpy as np  # noqa: PLC0415  (only when somebody looks)
 
-    def write_html(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse, as `figure` does."""
-        self._refuse("drawn")
+        assert self.fold is not None
+        rows = self.fold.of_every_rank(list(range(len(self.logs))))
+        row_of = np.array([*rows, -1])  # -1 is no rank, and stays so
+        line, size = self.timeline, self.num_ranks_a_class
+        names = tuple(f"{rank} (x {size})" for rank in self.representatives) if size > 1 else ()
+        return replace(line, peer=row_of[line.peer], waited_for=row_of[line.waited_for], rank_names=names)
 
     def write_chrome_trace(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse, as `figure` does."""
-        self._refuse("drawn")
+        """Refuse: a trace has every rank."""
+        self._refuse("written as a trace")
 
     def to_pandas(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: a table of events holds every rank's."""

@@ -104,6 +104,21 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
         return replace(timeline, layer_names=self.trained_model.layer_names) if self.trained_model else timeline
 
     @property
+    def drawn(self) -> Timeline:
+        """What pictures show: the timeline, a row a rank."""
+        return self.timeline
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether there is a log for each class of ranks that do the same, and not for each rank."""
+        return False
+
+    @property
+    def num_ranks_a_class(self) -> int:
+        """How many ranks each log stands for; 1 unless the run was folded."""
+        return 1
+
+    @property
     def _trace(self) -> Trace:
         """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
         from minitrain.analysis.busy_time import are_flat  # noqa: PLC0415
@@ -237,7 +252,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
         from minitrain.trace.notebook_figure import NotebookFigure  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        return NotebookFigure(figure(self.timeline, view_of(self), self.memory_journals), self._repr_html_)
+        return NotebookFigure(figure(self.drawn, view_of(self), self.memory_journals), self._repr_html_)
 
     def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
         """Write the figure as one page that opens without internet, and return its path.
@@ -250,7 +265,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
         from minitrain.trace.page import write_html  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        return write_html(Path(path), self.timeline, view_of(self), include_plotlyjs, self.memory_journals)
+        return write_html(Path(path), self.drawn, view_of(self), include_plotlyjs, self.memory_journals)
 
     def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
         """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""

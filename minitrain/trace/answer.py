@@ -47,7 +47,7 @@ def answer(explained: Explanation) -> str:
         return ""
     parts = np.stack([split.computing, split.exposed, split.waiting], axis=1)
     cards = [
-        ("Where the time goes", [lines_table(rank_lines(parts), split.step_time_s)]),
+        ("Where the time goes", [lines_table(rank_lines(parts, explained.timeline.rank_names), split.step_time_s)]),
         ("Why ranks wait", _waits(explained)),
         ("What would help", _what_ifs(explained)),
     ]
@@ -60,17 +60,18 @@ def section(cards: Iterable[tuple[str, Iterable[str]]]) -> str:
     return f'<section class="answer">\n{"".join(texts)}</section>\n'
 
 
-def rank_lines(parts: Floats) -> list[Line]:
+def rank_lines(parts: Floats, names: Sequence[str] = ()) -> list[Line]:
     """Return a line for all ranks, and one for each rank, for ranks that are alike, or for neighbours.
 
     Args:
         parts: computing, exposed communication and waiting of each rank, s, (num_ranks, 3).
+        names: of the ranks, if they are not their rows' numbers.
     """
     groups = _groups(parts)
     if len(groups) == 1 < len(parts):
-        return [_line(f"all {len(parts)} ranks alike", parts)]
+        return [_line("all ranks alike" if names else f"all {len(parts)} ranks alike", parts)]
     whole = [_line("all ranks", parts)] if len(groups) > 1 else []
-    return whole + [_line(_name(group), parts[group]) for group in groups]
+    return whole + [_line(_name(group, names), parts[group]) for group in groups]
 
 
 def _groups(parts: Floats) -> list[Ints]:
@@ -86,9 +87,12 @@ def _groups(parts: Floats) -> list[Ints]:
     return [np.arange(first, min(first + size, num_ranks)) for first in range(0, num_ranks, size)]
 
 
-def _name(group: Ints) -> str:
+def _name(group: Ints, names: Sequence[str]) -> str:
     """Name ranks: "rank 3", "ranks 0-7", or "16 ranks: 0, 4, 8 ..." where the list would be too long."""
     ranks = group.tolist()
+    if names:
+        shown = ", ".join(names[rank] for rank in ranks[:3])
+        return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' ...' if len(ranks) > 3 else ''}"
     text = ranges(ranks).replace(",", ", ")
     if len(text) > _LONGEST_NAME:
         return f"{len(ranks)} ranks: {', '.join(map(str, ranks[:3]))} ..."
@@ -146,7 +150,8 @@ def _waits(explained: Explanation) -> Iterator[str]:
 def _longest(gaps: Gaps, kind: int) -> str:
     """Say which wait of a kind is the longest, and what for."""
     gap = int(np.argmax(np.where(gaps.kind == kind, gaps.duration, -1.0)))
-    return f"{duration(gaps.duration[gap])} on rank {gaps.rank[gap]}, for {html.escape(gaps.reason(gap))}"
+    whose = gaps.timeline.rank_name(gaps.rank[gap])
+    return f"{duration(gaps.duration[gap])} on rank {whose}, for {html.escape(gaps.reason(gap))}"
 
 
 def _what_ifs(explained: Explanation) -> Iterator[str]:
@@ -163,7 +168,8 @@ def _what_ifs(explained: Explanation) -> Iterator[str]:
     else:
         yield "<p>No class of operation alone would shorten the step.</p>"
     yield f"<p>Critical path: {_path(explained, step)}.</p>"
-    yield "<p><code>minitrain trace explain RUN</code>, with this run's run.jsonl as RUN, says more.</p>"
+    if not explained.timeline.rank_names:  # a folded run has no file
+        yield "<p><code>minitrain trace explain RUN</code>, with this run's run.jsonl as RUN, says more.</p>"
 
 
 def _path(explained: Explanation, step: float) -> str:

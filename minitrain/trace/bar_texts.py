@@ -55,7 +55,7 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
     texts = []
     for place, event in enumerate(bars.event.tolist()):
         span = f"{duration(bars.duration[place])} from {duration(bars.start[place])}"
-        head = f"<b>{names[bars.kind[place]]}</b> · rank {bars.rank[place]}"
+        head = f"<b>{names[bars.kind[place]]}</b> · rank {line.rank_name(bars.rank[place])}"
         if bars.waits[place]:
             gap = int(bars.gap[place])
             texts.append(f"{head}<br>{span}<br>for {bars.gaps.reason(gap)}<br>{GAP_KINDS[bars.gaps.kind[gap]]}")

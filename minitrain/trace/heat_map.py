@@ -99,6 +99,7 @@ def heat_trace(bars: Bars, unit: float) -> Any:
     """Return the heat map of what ranks mostly do."""
     shares = heat(bars)
     step = bars.step_time / unit / shares.computing.shape[1]
+    whose = "" if bars.timeline.rank_names else "rank %{y:.0f} "  # the axis has names, which a hover text cannot show
     return go.Heatmap(
         z=shares.codes().astype(np.uint8),
         customdata=np.rint(shares.computing * 100).astype(np.uint8),
@@ -111,7 +112,7 @@ def heat_trace(bars: Bars, unit: float) -> Any:
         zmax=_TOP,
         colorscale=scale(),
         showscale=False,
-        hovertemplate=f"rank %{{y:.0f}} at %{{x:.6g}}<br>{COMPUTING.name} %{{customdata}} %"
+        hovertemplate=f"{whose}at %{{x:.6g}}<br>{COMPUTING.name} %{{customdata}} %"
         f"<br>{EXPOSED.name} %{{text}} %<br>{IDLE.name} the rest<extra></extra>",
         name="what ranks mostly do",
     )

@@ -66,12 +66,12 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
     capacity = _capacity(view, peak_gib)
     return {
         "height": inner + _TOP + _BOTTOM,
-        "margin": {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM},
+        "margin": {"l": 64 + 7 * max(map(len, bars.timeline.rank_names), default=0), "r": 150, "t": _TOP, "b": _BOTTOM},
         "title": title(view),
         "meta": {"captions": 2},  # px above the panel, for a page, which has the title outside of the figure
         **FIGURE_STYLE,
         "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
-        "yaxis": rank_axis(num_ranks, (split[1], 1), rows),
+        "yaxis": rank_axis(num_ranks, (split[1], 1), rows, bars.timeline.rank_names),
         "yaxis2": {**_memory_axis(peak_gib, view), "domain": (0, split[0])},
         "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
         "legend2": {"x": 1.01, "y": split[0], "xanchor": "left", "yanchor": "top", "font": {"size": 11}},
@@ -117,18 +117,26 @@ def time_axis(longest: float, unit_name: str, anchor: str) -> dict[str, Any]:
     }
 
 
-def rank_axis(num_ranks: int, domain: tuple[float, float], height: float) -> dict[str, Any]:
-    """Return the axis with a row a rank, rank 0 on top, and as many numbers as stand apart in a height in px."""
+def rank_axis(num_ranks: int, domain: tuple[float, float], height: float, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the axis with a row a rank, rank 0 on top, and as many numbers as stand apart in a height in px.
+
+    Args:
+        num_ranks: number of rows.
+        domain: the part of the figure's height that it takes.
+        height: that part in px.
+        names: of the ranks, if they are not their rows' numbers.
+    """
     most = max(1, min(32, int(height) // _TICK))
     every = 1
     while every * most < num_ranks:
         every *= 2
     return {
-        "title": {"text": "rank", "standoff": 4},
+        "title": {"text": "rank (x ranks alike)" if names else "rank", "standoff": 4},
         "domain": domain,
         "range": (max(num_ranks, 1) - 0.5, -0.5),
         "tickmode": "array",
         "tickvals": list(range(0, num_ranks, every)),
+        **({"ticktext": list(names[::every])} if names else {}),
         "showgrid": False,
         "zeroline": False,
         "fixedrange": num_ranks <= 32,

@@ -52,10 +52,10 @@ def memory_traces(bars: Bars, view: View, unit: float) -> list[Any]:
     for rank in range(bars.timeline.num_ranks):
         if spans is None:
             time, memory = memory_curve(bars.timeline, rank, bars.step_time)
-            traces.append(_line(rank, bars.timeline.num_ranks, time / unit, memory * gib))
+            traces.append(_line(bars, rank, time / unit, memory * gib))
         else:
             time = np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False)
-            traces.append(_line(rank, bars.timeline.num_ranks, time, spans[rank]))
+            traces.append(_line(bars, rank, time, spans[rank]))
     return traces
 
 
@@ -77,15 +77,16 @@ def _channels(color: str) -> list[int]:
     return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
 
 
-def _line(rank: int, num_ranks: int, time: Floats, memory: Floats) -> Any:
+def _line(bars: Bars, rank: int, time: Floats, memory: Floats) -> Any:
     """Return one rank's curve."""
+    name = f"rank {bars.timeline.rank_name(rank)}"
     return go.Scatter(
         x=time,
         y=memory,
-        name=f"rank {rank}",
+        name=name,
         mode="lines",
-        line={"shape": "hv", "width": 1.6, "color": rank_color(rank, num_ranks)},
-        hovertemplate=f"rank {rank}<br>%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>",
+        line={"shape": "hv", "width": 1.6, "color": rank_color(rank, bars.timeline.num_ranks)},
+        hovertemplate=f"{name}<br>%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>",
         legend="legend2",
         yaxis="y2",
     )
@@ -95,7 +96,7 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
     """Return the highest and lowest rank at every moment, and the curve of the rank with the highest peak."""
     spans = highest_in_spans(bars.timeline, bars.step_time, _NUM_SPANS) * gib
     time = np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False)
-    num_ranks, top = bars.timeline.num_ranks, int(np.argmax(spans.max(axis=1)))
+    top = int(np.argmax(spans.max(axis=1)))
     common = {"x": time, "mode": "lines", "legend": "legend2", "yaxis": "y2"}
     edge = {"shape": "hv", "width": 1, "color": "#4C86C6"}
     hover = "%{y:.4g} GiB at %{x:.6g}<extra></extra>"
@@ -109,7 +110,8 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
         hovertemplate="highest " + hover,
         **common,
     )
-    peak = _line(top, num_ranks, time, spans[top]).update(name=f"rank {top} (peak)", line={"color": "#D55E00"})
+    peak = _line(bars, top, time, spans[top])
+    peak.update(name=f"{peak.name} (peak)", line={"color": "#D55E00"})
     return [low, high, peak]
 
 

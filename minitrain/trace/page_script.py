@@ -53,10 +53,10 @@ function duration(value) {
 function hover(d, i, rank) {
   const kind = d.kinds[d.kind[i]].name, span = duration(d.length[i]) + ' from ' + duration(d.start[i]);
   const layer = d.layer[i] === d.noLayer ? '' : (d.layerNames || [])[d.layer[i]] || 'layer ' + d.layer[i];
-  const lines = ['<b>' + kind + '</b> · rank ' + rank];
+  const lines = ['<b>' + kind + '</b> · rank ' + ((d.rankNames || [])[rank] || rank)];
   if (d.kind[i] === d.kinds.length - 1) {
     const typ = d.waitTyp[i] === 255 ? '' : d.typs[d.waitTyp[i]], ofLayer = layer && ' of ' + layer;
-    const who = d.waitsFor[i] < 0 ? '' : 'rank ' + d.waitsFor[i];
+    const who = d.waitsFor[i] < 0 ? '' : 'rank ' + ((d.rankNames || [])[d.waitsFor[i]] || d.waitsFor[i]);
     lines.push(span);
     if (!typ) lines.push("for the step's end, which " + (who || 'another rank') + ' sets');
     else if (!who) lines.push('for what comes before ' + typ + ofLayer);
@@ -242,6 +242,7 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
         "computes": _compute_kinds(bars),
         "typs": line.typs,
         **({"layerNames": line.layer_names} if line.layer_names else {}),
+        **({"rankNames": line.rank_names} if line.rank_names else {}),
         "samples": [ranges(numbers) for numbers in line.sample_sets],
         "center": center.tolist(),
         "width": width.tolist(),

@@ -35,6 +35,7 @@ def view_of(run: Run) -> View:
     """Return the words and units for a picture of a run."""
     from minitrain.trace.layout import View  # noqa: PLC0415  (numpy only when somebody draws)
 
+    size = run.num_ranks_a_class
     facts = [
         f"step {duration(run.step_time)}",
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
@@ -43,6 +44,7 @@ def view_of(run: Run) -> View:
         f"exposed communication {run.exposed_comm_fraction:.1%}",
         f"peak {_memory(run)}",
         *_facts_of_transformer(run),
+        *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]
     memory = run.capacity_bytes, run.bytes_per_element
     return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, *memory, _links_of(run))
@@ -213,7 +215,8 @@ def write_run(
 ) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
-    The files are complete before the first of them is moved to its place.
+    The files are complete before the first of them is moved to its place. A folded run has a page alone, in a folder of
+    its own: "ddp-folded".
 
     Args:
         run: the run.
@@ -230,13 +233,14 @@ def write_run(
     """
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
-    target = parent / (name or folder_name(run.strategy))
+    target = parent / (name or f"{folder_name(run.strategy)}{'-folded' if run.is_folded else ''}")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
         run.write_html(Path(made, PAGE), include_plotlyjs)
-        run.write_chrome_trace(Path(made, CHROME_TRACE))
-        run.save(Path(made, RUN_FILE))
+        if not run.is_folded:
+            run.write_chrome_trace(Path(made, CHROME_TRACE))
+            run.save(Path(made, RUN_FILE))
         target.mkdir(exist_ok=True)
-        for name in (PAGE, CHROME_TRACE, RUN_FILE):
+        for name in (PAGE,) if run.is_folded else (PAGE, CHROME_TRACE, RUN_FILE):
             Path(made, name).replace(target / name)
     return target
 
