@@ -55,8 +55,8 @@ def validate(
 ) -> None:
     """Simulate published runs, and print how far each table's predictions are off.
 
-    The tables are listed in docs/accuracy.md. A row that lacks what the model needs is listed with its reason. Exit code
-    1 if no row could be simulated.
+    The tables are listed in docs/accuracy.md. A row that lacks what the model needs is listed with its reason.
+    Exit code 1 if no row could be simulated.
     """
     with (
         user_prints_to_stderr(as_json),
