@@ -1,7 +1,7 @@
 """`python -m benchmarks.noise`: what samples of a run under noise cost, drawing and tail included.
 
-Each line is one call of `monte_carlo` on a run of 64 ranks, with jitter on every operation and stragglers. Processor time
-counts, since other processes take none of it.
+Each line is one call of `monte_carlo` on a run of 64 ranks, with jitter on every operation and stragglers. Processor
+time counts, since other processes take none of it.
 """
 
 from __future__ import annotations
