@@ -16,7 +16,9 @@ SEND = "send"
 RECV = "recv"
 
 LOAD_WEIGHTS = "load_weights"
-_PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
+ROUTING = ("route", "combine", "backward_combine", "backward_route")
+"""Passes of a layer with experts that go before the experts or behind them."""
+_PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight", *ROUTING)
 PASSES = frozenset(_PASSES_IN_ORDER)
 UPDATE = "update"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
@@ -34,7 +36,8 @@ class Event:
 
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
-            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send or recv.
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send or recv; around experts also route,
+            combine, backward_combine and backward_route.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.

@@ -224,7 +224,9 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
 def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
     """Return what the check of final weights reads of a model, with the shards of all ranks of its class."""
     final = {layer: _whole(weight, attempt) for layer, weight in model.final_weights.items()}
-    return SimpleNamespace(rank=model.rank, num_layers=model.num_layers, final_weights=final)
+    experts = {layer: _whole(weight, attempt) for layer, weight in model.final_experts.items()}
+    sizes = {"rank": model.rank, "num_layers": model.num_layers}
+    return SimpleNamespace(**sizes, final_weights=final, final_experts=experts)
 
 
 def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:

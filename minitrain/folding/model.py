@@ -10,6 +10,7 @@ from typing import Any
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
+from minitrain.folding.experts import FoldedExperts
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
@@ -18,7 +19,6 @@ from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.price import Predictor, Price
 from minitrain.rank import laws, sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
-from minitrain.rank.model import Model
 from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
@@ -50,7 +50,7 @@ class ClassOperation(Operation):
         calls[0].model.require_same_price(calls[0])
 
 
-class FoldedModel(Model):
+class FoldedModel(FoldedExperts):
     """One class of ranks of a training run.
 
     Args:
@@ -67,7 +67,9 @@ class FoldedModel(Model):
         mesh, group, _member: give groups that stand for those of every rank of the class.
         _collective: completes at once, as all ranks of the class do the same at the same time.
         _send, _receive: go to and come from another class.
-        load_weights, get_input_activation: take shards and samples that differ between ranks.
+        load_weights, load_router, load_experts, get_input_activation: take shards, parts and samples that differ
+            between ranks.
+        route: refuses experts of which some get more tokens than others.
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
@@ -300,9 +302,9 @@ class FoldedModel(Model):
         self._finished = True
         self._rank_of_each = self._rank
         self._finish_log()
-        held: Any = [self.final_weights, *self.storage()]
+        held: Any = [self.final_weights, self.final_experts, *self.storage()]
         for tensor in chain(*(tensors.values() for tensors in held)):
-            for name in ("shards", "samples", "parts", "sequence_shards"):
+            for name in ("shards", "samples", "parts", "own", "sequence_shards"):
                 if hasattr(tensor, name):
                     setattr(tensor, name, _of_lowest(getattr(tensor, name)))
 

@@ -17,10 +17,12 @@ from collections.abc import Iterable
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.hardware.price import Price
 from minitrain.rank import laws, sample_laws
+from minitrain.rank.experts import backward_experts, forward_experts, update_piece
 from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
 from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.experts import COPIES, PIECES, ExpertWeight
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import WeightPart
 from minitrain.workloads.workload import Recompute
@@ -104,7 +106,11 @@ class Computation(RankState):
             LawError: it is not a weight of that layer.
         """
         laws.final_weight(self, layer, weight)
-        self.final_weights[layer] = weight
+        self._final_of(weight)[layer] = weight
+
+    def _final_of(self, weight: Weight) -> dict[int, Weight]:
+        """Return where a final weight is kept: experts apart from the rest of their layer."""
+        return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples: an activation of layer 0.
@@ -143,6 +149,8 @@ class Computation(RankState):
         except AttributeError:  # no tensor, or one that was never in a store
             is_legal = False
         if not is_legal:
+            if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                return forward_experts(self, layer, inp, weight)  # type: ignore[no-any-return]  # copies of tokens
             laws.forward(self, "forward", layer, inp, weight)
             if isinstance(weight, WeightPart):
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
@@ -209,6 +217,8 @@ class Computation(RankState):
         except AttributeError:  # as in forward
             is_legal = False
         if not is_legal:
+            if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                return backward_experts(self, "backward", layer, inp, grad, weight)
             laws.backward(self, "backward", layer, inp, grad, weight)
             if isinstance(weight, WeightPart):
                 return backward_part(self, "backward", layer, inp, grad, weight)
@@ -240,6 +250,8 @@ class Computation(RankState):
         Returns:
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
+        if weight.__class__ in PIECES or inp.__class__ in COPIES:
+            return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
         laws.backward(self, "backward_input", layer, inp, grad, weight)
         if isinstance(weight, WeightPart):
             return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
@@ -262,6 +274,8 @@ class Computation(RankState):
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
+        if inp.__class__ in COPIES:
+            return backward_experts(self, "backward_weight", layer, inp, grad)[0]
         laws.backward(self, "backward_weight", layer, inp, grad)
         samples = inp.samples
         price = self._price_of_half("backward_weight", layer, inp)
@@ -304,6 +318,8 @@ class Computation(RankState):
             is_legal = False
         if not is_legal:
             laws.update(self, layer, weight_grad, weight, opt_state)
+            if weight.__class__ in PIECES or weight_grad.__class__ in PIECES or opt_state.__class__ in PIECES:
+                return update_piece(self, weight, weight_grad, opt_state)
             if isinstance(weight, WeightPart):
                 return update_part(self, weight, weight_grad, opt_state)
         try:

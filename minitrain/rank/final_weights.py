@@ -8,6 +8,7 @@ from typing import Protocol
 
 from minitrain.errors import LawError
 from minitrain.tensors import Weight
+from minitrain.tensors.experts import ExpertWeight, RouterWeight
 from minitrain.tensors.index_sets import ranges
 from minitrain.tensors.parts import WeightPart
 from minitrain.transport.collectives import describe
@@ -28,6 +29,10 @@ class TrainedRank(Protocol):
     def final_weights(self) -> Mapping[int, Weight]:
         """Final weight by layer."""
 
+    @property
+    def final_experts(self) -> Mapping[int, Weight]:
+        """Final weight of this rank's experts by layer."""
+
 
 def check_final_weights(models: Sequence[TrainedRank]) -> None:
     """Verify that every layer has a final weight: complete over all ranks, one step on, equal across replicas.
@@ -38,26 +43,52 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
     Raises:
         LawError: a layer's final weight is missing, incomplete, not of step 1, or differs between the ranks.
     """
-    holders: defaultdict[int, list[TrainedRank]] = defaultdict(list)
-    for model in models:  # each rank is asked once, not once a layer: a pipeline may have as many layers as ranks
-        for layer in model.final_weights:
-            holders[layer].append(model)
+    weights, experts = _by_layer(models, "final_weights"), _by_layer(models, "final_experts")
     for layer in range(models[0].num_layers):
-        found = [(model.rank, model.final_weights[layer]) for model in holders[layer]]
+        found = weights[layer]
         if not found:
             raise LawError(
                 f"layer {layer} has no final weight on any rank; call model.set_final_weight({layer}, weight) where "
                 "its last update was",
                 layer=layer,
             )
-        for of_part in _by_part(layer, found):
+        _require_both_pieces(layer, found, experts[layer])
+        for of_part in (*_by_part(layer, found), *_by_part(layer, experts[layer])):
             _check_layer(layer, of_part)
+
+
+def _by_layer(models: Sequence[TrainedRank], name: str) -> Mapping[int, list[tuple[int, Weight]]]:
+    """Return ranks and their final weights by layer; each rank is asked once, not once a layer."""
+    found: defaultdict[int, list[tuple[int, Weight]]] = defaultdict(list)
+    for model in models:
+        for layer, weight in getattr(model, name).items():
+            found[layer].append((model.rank, weight))
+    return found
+
+
+def _require_both_pieces(layer: int, found: Sequence[tuple[int, Weight]], experts: Sequence[object]) -> None:
+    """Verify that a layer is whole on all ranks, or that there are experts beside what all ranks hold of it."""
+    are_routers = {isinstance(weight, RouterWeight) for _, weight in found}
+    if are_routers == {bool(experts)}:
+        return
+    if experts or len(are_routers) > 1:
+        raise LawError(
+            f"the final weights of layer {layer} must be whole on all ranks, or router pieces on all with experts "
+            f"beside them; got {', '.join(sorted({describe(weight) for _, weight in found}))}"
+            + (" and experts" if experts else ""),
+            layer=layer,
+        )
+    raise LawError(
+        f"the final weight of layer {layer} is incomplete: its experts are on no rank; call "
+        f"model.set_final_weight({layer}, experts) too",
+        layer=layer,
+    )
 
 
 def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequence[tuple[int, Weight]]]:
     """Return the final weights of each part of a layer; all parts must be there, of one division."""
-    if not any(isinstance(weight, WeightPart) for _, weight in found):
-        return [found]
+    if not any(isinstance(weight, WeightPart | ExpertWeight) for _, weight in found):
+        return [found] if found else []
     first_rank, first = found[0]
     parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)
     for rank, weight in found:

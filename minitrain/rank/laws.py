@@ -39,21 +39,21 @@ def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -
         )
 
 
-def _require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
+def require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
     """Require a tensor of the layer that the operation works on."""
     if value.layer != expected:
         use = f" for layer {layer}" if isinstance(layer, int) else f", {layer}"
         raise broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
 
 
-def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
+def require_whole(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a complete sum over a whole sequence."""
     if isinstance(value, PARTIAL):
         missing = ranges(set(range(value.num_parts)) - value.parts)
         raise broken(
             model,
             op,
-            f"{name} must be a complete sum, got {describe(value)}; {_are(missing)} missing: all_reduce it over the "
+            f"{name} must be a complete sum, got {describe(value)}; {are(missing)} missing: all_reduce it over the "
             "ranks that hold the parts (or reduce_scatter it, for shards of the sequence)",
             value.layer,
             value=value,
@@ -69,12 +69,12 @@ def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
         )
 
 
-def _are(parts: str) -> str:
+def are(parts: str) -> str:
     """Return parts as the subject of a sentence: "part 1 is", "parts 1-3 are"."""
     return f"part {parts} is" if parts.isdigit() else f"parts {parts} are"
 
 
-def _require_complete(model: RankState, op: str, weight: Weight) -> None:
+def require_complete(model: RankState, op: str, weight: Weight) -> None:
     """Require all shards of a weight."""
     if not weight.is_complete():
         raise broken(
@@ -86,7 +86,7 @@ def _require_complete(model: RankState, op: str, weight: Weight) -> None:
         )
 
 
-def _require_stored(model: RankState, op: str, name: str, value: Any) -> None:
+def require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a tensor (or an equal one) in one of the rank's stores."""
     if not model.holds(value):
         raise broken(
@@ -103,21 +103,21 @@ def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> Non
     """Require a complete weight, in storage, and an input, both of the layer."""
     require_kind(model, op, "weight", weight, Weight)
     require_kind(model, op, "inp", inp, Activation)
-    _require_layer(model, op, "weight", weight, layer, layer)
-    _require_layer(model, op, "inp", inp, layer, layer)
-    _require_whole(model, op, "inp", inp)
-    _require_complete(model, op, weight)
-    _require_stored(model, op, "weight", weight)
+    require_layer(model, op, "weight", weight, layer, layer)
+    require_layer(model, op, "inp", inp, layer, layer)
+    require_whole(model, op, "inp", inp)
+    require_complete(model, op, weight)
+    require_stored(model, op, "weight", weight)
 
 
 def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
     """Require input, output gradient and complete weight of the layer, in storage, for the same samples."""
     require_kind(model, op, "inp", inp, Activation)
     require_kind(model, op, "grad", grad, ActivationGrad)
-    _require_layer(model, op, "inp", inp, layer, layer)
-    _require_layer(model, op, "grad", grad, layer, layer)
-    _require_whole(model, op, "inp", inp)
-    _require_whole(model, op, "grad", grad)
+    require_layer(model, op, "inp", inp, layer, layer)
+    require_layer(model, op, "grad", grad, layer, layer)
+    require_whole(model, op, "inp", inp)
+    require_whole(model, op, "grad", grad)
     if inp.samples != grad.samples:
         raise broken(
             model,
@@ -126,20 +126,20 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
             layer,
             samples=(inp.samples, grad.samples),
         )
-    _require_stored(model, op, "inp", inp)
-    _require_stored(model, op, "grad", grad)
+    require_stored(model, op, "inp", inp)
+    require_stored(model, op, "grad", grad)
     if op != "backward_weight":
         require_kind(model, op, "weight", weight, Weight)
-        _require_layer(model, op, "weight", weight, layer, layer)
-        _require_complete(model, op, weight)
-        _require_stored(model, op, "weight", weight)
+        require_layer(model, op, "weight", weight, layer, layer)
+        require_complete(model, op, weight)
+        require_stored(model, op, "weight", weight)
 
 
 def loss(model: RankState, inp: Any) -> None:
     """Require the model's output."""
     require_kind(model, "loss", "inp", inp, Activation)
-    _require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
-    _require_whole(model, "loss", "inp", inp)
+    require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
+    require_whole(model, "loss", "inp", inp)
 
 
 def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
@@ -148,7 +148,7 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
     require_kind(model, "update", "weight", weight, Weight)
     require_kind(model, "update", "opt_state", opt_state, OptState)
     for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
-        _require_layer(model, "update", name, value, layer, layer)
+        require_layer(model, "update", name, value, layer, layer)
     require_all_samples(model, layer, weight_grad)
     _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
@@ -235,7 +235,7 @@ def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
 def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
-    _require_layer(model, "set_final_weight", "weight", weight, layer, layer)
+    require_layer(model, "set_final_weight", "weight", weight, layer, layer)
 
 
 def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
@@ -252,13 +252,11 @@ def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     _require_rows(model, "load_weights", layer, num_shards)
 
 
-def part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
+def part(model: RankState, layer: int, part: Any, num_parts: Any, op: str = "load_weights") -> None:
     """Require one of the parts that a layer can be divided into."""
     are_counts = all(isinstance(value, int) and not isinstance(value, bool) for value in (part, num_parts))
     if not are_counts or not 0 <= part < num_parts:
-        raise broken(
-            model, "load_weights", f"part must lie in 0..num_parts-1, got part {part!r} of {num_parts!r}", layer
-        )
+        raise broken(model, op, f"part must lie in 0..num_parts-1, got part {part!r} of {num_parts!r}", layer)
 
 
 def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:

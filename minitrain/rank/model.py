@@ -12,6 +12,7 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 |---|---|
 | `load_weights`, `get_input_activation`, `set_final_weight` | by the strategy |
 | `forward`, `loss`, `backward`, `backward_input`, `backward_weight`, `update` | by the strategy |
+| `load_router`, `load_experts`, `route`, `combine`, `backward_combine`, `backward_route` | by the strategy |
 | `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
@@ -31,6 +32,7 @@ from collections.abc import Sequence
 
 from minitrain.rank.communication import Communication
 from minitrain.rank.computation import Computation
+from minitrain.rank.experts import ExpertComputation
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.rank.kept_for_backward import mode_of
 from minitrain.rank.stages import stages_of
@@ -53,7 +55,7 @@ _OF_THE_ENGINE = frozenset(
 """What kinds of model override or use of one another, and no strategy needs."""
 
 
-class Model(Computation, Communication):
+class Model(Computation, ExpertComputation, Communication):
     """One rank of a training run.
 
     Args:
@@ -68,6 +70,7 @@ class Model(Computation, Communication):
         time: the clock of the rank's compute stream, s.
         log: the events so far, a list to read.
         final_weights: weight by layer, as set by `set_final_weight`.
+        final_experts: likewise, part of the experts by layer.
         weights, opt_states, activations, grad_activations, grad_weights: the five stores.
 
     Raises:

@@ -121,6 +121,7 @@ class RankState:
         self.time = 0.0
         self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
+        self.final_experts: dict[int, Weight] = {}
         self._account = Account(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
             self._account.journal = []
@@ -144,6 +145,7 @@ class RankState:
         self._world = Group(self._transport.world, rank)
         self._recompute: Recompute = "none"  # where a forward does not say
         self.recomputed_flop = 0.0  # what backward did again
+        self.routed_copies = self.dropped_copies = 0  # of tokens, for experts
         self.pass_modes: dict[int, PassMode] = {}  # of passes that are not the usual ones, by their row of the log
 
     def _store(self, name: str) -> Store[Any]:

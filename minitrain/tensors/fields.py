@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from minitrain.tensors.experts import KINDS_OF_EXPERTS
 from minitrain.tensors.kinds import KINDS, Tensor
 from minitrain.tensors.parts import PARTED_KINDS
 
 T = TypeVar("T")
 
 FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    kind: attrgetter(*kind.__dataclass_fields__) for kind in (*KINDS, *PARTED_KINDS)
+    kind: attrgetter(*kind.__dataclass_fields__) for kind in (*KINDS, *PARTED_KINDS, *KINDS_OF_EXPERTS)
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

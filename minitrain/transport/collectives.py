@@ -20,9 +20,10 @@ from typing import Any
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
+from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WEIGHT_PARTS, WeightGradPart
-from minitrain.transport import partial_sums
+from minitrain.transport import expert_exchange, partial_sums
 
 Results = list[Any]
 
@@ -121,6 +122,8 @@ def all_reduce(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     first = values[0]
     if type(first) in _PARTED:
         return partial_sums.all_reduce(values, ranks, mismatch)
+    if type(first) in PIECES:
+        return expert_exchange.reduced("all_reduce", values, ranks, mismatch)
     if type(first) is not WeightGrad:
         total = _sum("all_reduce", values)
         return [copy.copy(total) for _ in values]
@@ -136,6 +139,8 @@ def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     first = values[0]
     if type(first) in _PARTED:
         return partial_sums.reduce_scatter(values, ranks, mismatch)
+    if type(first) in PIECES:
+        return expert_exchange.reduced("reduce_scatter", values, ranks, mismatch)
     if type(first) is not WeightGrad:
         total = _sum("reduce_scatter", values)
         return [total.shard(index, num_shards) for index in range(num_shards)]
@@ -182,6 +187,8 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int]) -> Results:
         return [kind(layer, layers, step, shards, num_shards) for _ in values]
     if kind in _GATHERED_IN_PARTS:
         return partial_sums.all_gather(values, ranks, mismatch)
+    if kind in PIECES:
+        return expert_exchange.gathered(values, ranks, mismatch)
     whole = _combine(values)
     return [copy.copy(whole) for _ in values]
 
@@ -215,7 +222,9 @@ def _duplicate(value: Any) -> Any:
 
 
 def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
-    """Return to the k-th member the k-th item of every member's list."""
+    """Return to the k-th member the k-th item of every member's list; or copies of tokens to experts, and back."""
+    if any(value.__class__ in COPIES for value in values):
+        return expert_exchange.exchange(values, ranks, mismatch)
     for rank, value in zip(ranks, values, strict=True):
         if len(value) != len(values):
             raise LawError(

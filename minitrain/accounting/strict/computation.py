@@ -33,6 +33,7 @@ from minitrain.rank.laws import require_all_samples
 from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
+from minitrain.workloads.expert_layers import Piece, division_of
 from minitrain.workloads.workload import Recompute
 
 R = TypeVar("R")
@@ -58,7 +59,7 @@ class StrictComputation(Model):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._shard_counts: dict[int, tuple[int, int, int]] = {}  # of loads and updates: held, of all, parts
+        self._shard_counts: dict[int, tuple[int, int, int | Piece]] = {}  # of loads and updates: held, of all, parts
         self._load_weights = unbound(super().load_weights)
         self._set_final_weight = unbound(super().set_final_weight)
         self._forward = unbound(super().forward)
@@ -122,7 +123,7 @@ class StrictComputation(Model):
             kept = clone(weight)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        self.final_weights[layer] = kept
+        self._final_of(weight)[layer] = kept
         if hasattr(weight, "_content"):
             kept._content = weight._content  # type: ignore[misc]  # a slot of the base
         kept._origin = HandedIn(weight._origin)
@@ -270,8 +271,7 @@ class StrictComputation(Model):
             new = updated, state = self._update(self, layer, weight_grad, weight, opt_state)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        num_parts = getattr(weight, "num_parts", 1)
-        self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, num_parts
+        self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, division_of(weight)
         note_update(ledger, weight)
         overwrite = Overwrite("update", ledger.line(_frame(1)))
         fields = state_fields = FIELDS[updated.__class__](updated)

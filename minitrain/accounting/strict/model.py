@@ -20,6 +20,7 @@ class StrictModel(StrictCommunication):
         load_weights, get_input_activation: give what they return its provenance and its buffer.
         forward, loss, backward, backward_input, backward_weight, update: require valid tensors of one step before, and
             give the results their provenance; an update takes the buffers of the old weight and state over.
+        load_router, load_experts, route, combine, backward_combine, backward_route: likewise for layers with experts.
         set_final_weight: requires a valid weight and keeps a copy that occupies nothing.
         _collective, _send, _receive: require valid tensors and remember the line; reductions overwrite their tensors.
         after_collective, after_message, follows_tensors: give results their provenance, and require that nothing is

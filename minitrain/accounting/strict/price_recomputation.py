@@ -42,7 +42,10 @@ def facts_of(value: Any) -> Moved:
 
 
 _COMMON = "what all parts hold"
-_IN_SHARDS = ("Weight", "WeightGrad", "WeightPart", "WeightGradPart")
+_IN_SHARDS = (
+    *("Weight", "WeightGrad", "WeightPart", "WeightGradPart"),
+    *("RouterWeight", "RouterGrad", "ExpertWeight", "ExpertGrad"),
+)
 
 
 def _column(rows: Sequence[Any], places: Iterable[int], column: int) -> list[Any]:
