@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     )
     from minitrain.grading.grader import Grade, grade
     from minitrain.hardware.fixed_durations import FixedPredictor
+    from minitrain.hardware.measured_layers import MeasuredLayers
+    from minitrain.hardware.platforms import Platform, platforms
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
     from minitrain.run.comparison import Comparison, FailedRun, compare
@@ -59,6 +61,8 @@ _HOMES = {
     ),
     "grading.grader": ("Grade", "grade"),
     "hardware.fixed_durations": ("FixedPredictor",),
+    "hardware.measured_layers": ("MeasuredLayers",),
+    "hardware.platforms": ("Platform", "platforms"),
     "numerics.proof": ("Proof", "prove"),
     "rank.model": ("Model",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
@@ -87,9 +91,11 @@ __all__ = [
     "HardwareConfigError",
     "LatentAttention",
     "LawError",
+    "MeasuredLayers",
     "MinitrainError",
     "Model",
     "OutOfMemoryError",
+    "Platform",
     "Precision",
     "Proof",
     "ProofError",
@@ -104,6 +110,7 @@ __all__ = [
     "hw",
     "load_run",
     "models",
+    "platforms",
     "prove",
     "schedules",
     "simulate",

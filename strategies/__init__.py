@@ -15,6 +15,7 @@ from .ddp import ddp
 from .ddp_overlap import ddp_overlap
 from .deepseek_like import deepseek_like
 from .dualpipe_v import dualpipe_v
+from .fsdp import fsdp
 from .gpipe import gpipe
 from .hsdp import hsdp
 from .interleaved_1f1b import interleaved_1f1b
@@ -41,6 +42,7 @@ __all__ = [
     "ddp_overlap",
     "deepseek_like",
     "dualpipe_v",
+    "fsdp",
     "gpipe",
     "hsdp",
     "interleaved_1f1b",

@@ -5,6 +5,7 @@ from typing import Any
 
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
+from minitrain.tensors.parts import kept_whole, share_of_sequence
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 
@@ -19,6 +20,8 @@ async def megatron(
     zero: int = 0,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
+    scatter_gather: bool = False,
+    overlap_replicas: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -36,6 +39,10 @@ async def megatron(
         zero: 1 to shard the optimizer state among the replicas, 0 to keep it whole.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+        scatter_gather: whether each rank of a tensor-parallel group sends a share of an activation to the next stage,
+            where the shares are gathered (section 4.1), instead of all of it. Shards of the sequence are shares anyway.
+        overlap_replicas: whether a layer's gradients are summed over the replicas as soon as the last microbatch has
+            made them and, with zero, its weights gathered under the first forward pass instead of after the update.
     """
     model.recompute = recompute
     for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
@@ -62,6 +69,8 @@ async def megatron(
         for stage in range(place, num_stages, pp)
     ]
     shards_sequence = sequence_parallel and tp > 1
+    sends_shares = scatter_gather and tp > 1 and not shards_sequence
+    recomputes = recompute == "full" and tp > 1 and not model.layers_are_alike  # with the sums between its parts
 
     async def whole(store: MutableMapping[Any, Any], tensor: Any, border: int) -> Any:
         """Return what a layer takes: shards of the sequence are gathered (g in the paper's figure)."""
@@ -78,6 +87,25 @@ async def megatron(
             return await model.reduce_scatter(partial, border, group=parts)
         return await model.all_reduce(partial, border, group=parts)
 
+    async def cover_sequence(layer: int) -> None:
+        """Complete a gradient: for norms and biases, a rank has seen a shard of the sequence."""
+        if shards_sequence and layer > 0:
+            grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=parts)
+
+    def sum_over_replicas(layer: int) -> Any:
+        """Return the operation that sums a layer's gradient over the replicas, in shards with zero."""
+        reduce = model.reduce_scatter if zero else model.all_reduce
+        return reduce(grad_weights.pop(layer), layer, group=replicas)
+
+    async def pass_on(tensor: Any, peer: int, tag: Any) -> None:
+        """Send an activation or a gradient to another stage: a share of it where each part's rank sends one."""
+        await model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
+
+    async def passed(peer: int, border: int, tag: Any) -> Any:
+        """Return what another stage has passed on."""
+        tensor = await model.receive(peer, tag=tag)
+        return kept_whole(await model.all_gather(tensor, border, group=parts)) if sends_shares else tensor
+
     def turn(step: int) -> tuple[int, int]:
         """Return the chunk and the microbatch of a rank's step: a round through each chunk in turn."""
         round_, within = divmod(step, num_stages)
@@ -89,14 +117,16 @@ async def megatron(
         if stage == 0:
             activations[0, i] = model.get_input_activation(batches[i])
         elif pp > 1:
-            activations[layers[0], i] = await model.receive(before, tag=("F", stage, i))
+            activations[layers[0], i] = await passed(before, layers[0], ("F", stage, i))
         for layer in layers:
+            if layer in gathers:
+                weights[layer] = await gathers.pop(layer)
             inp = await whole(activations, activations[layer, i], layer)
             activations[layer + 1, i] = await total(model.forward(layer, inp, weights[layer]), layer + 1)
             del inp
             activations.pop("whole", None)
         if stage < num_stages - 1 and pp > 1:
-            await model.send(after, activations.pop((layers.stop, i)), tag=("F", stage + 1, i))
+            await pass_on(activations.pop((layers.stop, i)), after, ("F", stage + 1, i))
 
     async def backward(step: int) -> None:
         chunk, i = turn(step)
@@ -105,9 +135,11 @@ async def megatron(
         if stage == num_stages - 1:
             grad_activations[layers[-1], i] = model.loss(activations.pop((num_layers, i)))
         elif pp > 1:
-            grad_activations[layers[-1], i] = await model.receive(after, tag=("B", stage, i))
+            grad_activations[layers[-1], i] = await passed(after, layers.stop, ("B", stage, i))
         for layer in reversed(layers):
             inp = await whole(activations, activations[layer, i], layer)
+            if recomputes and 0 < layer < num_layers - 1:
+                await total(model.forward(layer, inp, weights[layer], recompute="none"), layer + 1)
             grad = await whole(grad_activations, grad_activations[layer, i], layer + 1)
             grad_weights["new"], grad_activations["new"] = model.backward(layer, inp, grad, weights[layer])
             del inp, grad
@@ -119,14 +151,22 @@ async def megatron(
                 grad_activations[layer - 1, i] = await total(grad_activations.pop("new"), layer)
             else:
                 del grad_activations["new"]
+            if overlap_replicas and replicas.size > 1 and i == len(batches) - 1:
+                await cover_sequence(layer)
+                reductions[layer] = model.launch(sum_over_replicas(layer))
         if stage > 0 and pp > 1:
-            await model.send(before, grad_activations.pop((layers[0] - 1, i)), tag=("B", stage - 1, i))
+            await pass_on(grad_activations.pop((layers[0] - 1, i)), before, ("B", stage - 1, i))
 
+    reductions: dict[int, Any] = {}
+    gathers: dict[int, Any] = {}
     for layers in layers_of:
         for layer in layers:
             weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
             if zero:
                 opt_states[layer] = opt_states[layer].shard(replicas.index, replicas.size)
+            if zero and overlap_replicas:  # the step begins with what the one before has updated
+                weights[layer] = weights[layer].shard(replicas.index, replicas.size)
+                gathers[layer] = model.launch(model.all_gather(weights[layer], layer, group=replicas))
 
     num_steps = len(batches) * num_chunks
     warmup = pp - 1 - place if num_chunks == 1 else (num_chunks - 1) * pp + 2 * (pp - 1 - place)
@@ -141,18 +181,19 @@ async def megatron(
 
     for layers in layers_of:
         for layer in layers:
-            if shards_sequence and layer > 0:  # norms and biases have seen a shard of the sequence on each rank
-                grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=parts)
+            if layer in reductions:
+                grad_weights[layer] = await reductions.pop(layer)
+            else:
+                await cover_sequence(layer)
+                if replicas.size > 1 or zero:
+                    grad_weights[layer] = await sum_over_replicas(layer)
             if zero:
-                grad_weights[layer] = await model.reduce_scatter(grad_weights[layer], layer, group=replicas)
                 weights[layer] = weights[layer].shard(replicas.index, replicas.size)
-            elif replicas.size > 1:
-                grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
             weights[layer], opt_states[layer] = model.update(
                 layer, grad_weights[layer], weights[layer], opt_states[layer]
             )
             del grad_weights[layer]
-            if zero:
+            if zero and not overlap_replicas:
                 weights[layer] = await model.all_gather(weights[layer], layer, group=replicas)
             model.set_final_weight(layer, weights[layer])
     return model

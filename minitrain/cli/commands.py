@@ -24,6 +24,7 @@ from minitrain.cli.failures import (
 from minitrain.cli.hw import hw
 from minitrain.cli.models import app as models
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.priced import priced, pricing
 from minitrain.cli.prove import prove
 from minitrain.cli.strategies import strategies
 from minitrain.cli.sweep import sweep
@@ -95,6 +96,10 @@ def compare(
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
+    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    platform: given.Platform = None,
+    without: given.Without = None,
+    prices: given.Prices = None,
     durations: given.Durations = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
@@ -114,7 +119,7 @@ def compare(
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         trained = given.trained(model, seq, layers)
-        priced = given.priced(world_size, hw, network, durations)
+        predictor = priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
         if traced:
             given.require_folder(out)
@@ -126,7 +131,7 @@ def compare(
                 world_size=world_size,
                 **trained,
                 global_batch_size=batch,
-                hardware=priced,
+                hardware=predictor,
                 strict=strict,
                 strict_memory=strict_memory,
                 memory_by_kind=traced,
@@ -159,6 +164,10 @@ def run(
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
+    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    platform: given.Platform = None,
+    without: given.Without = None,
+    prices: given.Prices = None,
     durations: given.Durations = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
@@ -180,7 +189,7 @@ def run(
             "world_size": world_size,
             **given.trained(model, seq, layers),
             "global_batch_size": batch,
-            "hardware": given.priced(world_size, hw, network, durations),
+            "hardware": priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
             "strict": strict,
             "strict_memory": strict_memory,
             "memory_by_kind": traced,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from minitrain.errors import StrategyError, UsageError
-from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
-from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters, make_predictor
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters
 from minitrain.run.strategy_loading import load_strategy, takes_option
 
 DEFAULT = RunParameters()
@@ -116,6 +114,43 @@ Durations = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+Fidelity = Annotated[
+    str,
+    typer.Option(
+        "--fidelity",
+        metavar="KIND",
+        help="roofline: FLOPs and bytes of a layer; kernels: each kernel and transfer by what devices were measured to "
+        "reach.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Platform = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        metavar="NAME",
+        help="With --fidelity kernels: what a framework adds (see docs/accuracy.md).",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Without = Annotated[
+    str | None,
+    typer.Option(
+        "--without",
+        metavar="TERM,...",
+        help="With --fidelity kernels: terms of the prices to leave out, such as waves,launches.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Prices = Annotated[
+    str | None,
+    typer.Option(
+        "--prices",
+        metavar="FILE.csv",
+        help="Measured times of layers instead of computed ones; FILE.csv:gpu=NAME,model=NAME chooses rows.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -169,7 +204,7 @@ Fold = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel=_OUTPUT)]
 
-_OWN_OPTIONS: Mapping[str, str] = {
+OWN_OPTIONS: Mapping[str, str] = {
     "workload": "--model",
     "seq_len": "--seq",
     "world_size": "--world-size",
@@ -177,6 +212,10 @@ _OWN_OPTIONS: Mapping[str, str] = {
     "global_batch_size": "--batch",
     "hardware": "--hw",
     "network": "--network",
+    "fidelity": "--fidelity",
+    "platform": "--platform",
+    "without": "--without",
+    "prices": "--prices",
     "strict": "--strict",
     "strict_memory": "--strict-memory",
     "log": "--log",
@@ -194,12 +233,12 @@ def writes_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> 
     if log not in LOGS:
         raise UsageError(f"--log must be full or summary, got {log!r}")
     excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": trace, "strict": strict})
-    for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
+    for name, option in (("memory_by_kind", "--trace"), ("strict", OWN_OPTIONS["strict"])):
         if name in excluded:
             raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
     if fold and log != "full":
         raise UsageError(f"--fold does not go with --log {log}; leave one out")
-    for name, option in (("memory_by_kind", "--trace"), ("strict", _OWN_OPTIONS["strict"])):
+    for name, option in (("memory_by_kind", "--trace"), ("strict", OWN_OPTIONS["strict"])):
         if name in EXCLUSIONS["fold"].found({"fold": fold, "memory_by_kind": trace, "strict": strict}):
             raise UsageError(
                 f"{option} needs every rank, but --fold simulates ranks that do the same once; leave one out"
@@ -222,39 +261,6 @@ def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[
     return {"workload": model, "seq_len": seq_len}
 
 
-def priced(world_size: int, hardware: str | None, network: str | None, durations: str | None) -> Any:
-    """Return the predictor that prices the operations of a run.
-
-    Raises:
-        UsageError: the options exclude each other.
-        HardwareConfigError: the config cannot be found or read, or is invalid.
-    """
-    if durations is None:
-        return make_predictor(hardware or DEFAULT.hardware, world_size, network or DEFAULT.network)
-    if hardware is not None or network is not None:
-        other = "--hw" if hardware is not None else "--network"
-        raise UsageError(f"--durations stands for a machine of its own; give it or {other}, not both")
-    return FixedPredictor(**parse_durations(durations))
-
-
-def parse_durations(text: str) -> dict[str, float]:
-    """Return the durations by event type, s.
-
-    >>> parse_durations("forward=1,backward=2e-3")
-    {'forward': 1.0, 'backward': 0.002}
-    """
-    durations: dict[str, float] = {}
-    for part in text.split(","):
-        typ, value = _pair("--durations", part.strip(), durations)
-        try:
-            durations[typ] = float(value)
-        except ValueError:
-            durations[typ] = math.nan
-        if not 0 <= durations[typ] < math.inf:
-            raise UsageError(f"--durations: {typ} must last a number of seconds of at least 0, got {value!r}")
-    return durations
-
-
 def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[str, Any]:
     """Return the strategy's options: values are Python literals, or else text.
 
@@ -263,15 +269,15 @@ def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[
     """
     options: dict[str, Any] = {} if microbatch_size is None else {"microbatch_size": microbatch_size}
     for pair in pairs:
-        name, value = _pair("--option", pair, options)
+        name, value = name_and_value("--option", pair, options)
         if name in DEFAULTS or name in _NO_OPTIONS:
-            own = f"use {_OWN_OPTIONS[name]}" if name in _OWN_OPTIONS else "it is set in Python only"
+            own = f"use {OWN_OPTIONS[name]}" if name in OWN_OPTIONS else "it is set in Python only"
             raise UsageError(f"--option: {name} is no option of a strategy; {own}")
         options[name] = literal(value)
     return options
 
 
-def _pair(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
+def name_and_value(option: str, text: str, given: Mapping[str, Any]) -> tuple[str, str]:
     """Return name and value of "name=value"; a name may be given once."""
     name, equals, value = text.partition("=")
     name, value = name.strip(), value.strip()

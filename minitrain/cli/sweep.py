@@ -15,6 +15,7 @@ from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.priced import pricing
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.chosen_strategy import literal
@@ -61,6 +62,10 @@ def sweep(
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
+    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    platform: given.Platform = None,
+    without: given.Without = None,
+    prices: given.Prices = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     fold: given.Fold = given.DEFAULT.fold,
@@ -86,6 +91,7 @@ def sweep(
         "strict_memory": strict_memory,
         "fold": fold,
         **({} if network is None else {"network": network}),
+        **pricing(fidelity, platform, without, prices),
         **given.strategy_options(option or (), microbatch),
     }
     with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: _kept(done, results)):

@@ -22,6 +22,9 @@ from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware import FlatTopology, HierarchicalTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.hardware.kernel_predictor import KernelPredictor
+from minitrain.hardware.layer_predictor import LayerPredictor
+from minitrain.hardware.measured_topology import MeasuredTopology
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.final_weights import check_final_weights
@@ -64,8 +67,9 @@ def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
     if isinstance(predictor, RankPredictors):
         raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
-    is_known = type(predictor) is RuntimePredictor and isinstance(
-        predictor.topology, FlatTopology | HierarchicalTopology
+    is_known = type(predictor) in (RuntimePredictor, KernelPredictor, LayerPredictor) and isinstance(
+        predictor.topology,  # type: ignore[attr-defined]  # both kinds have one
+        FlatTopology | HierarchicalTopology | MeasuredTopology,
     )
     if not is_known and type(predictor) is not FixedPredictor:
         raise UsageError(

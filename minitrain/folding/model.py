@@ -16,6 +16,7 @@ from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
 from minitrain.hardware import HierarchicalTopology
+from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
 from minitrain.rank import laws, sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
@@ -84,7 +85,7 @@ class FoldedModel(FoldedExperts):
     ) -> None:
         self.attempt = attempt
         topology = getattr(runtime_predictor, "topology", None)
-        self._nodes = topology if isinstance(topology, HierarchicalTopology) else None
+        self._nodes = None if topology is None else places_of(topology)
         super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
         self._finished = False
         self._task: Any = None

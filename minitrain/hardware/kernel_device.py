@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from minitrain.hardware.config import SystemConfig
     from minitrain.hardware.kernel_rates import KernelRates, MatmulRate
     from minitrain.workloads.kernels import FlashAttention, Kernel, KernelList, Matmul
+    from minitrain.workloads.workload import Cost
 
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
 """The tiles that a library chooses from: rows and columns of the result."""
@@ -96,6 +97,11 @@ class KernelDevice:
     def load_seconds(self, size_bytes: float) -> float:
         """Return the time of reading the host's memory, s."""
         return size_bytes / self.system.mem_pcie.throughput(size_bytes) if size_bytes else 0.0
+
+    def seconds(self, cost: Cost, datatype: str) -> float:
+        """Return the time of an operation of which only FLOPs and bytes are known, s: the slower of the two."""
+        arithmetic = cost.work_flop / (self.rates.matmul_rate(datatype).tflops * 1e12) if cost.work_flop else 0.0
+        return max(arithmetic, cost.traffic_bytes / (self.rates.GBps * 1e9))
 
     def _pass_seconds(self, work: KernelList) -> float:
         """Return how long a pass takes, s: its kernels one after another, and no less than it takes to launch them."""

@@ -124,6 +124,11 @@ class KernelRates:
         """
         return _known(self.attention, generation, "kernels.attention", "each generation of kernels used")[is_backward]
 
+    @property
+    def usual_attention(self) -> str:
+        """Return the generation that is meant where nobody says: "flash2", or the first that the config has."""
+        return "flash2" if "flash2" in self.attention else next(iter(self.attention), "flash2")
+
     def scaled(self, factor: float) -> KernelRates:
         """Return the same device at another clock: arithmetic `factor` times as fast, the memory as it is."""
         matmul = {key: replace(rate, tflops=rate.tflops * factor) for key, rate in self.matmul.items()}

@@ -1,7 +1,7 @@
 """A network whose transfers are priced by measured curves of bandwidth over size, the `curves` of the config's tiers.
 
-A tier without a curve is priced as in `HierarchicalTopology`. `network=` does not choose this topology: a
-`DevicePredictor` takes it.
+A tier without a curve is priced as in `HierarchicalTopology`. `fidelity="kernels"` chooses this topology where the
+config has curves, unless `network="flat"` is given.
 
 Ranks sit in nodes as `HierarchicalTopology` places them. A group inside a node takes the innermost tier's curve. A
 group of several nodes takes the outer tier's curve at the bandwidth of the network interfaces that its local ranks
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
-from minitrain.hardware.topology import HierarchicalTopology, Transfer
+from minitrain.hardware.topology import HierarchicalTopology, Topology, Transfer
 from minitrain.hardware.transfer_curve import wire_share
 
 if TYPE_CHECKING:
@@ -116,6 +116,13 @@ class MeasuredTopology:
         if placement is None:
             return min(world_size, self._inner.size)
         return max(map(placement.count, set(placement)))
+
+
+def places_of(topology: Topology) -> HierarchicalTopology | None:
+    """Return which ranks sit where, so that groups of equal shape have equal prices; None where all are alike."""
+    if isinstance(topology, MeasuredTopology):
+        return topology.places
+    return topology if isinstance(topology, HierarchicalTopology) else None
 
 
 def _curve(tier: Network, op: str) -> TransferCurve | None:

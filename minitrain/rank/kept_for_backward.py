@@ -46,6 +46,9 @@ def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: P
     if model._is_uniform:
         return
     keeper = _keeper(model, inp)
+    if passage_of(keeper).mode is not None:  # it went forward before, and is computed again
+        again = PassMode("full", mode.num_parts, mode.sequence_parallel)
+        model.recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, again)
     passage_of(keeper).mode = mode
     model._resize(keeper, _kept_units(model, layer, inp, keeper, mode))
 

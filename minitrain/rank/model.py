@@ -35,7 +35,7 @@ from minitrain.rank.computation import Computation
 from minitrain.rank.experts import ExpertComputation
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.rank.kept_for_backward import mode_of
-from minitrain.rank.stages import stages_of
+from minitrain.rank.stages import blocks_of, stages_of
 from minitrain.workloads.workload import Recompute
 
 _OF_THE_ENGINE = frozenset(
@@ -93,6 +93,11 @@ class Model(Computation, ExpertComputation, Communication):
     def layers_are_alike(self) -> bool:
         """Whether all layers cost the same and hold tensors of the same sizes."""
         return self._is_uniform
+
+    @property
+    def blocks(self) -> tuple[range, ...]:
+        """The layers that belong together: attention and MLP of a transformer layer; one layer where all are alike."""
+        return blocks_of(self)
 
     def stages(
         self, num_stages: int, microbatch_size: int = 1, *, layers_per_stage: Sequence[int] | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
@@ -272,6 +273,11 @@ class Launched(Generic[T]):
 def samples_of(value: Any) -> frozenset[int]:
     """Return the samples of a tensor, or of all tensors of a bucket."""
     if isinstance(value, list):
-        return NO_SAMPLES.union(*(samples_of(item) for item in value))
+        return reduce(_with, map(samples_of, value), NO_SAMPLES)
     samples: frozenset[int] = getattr(value, "samples", NO_SAMPLES)
     return samples
+
+
+def _with(known: frozenset[int], more: frozenset[int]) -> frozenset[int]:
+    """Return the union of two sets; those of a bucket are mostly one. Folded ranks' sets know no other union."""
+    return more if known is NO_SAMPLES or known is more else known | more

@@ -51,6 +51,12 @@ def stages_of(
     return _of_least_cost(_ByIdentity(predictor), num_layers, num_stages, num_samples)
 
 
+def blocks_of(model: RankState) -> Stages:
+    """Return the layers that belong together: those of the workload's blocks, or each layer by itself."""
+    blocks: Stages | None = getattr(model.runtime_predictor.workload, "blocks", None)
+    return _cut(model.num_layers, model.num_layers) if blocks is None else blocks
+
+
 def _as_given(layers_per_stage: Any, num_stages: int, num_layers: int) -> Stages:
     """Return the stages that the user asks for."""
     counts = list(layers_per_stage) if isinstance(layers_per_stage, Sequence) else []

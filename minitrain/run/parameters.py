@@ -16,13 +16,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.price import Predictor, RankPredictors
+from minitrain.hardware.pricing import Pricing
 from minitrain.rank.model import Model
-from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import Workload
 
 if TYPE_CHECKING:
+    from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.run.progress import Watch
     from minitrain.run.strategy_loading import Strategy
 
@@ -51,6 +51,11 @@ class RunParameters:
         network: "flat" (one tier for the run), "hierarchical" (the tier that each group needs), or "auto": flat where
             all ranks fit into the smallest tier, else hierarchical.
         placement: node of each rank; not for the flat network.
+        fidelity: "roofline", or "kernels" to price each kernel and each transfer by what devices were measured to
+            reach (see `minitrain.hardware.pricing`).
+        platform: with kernels, what a framework adds to their prices: a name of `mt.platforms()`, or a `Platform`.
+        without: with kernels, terms of their prices to leave out, for an ablation.
+        prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); `model.time`
             during the run does not include it.
@@ -80,6 +85,10 @@ class RunParameters:
     seq_len: int | None = None
     network: str = "auto"
     placement: Sequence[int] | None = None
+    fidelity: str = "roofline"
+    platform: Any = None
+    without: Sequence[str] = ()
+    prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
     contention: bool = False
     p2p_buffer: int | None = 1
@@ -102,6 +111,8 @@ class RunParameters:
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
+        if self.fidelity != "roofline" or any(getattr(self, name) for name in ("platform", "without", "prices")):
+            self._pricing()
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
 
@@ -112,13 +123,19 @@ class RunParameters:
             UsageError: the network does not connect so many ranks, or there is another number of predictors.
             HardwareConfigError: the hardware config cannot be found, read or believed.
         """
+        pricing = self._pricing()
         if isinstance(self.hardware, RankPredictors):
+            require_default(pricing, self.hardware)
             if len(self.hardware.predictors) != self.world_size:
                 raise UsageError(
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
-        return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload)
+        return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
+
+    def _pricing(self) -> Pricing:
+        """Return how operations are priced."""
+        return Pricing(self.fidelity, self.platform, self.without, self.prices)
 
     def _take_workload(self) -> None:
         """Find the workload, and take the number of layers from it where it has one."""
@@ -226,6 +243,10 @@ class TakesRunParameters(Protocol[R_co]):
         seq_len: int | None = ...,
         network: str = ...,
         placement: Sequence[int] | None = ...,
+        fidelity: str = ...,
+        platform: Any = ...,
+        without: Sequence[str] = ...,
+        prices: MeasuredLayers | None = ...,
         slowdown: Mapping[int, float] | None = ...,
         contention: bool = ...,
         p2p_buffer: int | None = ...,
@@ -276,29 +297,6 @@ def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:
         f"num_layers ({num_layers!r}) does not go with a workload that has its own, and {workload!r:.80} has "
         f"{workload.num_layers} layers; leave num_layers out",
         num_layers=num_layers,
-    )
-
-
-def make_predictor(
-    hardware: Any,
-    world_size: int,
-    network: str = DEFAULTS["network"],
-    placement: Sequence[int] | None = None,
-    workload: Workload | None = None,
-) -> Predictor:
-    """Return what prices the operations of a run.
-
-    Args:
-        hardware: a shipped config's name, a path, a loaded config, or a predictor, which is returned as it is.
-        world_size: number of ranks.
-        network: "auto", "flat" or "hierarchical".
-        placement: node of each rank.
-        workload: what is trained; the specified one, or that of a predictor, if None.
-    """
-    if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
-        return hardware if workload in (None, hardware.workload) else hardware.training(workload)  # type: ignore[no-any-return]  # a Predictor
-    return RuntimePredictor(
-        world_size, hardware, network=network, placement=placement, workload=workload or MATMUL_LAYER
     )
 
 

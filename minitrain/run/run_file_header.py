@@ -29,7 +29,7 @@ HEADER = (
     "peak_flop_per_s",
     "capacity_bytes",
 )
-NETWORKS = ("flat", "hierarchical")
+NETWORKS = ("flat", "hierarchical", "measured")
 FIELDS = tuple(field.name for field in fields(Event))
 SPECIFIED = FIELDS[:7]
 

@@ -25,11 +25,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.price import Predictor
+from minitrain.hardware.pricing import Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.parameters import DEFAULTS, make_predictor
+from minitrain.run.parameters import DEFAULTS
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
@@ -46,6 +48,7 @@ _BATCH_S = 0.05
 _MOST_IN_BATCH = 256
 
 _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
+_PRICING = ("fidelity", "platform", "without", "prices")
 
 
 def key_of(configuration: Configuration) -> str:
@@ -152,7 +155,7 @@ class SharedByBatch:
     def __init__(self) -> None:
         self._strategies: dict[str, ChosenStrategy] = {}
         self._history: DivergenceHistory | None = None
-        self._predictors: dict[tuple[str, int, str], Predictor] = {}
+        self._predictors: dict[tuple[str, int, str, Pricing], Predictor] = {}
         self._trainers: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
 
     def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
@@ -177,7 +180,8 @@ class SharedByBatch:
         machine = self._machine(parameters)
         if machine is not None:
             if machine not in self._predictors:
-                self._predictors[machine] = make_predictor(*machine)
+                self._predictors[machine] = make_predictor(*machine[:3], pricing=machine[3])
+            shared |= {name: DEFAULTS[name] for name in _PRICING if name in parameters}  # the predictor has it
             shared["hardware"] = self._predictors[machine]
         if parameters.get("workload") is not None:
             shared |= self._trained(parameters, shared.get("hardware"))
@@ -198,7 +202,7 @@ class SharedByBatch:
             self._trainers[key] = machine.training(workload)
         return {**found, "hardware": self._trainers[key]}
 
-    def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str] | None:
+    def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str, Pricing] | None:
         """Return what the predictor of a run is made of; None where it cannot be shared.
 
         A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
@@ -206,7 +210,10 @@ class SharedByBatch:
         hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
         if type(hardware) is not str or type(world_size) is not int or type(network) is not str:
             return None
-        return None if parameters.get("placement") is not None else (hardware, world_size, network)
+        if parameters.get("placement") is not None:
+            return None
+        pricing = Pricing(*(parameters.get(name, DEFAULTS[name]) for name in _PRICING))
+        return hardware, world_size, network, pricing
 
     def _divergence_history(self) -> DivergenceHistory:
         """Return what the folded runs of this batch share."""

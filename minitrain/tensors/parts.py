@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import LawError
-from minitrain.tensors.annotations import summed
+from minitrain.tensors.annotations import sharded, summed
 from minitrain.tensors.index_sets import ranges, singleton, union
 from minitrain.tensors.kinds import (
     Activation,
@@ -247,6 +247,22 @@ def shard_of_sequence(value: Activation | ActivationGrad, shard: int, num_shards
     if not 0 <= shard < num_shards:
         raise LawError(f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards}", layer=value.layer)
     return kind(value.layer, value.layers, value.samples, value.total_samples, singleton(shard), num_shards)
+
+
+def share_of_sequence(value: Activation | ActivationGrad, shard: int, num_shards: int) -> Any:
+    """Return one of `num_shards` shards of an activation that a rank has whole, to be sent in its place.
+
+    Raises:
+        LawError: as for `shard_of_sequence`.
+    """
+    return sharded(shard_of_sequence(value, shard, num_shards), value, shard, num_shards)
+
+
+def kept_whole(value: Any) -> Any:
+    """Return an activation that was gathered, as one that stays whole: the shard is not what its layer keeps."""
+    if hasattr(value, "_passage"):
+        value._passage.gathered_from = None
+    return value
 
 
 def sum_of_parts(left: Any, right: Any) -> Any:

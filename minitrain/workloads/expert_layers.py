@@ -27,8 +27,11 @@ from minitrain.tensors.experts import (
 )
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import WHOLE, Degrees, Work
+from minitrain.workloads.expert_kernels import kernels_around_experts, kernels_of_experts
+from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.shapes import Gemm, Projection, SavedTensor
 from minitrain.workloads.unit import Unit
+from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import Cost, PassMode
 
 _MOVES_OF_NORM, _MOVES_OF_RESIDUAL = 2, 3  # of the hidden state, as in `unit_costs`
@@ -140,6 +143,13 @@ class ExpertLayers:
         asked = self._experts(unit, typ, mode) if isinstance(mode, ExpertPass) else self._around(unit, typ, num_samples)
         flop, num_bytes = zip(*asked, strict=True)
         return Cost(sum(flop), sum(num_bytes))
+
+    def kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
+        """Return the kernels of a pass; arguments as those of `cost`, and how a framework runs it."""
+        unit = self._units[layer]
+        if isinstance(mode, ExpertPass):
+            return kernels_of_experts(self._model, unit, typ, mode.num_copies, mode.num_parts, style)
+        return kernels_around_experts(self._model, unit, typ, Work(num_samples, self._seq_len), style)
 
     def _experts(self, unit: Unit, typ: str, mode: ExpertPass) -> Iterator[tuple[float, float]]:
         """Yield what a rank's experts ask for: their multiplications are one for each expert, together for all."""

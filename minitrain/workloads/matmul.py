@@ -8,9 +8,11 @@ The size constants come from `minitrain.tensors`, because the specification has 
 Only tensors, this file and `minitrain.lib` may use them: all other code asks the run's workload.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import TensorTypeError
 from minitrain.tensors import (
@@ -26,6 +28,10 @@ from minitrain.tensors import (
 )
 from minitrain.tensors.parts import PARTED_KINDS
 from minitrain.workloads.workload import USUAL, Cost, PassMode
+
+if TYPE_CHECKING:
+    from minitrain.workloads.kernels import KernelList
+    from minitrain.workloads.unit_kernels import Style
 
 _COMPUTE_SHARES: Mapping[str, float] = MappingProxyType(
     {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
@@ -60,6 +66,34 @@ class MatmulLayer:
         """Return the cost of an optimizer step: one flop and three arrays of traffic an element."""
         rows = HIDDEN_SIZE // num_parts * num_shards_on_device // num_shards
         return Cost(HIDDEN_SIZE * rows, BYTES_PER_ELEMENT * 3 * HIDDEN_SIZE * rows)
+
+    def first_like(self, layer: int) -> int:  # noqa: ARG002
+        """Return 0: all layers are alike."""
+        return 0
+
+    def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:  # noqa: ARG002
+        """Return the matrix multiplication of a pass; half a backward makes half of the columns. The loss is free."""
+        from minitrain.workloads.kernels import KernelList, Matmul  # noqa: PLC0415  (only where kernels are priced)
+
+        if typ == "loss":
+            return KernelList()
+        columns = int(HIDDEN_SIZE // mode.num_parts * _COMPUTE_SHARES[typ])
+        datatype = style.datatype or DATATYPE
+        return KernelList((Matmul(num_samples * BLOCK_SIZE, columns, HIDDEN_SIZE, datatype=datatype),), 1)
+
+    def update_kernels(
+        self,
+        num_shards_on_device: int,
+        num_shards: int,
+        layer: int,
+        num_parts: int,
+        style: Style,  # noqa: ARG002
+    ) -> KernelList:
+        """Return an optimizer step as one kernel over three arrays."""
+        from minitrain.workloads.kernels import KernelList, MemoryPass  # noqa: PLC0415
+
+        traffic = self.update_cost(num_shards_on_device, num_shards, layer, num_parts).traffic_bytes
+        return KernelList((MemoryPass("update", int(traffic), 1),), 1)
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:  # noqa: ARG002
         """Return the bytes of some shards of a weight."""

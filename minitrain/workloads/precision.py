@@ -37,6 +37,8 @@ class Precision:
         optimizer_bytes: bytes of a parameter's optimizer state, a copy in higher precision included.
         activation_bytes: bytes of an element of an activation.
         datatype: what hardware configs call the numbers that matrix units multiply; bf16 and fp16 share a rate.
+        weight_datatype: the same of layers' multiplications with weights where that differs ("float8"); prices of
+            kernels alone know it. Attention and the head keep `datatype`, as in NVIDIA's Transformer Engine.
 
     Raises:
         UsageError: a size is no integer, or too small; all faults at once.
@@ -52,6 +54,7 @@ class Precision:
     optimizer_bytes: int = 12
     activation_bytes: int = 2
     datatype: str = "float16"
+    weight_datatype: str | None = None
 
     def __post_init__(self) -> None:
         found = (count_fault(name, getattr(self, name), least, f"{name}=2") for name, least in _LEAST.items())

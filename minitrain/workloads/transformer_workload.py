@@ -6,12 +6,15 @@ Memory is counted in bytes, so that an element of this workload is a byte: param
 have sizes of their own (see `precision`). A layer's input is what the layer before passes on; token ids and the loss
 take nothing. Gradients of activations are as large as these.
 
-Time is that of a roofline over a whole unit; `unit_costs` says what it counts.
+Time is that of a roofline over a whole unit (`unit_costs` says what it counts), or the sum of its kernels
+(`pass_kernels`).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
@@ -20,10 +23,14 @@ from minitrain.tensors.parts import SHARDS_OF_SEQUENCE, PartialActivation
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.faults import count_fault, refuse
+from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.models import find_model
+from minitrain.workloads.pass_kernels import pass_kernels
 from minitrain.workloads.precision import STATISTIC_BYTES
 from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
+from minitrain.workloads.unit_kernels import Style, loss_kernels, update_kernels
 from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
 
 ADAM_FLOP = 14
@@ -53,6 +60,8 @@ class TransformerWorkload:
         self.datatype = model.precision.datatype
         element = model.precision.activation_bytes * self.seq_len
         self._output_bytes = [unit.output_size * element for unit in self.units]  # of a sample
+        alike: dict[Unit, int] = {}
+        self._first_like = [alike.setdefault(replace(unit, layer=None), k) for k, unit in enumerate(self.units)]
         self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
         self._held: dict[tuple[int, int | Piece], int] = {}  # parameters, by layer and number of parts, or piece
         self.experts = ExpertLayers(model, self.units, self.seq_len)
@@ -69,6 +78,14 @@ class TransformerWorkload:
     def layer_names(self) -> tuple[str, ...]:
         """What figures call the layers: "embedding", "attention 0", "mlp 0" ..."""
         return tuple(unit.name for unit in self.units)
+
+    @cached_property
+    def blocks(self) -> tuple[range, ...]:
+        """The units of each transformer layer, and embedding and head by themselves."""
+        places = [range(place, place + 1) for place in range(self.num_layers)]
+        by_layer = groupby(places, lambda place: self.units[place.start].layer)
+        found = (list(together) for _, together in by_layer)
+        return tuple(range(together[0].start, together[-1].stop) for together in found)
 
     def max_shards(self, layer: int) -> int:
         """Return the parameters of a layer: a unit's weights are cut as one flat array (Rajbhandari et al. 2020)."""
@@ -88,6 +105,25 @@ class TransformerWorkload:
         held, sizes = self._shards(num_shards_on_device, num_shards, layer, num_parts), self.model.precision
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
         return Cost(ADAM_FLOP * held, traffic * held)
+
+    def first_like(self, layer: int) -> int:
+        """Return the first layer that runs the same kernels: units differ by their place alone where they are alike."""
+        return self._first_like[layer] if layer < self.num_layers else layer  # the loss comes after the last
+
+    def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
+        """Return the kernels of a pass through a unit, or of the loss."""
+        if is_of_experts(typ, mode):
+            return self.experts.kernels(typ, num_samples, layer, mode, style)
+        work = self._work(num_samples, mode)
+        if typ == "loss":
+            return loss_kernels(self.model, self.units[-1], work, style)
+        return pass_kernels(self.model, self.units[layer], work, typ, mode.recompute, style)
+
+    def update_kernels(
+        self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece, style: Style
+    ) -> KernelList:
+        """Return Adam on the parameters of some shards."""
+        return update_kernels(self._shards(num_shards_on_device, num_shards, layer, num_parts), style)
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the bytes of the parameters of some shards."""

@@ -29,7 +29,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
+from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES, Precision
 from minitrain.workloads.shapes import Gemm
 from minitrain.workloads.unit import Unit
 
@@ -38,7 +38,8 @@ ADAM_BYTES = 46
 read and written (24); the gradient read for its norm, read and written to be clipped, read, and set to zero (20); the
 16-bit copy written (2)."""
 
-_LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (8, 10)}
+_LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
+_LOSS_LAUNCHES = (5, 4)
 _UNFUSED_LAUNCHES, _FLASH_LAUNCHES = (7, 12), (2, 4)
 
 
@@ -93,9 +94,21 @@ def core_kernels(model: Architecture, unit: Unit, work: Work, style: Style = DEF
     return KernelList(tuple(_Lister(model, unit, work, style).core(is_backward=False)), _UNFUSED_LAUNCHES[0])
 
 
+def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
+    """Return softmax and cross entropy over the rank's part of the vocabulary, forward and backward."""
+    lister = _Lister(model, head, work, style)
+    passes = tuple(lister.loss(is_backward=is_backward) for is_backward in (False, True))
+    return KernelList(passes, sum(_LOSS_LAUNCHES))
+
+
 def update_kernels(num_parameters: int, style: Style = DEFAULT_STYLE) -> KernelList:
     """Return Adam on some parameters, those of a rank's shards, as one kernel over all of them."""
     return KernelList((MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager),), 1)
+
+
+def _added_up(precision: Precision) -> int:
+    """Return the bytes that adding an element to a gradient reads and writes."""
+    return precision.activation_bytes + 2 * precision.gradient_bytes
 
 
 @final
@@ -139,8 +152,8 @@ class _Lister:
 
     def _products(self, gemm: Gemm, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield a multiplication forward, or the two of its backward pass."""
-        precision = self.model.precision
-        datatype = self.style.datatype or precision.datatype
+        precision, is_weight = self.model.precision, gemm.has_weight and self.unit.kind != "head"
+        datatype = self.style.datatype or (precision.weight_datatype if is_weight else None) or precision.datatype
         element = 1 if datatype == "float8" else precision.activation_bytes
         if not is_backward:
             yield forward_matmul(gemm, datatype, element)
@@ -149,7 +162,7 @@ class _Lister:
         gradient_bytes = precision.activation_bytes if separate else precision.gradient_bytes
         yield from backward_matmuls(gemm, datatype, element, gradient_bytes)
         if separate:
-            yield MemoryPass("gradient accumulation", gemm.batch * gemm.n * gemm.k, precision.activation_bytes + 8)
+            yield MemoryPass("gradient accumulation", gemm.batch * gemm.n * gemm.k, _added_up(precision))
 
     def _flash(self, *, is_backward: bool) -> FlashAttention:
         """Return the attention kernel; of a sequence cut between ranks, queries see the average number of keys."""
@@ -184,12 +197,22 @@ class _Lister:
         hidden = self.work.num_tokens_between * self.model.hidden_size
         yield self._memory("norm", hidden, 4 if is_backward else 2)
         if self.unit.kind == "head":
-            yield self._loss(is_backward=is_backward)
             return
         yield self._residual(hidden, is_backward=is_backward)
         if is_backward:
             yield self._memory("residual gradient", hidden, 3)
+            yield from self._bias_gradients(hidden)
         yield from self._inner(is_backward=is_backward)
+
+    def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
+        """Yield the sums over tokens that are biases' gradients; that before an activation function is fused with it."""
+        if self.unit.kind == "attention":
+            if self.model.qkv_bias:
+                yield self._memory("bias gradient", sum(gemm.m * gemm.n for gemm in self._projections()[:-1]), 1)
+            if self.model.output_bias:
+                yield self._memory("bias gradient", hidden, 1)
+        elif self.model.mlp_bias:
+            yield self._memory("bias gradient", hidden, 1)
 
     def _residual(self, hidden: int, *, is_backward: bool) -> MemoryPass:
         """Return the addition of the residual, with bias and dropout."""
@@ -220,7 +243,7 @@ class _Lister:
         with_bias = 1 if is_backward and self.model.mlp_bias else 0
         return self._memory(self.model.mlp, num_elements, (3 if is_backward else 2) + with_bias)
 
-    def _loss(self, *, is_backward: bool) -> MemoryPass:
+    def loss(self, *, is_backward: bool) -> MemoryPass:
         """Return softmax and cross entropy in single precision over the rank's part of the vocabulary."""
         num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
         if self.style.fused_loss:

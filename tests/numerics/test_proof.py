@@ -17,7 +17,7 @@ from minitrain.numerics import Adam, Momentum, Problem
 from minitrain.numerics.proof import compare_with_reference
 from minitrain.numerics.reference import reference
 
-DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp"]
+DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp", "fsdp"]
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
@@ -39,6 +39,7 @@ def cases_of(name: str) -> list[Sizes]:
         extra: list[Sizes] = {
             "ddp_overlap": [case(4, 5, 12, bucket_size=2)],
             "zero3_prefetch": [case(4, 6, 24, lookahead=3, microbatch_size=2)],
+            "fsdp": [case(8, 3, 24, replicas=2, microbatch_size=2), case(6, 3, 12, reshard_after_forward=False)],
             "hsdp": [case(8, 3, 24, shard_size=2, microbatch_size=2), case(6, 3, 12, shard_size=3)],
         }.get(name, [])
         sizes = [(1, 3, 12), (2, 5, 12), (3, 2, 12), (4, 3, 24), (5, 7, 40), (8, 3, 48)]

@@ -23,7 +23,7 @@ LoopFactories = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
 Sizes = dict[str, Any]
 
 WEIGHT = HIDDEN_SIZE**2  # elements
-DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp"]
+DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp", "fsdp"]
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
@@ -35,6 +35,7 @@ EXAMPLES: dict[str, Sizes] = {
     "ddp_overlap": {"bucket_size": 3},
     "zero3_prefetch": {"lookahead": 2},
     "hsdp": {"shard_size": 2},
+    "fsdp": {"replicas": 2},
     "pp_dp": {"pp": 2},
     "pp_hsdp": {"world_size": 8, "pp": 2, "shard_size": 2},
     "zbv": {"pp": 2, "zero": 1},
@@ -122,6 +123,9 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
         if name in ("hsdp", "moe"):
             size_of = {"hsdp": "shard_size", "moe": "ep"}[name]
             options = {size_of: draw(st.sampled_from([d for d in range(1, world + 1) if world % d == 0]))}
+        if name == "fsdp":
+            copies = st.sampled_from([d for d in range(1, world + 1) if world % d == 0])
+            options = {"replicas": draw(copies), "reshard_after_forward": draw(st.booleans())}
         options |= {"bucket_size": draw(st.integers(1, num_layers))} if name == "ddp_overlap" else {}
         options |= {"lookahead": draw(st.integers(1, num_layers))} if name == "zero3_prefetch" else {}
     elif name in PIPELINES:
@@ -166,7 +170,7 @@ def test_any_sizes_train_completely_or_are_refused_in_one_line(
     name: str, world: int, layers: int, batch: int, size: int | None, data: st.DataObject
 ) -> None:
     options: Sizes = {}
-    for option in ("bucket_size", "lookahead", "shard_size", "num_chunks", "pp", "ep", "zero"):
+    for option in ("bucket_size", "lookahead", "shard_size", "replicas", "num_chunks", "pp", "ep", "zero"):
         if option in mt.strategies()[name].__code__.co_varnames[: mt.strategies()[name].__code__.co_argcount]:
             options |= data.draw(st.sampled_from([{}, {option: data.draw(st.integers(-1, 5))}]))
     sizes: Sizes = {"world_size": world, "num_layers": layers, "global_batch_size": batch, "microbatch_size": size}

@@ -11,6 +11,7 @@ import minitrain as mt
 
 GOLDEN = Path(__file__).parents[2] / "traces" / "golden"
 OPTIONS: dict[str, dict[str, Any]] = {
+    "fsdp": {"replicas": 2},
     "megatron": {"tp": 2, "pp": 2, "sequence_parallel": True, "num_chunks": 2},
     "moe": {"workload": "tiny-moe", "ep": 2, "imbalance": 1.5, "capacity_factor": 1.25},
     "deepseek_like": {"workload": "tiny-moe", "pp": 2, "ep": 2, "zero": 1},

@@ -55,6 +55,42 @@ def test_sequence_parallelism_takes_the_same_bytes_as_pairs(tp: int) -> None:
     assert moved["all_reduce"] == {3 * 4 * S * B: 2, attention_and_mlp: 2 * L, norms: 1}
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_full_recomputation_takes_the_sums_of_forward_once_more(sequence_parallel: bool) -> None:
+    usual, again = (
+        communicated(train(4, tp=4, sequence_parallel=sequence_parallel, recompute=recompute))
+        for recompute in ("none", "full")
+    )
+    op = "reduce_scatter" if sequence_parallel else "all_reduce"
+    assert again[op][SBH] == usual[op][SBH] + 2 * 2 * L
+
+
+def test_full_recomputation_counts_the_same_operations_with_parts_as_without() -> None:
+    whole, parts = (train(tp, tp=tp, recompute="full") for tp in (1, 4))
+    assert parts.hfu is not None
+    assert whole.hfu is not None
+    assert parts.mfu / parts.hfu == pytest.approx(whole.mfu / whole.hfu)
+
+
+def test_scattered_messages_carry_a_share_and_are_gathered_behind_the_border() -> None:
+    whole, shares = (train(4, tp=2, pp=2, scatter_gather=scatter_gather) for scatter_gather in (False, True))
+    sent = [{event.size_bytes for event in run.logs[0] if event.typ == "send"} for run in (whole, shares)]
+    assert sent == [{SBH}, {SBH / 2}]
+    gathered = communicated(shares, rank=2)["all_gather"]
+    assert gathered == {SBH: 2}
+    assert shares.peak_memory_bytes == whole.peak_memory_bytes
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_what_replicas_exchange_hides_behind_the_last_microbatch(zero: int) -> None:
+    exposed, hidden = (
+        train(8, tp=2, zero=zero, overlap_replicas=overlap, global_batch_size=8 * B) for overlap in (False, True)
+    )
+    assert hidden.step_time < exposed.step_time
+    assert hidden.exposed_comm_fraction < exposed.exposed_comm_fraction
+    assert communicated(hidden) == communicated(exposed)
+
+
 def test_the_sum_of_a_layer_is_priced_as_a_ring_of_the_tensor_parallel_group() -> None:
     run = train(8, tp=4)
     event = next(event for event in run.logs[5] if event.typ == "all_reduce" and event.size_bytes == SBH)
@@ -70,7 +106,7 @@ def test_activations_hold_to_the_byte_what_korthikanti_says(
     run = train(
         tp, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute, memory_by_kind=True, global_batch_size=B
     )
-    last = max(place for place, event in enumerate(run.logs[0]) if event.typ == "forward")
+    head = next(place for place, event in enumerate(run.logs[0]) if event.layer == 2 * L + 1 and event.typ == "forward")
     work = Work(B, S, Degrees(tp=tp, sequence_parallel=sequence_parallel))
     layers = (
         L
@@ -85,7 +121,7 @@ def test_activations_hold_to_the_byte_what_korthikanti_says(
     )
     embedding = GPT.units()[0].saved_bytes(work)
     entering = Fraction(SBH, tp) + SBH if sequence_parallel else SBH  # the head's input, and gathered for it
-    assert held_before_head(run, last) == layers + embedding + entering
+    assert held_before_head(run, head) == layers + embedding + entering
 
 
 def held_before_head(run: mt.Run, place: int) -> float:
@@ -130,6 +166,9 @@ GRID = [
     {"tp": 2, "pp": 2, "sequence_parallel": True, "zero": 1},
     {"tp": 2, "pp": 2, "num_chunks": 2, "sequence_parallel": True, "recompute": "selective"},
     {"pp": 2, "num_chunks": 2, "zero": 1},
+    {"tp": 2, "pp": 2, "scatter_gather": True, "recompute": "full"},
+    {"tp": 2, "pp": 2, "overlap_replicas": True},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True},
     {"tp": 8, "sequence_parallel": True},
     {},
 ]

@@ -1,0 +1,84 @@
+"""The predictor that prices the operations of a run: which one `hardware` and `fidelity` mean together.
+
+`hardware` may be a predictor, which then has prices of its own; otherwise it names a hardware config, and the fidelity
+says how operations are priced on it. `RuntimePredictor` is the specified one, and the default; `KernelPredictor` is
+imported where it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minitrain.errors import UsageError
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.pricing import ROOFLINE, Pricing
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Workload
+
+
+def make_predictor(
+    hardware: Any,
+    world_size: int,
+    network: str = "auto",
+    placement: Sequence[int] | None = None,
+    workload: Workload | None = None,
+    pricing: Pricing = ROOFLINE,
+) -> Predictor:
+    """Return what prices the operations of a run.
+
+    Args:
+        hardware: a shipped config's name, a path, a loaded config, or a predictor, which is returned as it is.
+        world_size: number of ranks.
+        network: "auto", "flat" or "hierarchical".
+        placement: node of each rank.
+        workload: what is trained; the specified one, or that of a predictor, if None.
+        pricing: how operations are priced on a hardware config.
+
+    Raises:
+        UsageError: a predictor is to be priced otherwise than it does, or the network does not connect so many ranks.
+        HardwareConfigError: the hardware config cannot be found, read or believed.
+    """
+    if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
+        require_default(pricing, hardware)
+        return hardware if workload in (None, hardware.workload) else hardware.training(workload)  # type: ignore[no-any-return]  # a Predictor
+    workload = workload or MATMUL_LAYER
+    if pricing.is_default:
+        return RuntimePredictor(world_size, hardware, network=network, placement=placement, workload=workload)
+    return _priced_otherwise(world_size, hardware, network, placement, workload, pricing)
+
+
+def _priced_otherwise(
+    world_size: int,
+    hardware: Any,
+    network: str,
+    placement: Sequence[int] | None,
+    workload: Workload,
+    pricing: Pricing,
+) -> Predictor:
+    """Return a predictor that is not the specified one."""
+    from minitrain.hardware.kernel_predictor import KernelPredictor  # noqa: PLC0415  (only where it is asked for)
+    from minitrain.hardware.layer_predictor import LayerPredictor  # noqa: PLC0415
+
+    machine: Any = {"network": network, "placement": placement, "workload": workload}
+    base: RuntimePredictor | KernelPredictor
+    if pricing.fidelity == "roofline":
+        base = RuntimePredictor(world_size, hardware, **machine)
+    else:
+        base = KernelPredictor(world_size, hardware, pricing, **machine)
+    return base if pricing.prices is None else LayerPredictor(pricing.prices, base)
+
+
+def require_default(pricing: Pricing, hardware: Any) -> None:
+    """Require that a predictor, which has prices of its own, is not to be priced otherwise.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not pricing.is_default:
+        raise UsageError(
+            f"fidelity is for a hardware config, and {hardware!r:.80} is a predictor with prices of its own; leave "
+            "fidelity out, or give the config",
+            fidelity=pricing.fidelity,
+        )

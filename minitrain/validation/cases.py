@@ -1,0 +1,180 @@
+"""What is simulated for a row: a strategy with its options, a model, a machine and a platform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, final
+
+from minitrain.hardware.platforms import Platform, find_platform
+from minitrain.validation.frameworks import Framework, framework_of
+from minitrain.validation.layouts import Layout, layout_of, unit_stages
+from minitrain.validation.machines import machine_of
+from minitrain.validation.models import model_of
+from minitrain.validation.rows import LackingError, Row
+
+if TYPE_CHECKING:
+    from minitrain.hardware.config import SystemConfig
+    from minitrain.workloads.transformer import Transformer
+
+_GIB = 2.0**30
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measured run, ready to be simulated.
+
+    Args:
+        table: the table that it is from.
+        row_id: its row there.
+        measured_s: the measured step time, s; None where the table has memory alone.
+        measured_bytes: the measured peak memory of a device; None where the table has none.
+        memory_kind: what that counts: "allocated", "reserved" or "device" (as nvidia-smi does).
+        model: what is trained.
+        system: the machine.
+        layout: how ranks divide the model.
+        platform: what a framework adds to the price of kernels; None for components alone.
+        strategy: the name of a shipped strategy.
+        options: of the strategy, but for the microbatch's size.
+        assumed: what the row does not say, and was taken as the framework's default.
+        about: what tables call the row.
+    """
+
+    table: str
+    row_id: str
+    measured_s: float | None
+    measured_bytes: float | None
+    memory_kind: str
+    model: Transformer
+    system: SystemConfig
+    layout: Layout
+    platform: Platform | None
+    strategy: str
+    options: Mapping[str, Any] = field(hash=False)
+    assumed: tuple[str, ...] = ()
+    about: str = ""
+
+    @property
+    def period(self) -> int:
+        """Return by how many microbatches a step may grow at once: a whole round through the stages."""
+        return self.layout.pp if self.layout.num_chunks > 1 else 1
+
+
+def case_of(row: Row, platform: str | Platform | None = None) -> Case:
+    """Return what is simulated for a row in the common columns.
+
+    Args:
+        row: the row.
+        platform: instead of the one that follows from framework and device; "components" for none.
+
+    Raises:
+        LackingError: the row lacks what the model needs.
+    """
+    status = row.text("status").lower()
+    if status and status != "ok":
+        raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
+    measured_s, measured_bytes = row.number("step_time_s"), row.number("mem_gib")
+    if measured_s is None and measured_bytes is None:
+        raise LackingError("it has neither step_time_s nor mem_gib to compare with")
+    framework, layout = framework_of(row), layout_of(row)
+    _require_supported(layout)
+    model = model_of(row, framework, layout.tp)
+    strategy, options = _strategy(layout, framework, model, row)
+    kind = row.text("mem_kind").lower()
+    return Case(
+        table=row.table,
+        row_id=row.row_id,
+        measured_s=measured_s,
+        measured_bytes=None if measured_bytes is None else measured_bytes * _unit(kind),
+        memory_kind=_memory_kind(kind),
+        model=model,
+        system=machine_of(row),
+        layout=layout,
+        platform=_platform(row, framework, platform),
+        strategy=strategy,
+        options=options,
+        assumed=layout.assumed,
+        about=_about(row, layout),
+    )
+
+
+def _require_supported(layout: Layout) -> None:
+    """Refuse layouts that no shipped strategy has.
+
+    Raises:
+        LackingError: it is such a layout.
+    """
+    if layout.cp > 1:
+        raise LackingError(f"cp is {layout.cp}: no strategy here divides the sequence of attention")
+    if layout.ep > 1:
+        raise LackingError(f"ep is {layout.ep}: no strategy here divides experts")
+    if layout.zero == 3 and layout.tp * layout.pp > 1:
+        raise LackingError("weights are sharded beside tp or pp, which no strategy here does")
+
+
+def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
+    """Return the strategy of a layout, and its options."""
+    common: dict[str, Any] = {"recompute": layout.recompute}
+    if layout.zero == 3:
+        return "zero3_prefetch", common
+    num_stages = layout.pp * layout.num_chunks
+    if num_stages > model.num_layers:
+        raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
+    return "megatron", common | {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "num_chunks": layout.num_chunks,
+        "sequence_parallel": layout.sequence_parallel,
+        "zero": min(1, layout.zero) if layout.dp > 1 else 0,
+        "layers_per_stage": unit_stages(model.num_layers, num_stages),
+        "overlap_replicas": _overlaps(row, framework, layout),
+        "scatter_gather": "megatron" in row.text("framework").lower(),
+    }
+
+
+def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
+    """Return whether what replicas exchange is hidden behind compute, as the row says or as the framework does."""
+    if "no dp overlap" in row.text("overlap").lower():
+        return False
+    return framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
+
+
+def _platform(row: Row, framework: Framework, wanted: str | Platform | None) -> Platform | None:
+    """Return the platform of a row, with the generation of attention kernels that it names."""
+    if wanted is not None:
+        return find_platform(wanted)
+    name = framework.platform_of(row)
+    found = find_platform(name)
+    generation = _generation(row)
+    return replace(found, attention=generation) if generation and found.attention is None else found
+
+
+def _generation(row: Row) -> str | None:
+    """Return which attention kernel a row names, or None."""
+    text = row.text("attention").lower()
+    if "cudnn" in text or "te)" in text or "fused (te" in text:
+        return "cudnn"
+    if "3" in text and "flash" in text:
+        return "flash3"
+    return None
+
+
+def _unit(kind: str) -> float:
+    """Return the bytes of the unit of a memory's figure."""
+    return 1e9 if "gb (1e9" in kind or "decimal" in kind else _GIB
+
+
+def _memory_kind(kind: str) -> str:
+    """Return what a memory's figure counts."""
+    if "nvidia-smi" in kind or "tool not stated" in kind:
+        return "device"
+    return "reserved" if "reserved" in kind and "allocated" not in kind else "allocated"
+
+
+def _about(row: Row, layout: Layout) -> str:
+    """Return what tables call a row: model, device, ranks and how they are divided."""
+    degrees = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp}
+    parts = [f"{name} {size}" for name, size in degrees.items() if size > 1]
+    device = row.text("gpu").split(" ")[0]
+    return ", ".join([row.text("model"), f"{layout.world_size} {device}", *parts, f"batch {layout.microbatch_size}"])

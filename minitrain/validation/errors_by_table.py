@@ -1,0 +1,139 @@
+"""How far predictions are off: one value a row, and a summary a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """A row, measured and predicted.
+
+    Args:
+        table: the table that it is from.
+        row_id: its row there.
+        about: what tables call it.
+        group: which figure of the table it belongs to: one table may hold several, such as step times by device.
+        device: the hardware config.
+        model: what is trained.
+        world_size: ranks.
+        measured_s: the measured time, s; None where the row has memory alone.
+        predicted_s: the predicted time, s.
+        measured_bytes: the measured peak memory of a device; None where the row has none.
+        predicted_bytes: the predicted one.
+        memory_kind: what the measured memory counts: "allocated", "reserved" or "device".
+        platform: the platform whose prices these are; None for components alone.
+        assumed: what the row does not say, and was taken as the framework's default.
+        terms: what the predicted time is made of, s.
+    """
+
+    table: str
+    row_id: str
+    about: str
+    group: str
+    device: str
+    model: str
+    world_size: int
+    measured_s: float | None = None
+    predicted_s: float | None = None
+    measured_bytes: float | None = None
+    predicted_bytes: float | None = None
+    memory_kind: str = ""
+    platform: str | None = None
+    assumed: tuple[str, ...] = ()
+    terms: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def error(self) -> float | None:
+        """Return predicted over measured time, less one; None without a time."""
+        return _error(self.predicted_s, self.measured_s)
+
+    @property
+    def memory_error(self) -> float | None:
+        """Return predicted over measured memory, less one; None without memory."""
+        return _error(self.predicted_bytes, self.measured_bytes)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row as plain values, as `validate --json` prints it."""
+        return {
+            "table": self.table,
+            "row_id": self.row_id,
+            "group": self.group,
+            "about": self.about,
+            "device": self.device,
+            "model": self.model,
+            "world_size": self.world_size,
+            "platform": self.platform,
+            "measured_s": self.measured_s,
+            "predicted_s": self.predicted_s,
+            "error": self.error,
+            "measured_bytes": self.measured_bytes,
+            "predicted_bytes": self.predicted_bytes,
+            "memory_error": self.memory_error,
+            "memory_kind": self.memory_kind or None,
+            "assumed": list(self.assumed),
+            "terms": dict(self.terms),
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that was not simulated, and why."""
+
+    table: str
+    row_id: str
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The errors of some rows.
+
+    Args:
+        num_runs: how many.
+        mean: of their absolute values.
+        median: of their absolute values.
+        p90: the absolute value that nine in ten do not exceed.
+        bias: the mean error; positive where predictions are too long.
+    """
+
+    num_runs: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+
+
+def summarize(errors: Sequence[float]) -> Summary | None:
+    """Return the summary of some errors, or None for none.
+
+    Example:
+        >>> summarize([0.1, -0.3])
+        Summary(num_runs=2, mean=0.2, median=0.2, p90=0.3, bias=-0.1)
+    """
+    if not errors:
+        return None
+    sizes = sorted(map(abs, errors))
+    place = max(0, -(-len(sizes) * 9 // 10) - 1)
+    return Summary(len(sizes), fmean(sizes), median(sizes), sizes[place], round(fmean(errors), 12))
+
+
+def time_errors(rows: Iterable[RowResult]) -> list[float]:
+    """Return the errors of the rows that have a time."""
+    return [row.error for row in rows if row.error is not None]
+
+
+def memory_errors(rows: Iterable[RowResult], kind: str) -> list[float]:
+    """Return the errors of the rows that have memory of a kind."""
+    return [row.memory_error for row in rows if row.memory_error is not None and row.memory_kind == kind]
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    """Return a relative error."""
+    return None if predicted is None or measured is None else predicted / measured - 1

@@ -1,0 +1,99 @@
+"""What is known of the frameworks that were measured: which strategy they are, and which platform stands for them.
+
+A framework is found by words of the row's column `framework`. What is said here is what its documentation or source
+code says, never what fits: the dropout it trains with by default, how it hides communication, and whether a stage's
+ranks send each a part of an activation (Narayanan et al. 2021, section 4.1, "scatter/gather").
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import final
+
+from minitrain.validation.rows import Row
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One framework.
+
+    Args:
+        name: what pages call it.
+        words: what the column `framework` contains, as a regular expression; case does not matter.
+        platforms: the platform by a word of the device ("a100"), as a regular expression; the first that fits is taken.
+        dropout: what models with biases are trained with by default.
+        attention: "flash" or "unfused", where the row does not say.
+        overlap: whether communication between replicas is hidden behind compute: "always", "never", or "one stage"
+            where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
+        gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
+    """
+
+    name: str
+    words: str
+    platforms: tuple[tuple[str, str], ...] = ()
+    dropout: float = 0.0
+    attention: str = "flash"
+    overlap: str = "never"
+    gradient_bytes: int = 4
+
+    def platform_of(self, row: Row) -> str | None:
+        """Return the name of the platform for a row's device; None for prices of components alone."""
+        device = row.text("gpu").lower()
+        return next((name for pattern, name in self.platforms if re.search(pattern, device)), None)
+
+
+FRAMEWORKS = (
+    Framework(
+        name="Megatron-LM of 2020 and 2021",
+        words=r"megatron-lm (2020|\(sc21\))|megatron-lm.*(2019|2020|2021)",
+        platforms=((r".", "megatron-2021"),),
+        dropout=0.1,
+        attention="unfused",
+        overlap="one stage",
+    ),
+    Framework(
+        name="Megatron-DeepSpeed",
+        words=r"megatron-deepspeed",
+        platforms=((r".", "megatron-2021"),),
+        dropout=0.1,
+        attention="unfused",
+        gradient_bytes=2,
+    ),
+    Framework(name="NeMo", words=r"nemo", platforms=((r"h100|h200|b200", "nemo-h100"),), dropout=0.1, overlap="always"),
+    Framework(name="JAX", words=r"jax|maxtext|pax", platforms=((r".", "nemo-h100"),), overlap="always"),
+    Framework(name="Megatron-Core", words=r"megatron-core|megatron-lm|megatron", dropout=0.1, overlap="always"),
+    Framework(
+        name="MosaicML Composer",
+        words=r"llm-foundry|composer|mosaic",
+        platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
+        overlap="always",
+    ),
+    Framework(name="nanotron", words=r"nanotron", platforms=((r".", "nanotron"),)),
+    Framework(
+        name="InternEvo",
+        words=r"internevo|internlm",
+        platforms=((r".", "internevo"),),
+        overlap="always",
+        gradient_bytes=2,
+    ),
+    Framework(name="torchtitan", words=r"torchtitan", overlap="always"),
+    Framework(
+        name="PyTorch FSDP",
+        words=r"fsdp|pytorch|huggingface|transformers|accelerate",
+        platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
+        overlap="always",
+    ),
+    Framework(name="DeepSpeed", words=r"deepspeed|zero", dropout=0.1, overlap="always"),
+)
+"""The frameworks, the more special ones first."""
+
+UNKNOWN = Framework(name="unknown", words=r"", overlap="always")
+"""For a row that names none of them: components alone."""
+
+
+def framework_of(row: Row) -> Framework:
+    """Return the framework that a row names, or `UNKNOWN`."""
+    text = row.text("framework").lower()
+    return next((each for each in FRAMEWORKS if re.search(each.words, text)), UNKNOWN)

@@ -1,0 +1,120 @@
+"""Simulating a case: as many microbatches as the pipeline needs to become steady, and the rest by the steady rate.
+
+Beyond its start, a pipeline takes the same time for every further round of microbatches: that of its slowest circle of
+operations, whose durations do not change. So a step of many microbatches is simulated with few, twice, and the
+difference is the time of a round. `tests/validation/test_prediction.py` compares this with runs of all microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from minitrain.events.event import COMPUTE
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
+from minitrain.validation.cases import Case
+
+TERMS = ("forward", "backward", "update", "communication", "waiting")
+"""What the time of the rank that computes longest is made of; communication is what no compute hides."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a case was predicted to take.
+
+    Args:
+        seconds: the step time, s.
+        terms: what it is made of on the rank that computes longest, s, by the names of `TERMS`.
+        memory_bytes: the peak memory of a device.
+    """
+
+    seconds: float
+    terms: Mapping[str, float]
+    memory_bytes: float
+
+
+def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
+    """Simulate a case.
+
+    Args:
+        case: the case.
+        without: terms of the price to leave out, as for `simulate`.
+
+    Raises:
+        MinitrainError: it cannot be simulated.
+    """
+    num = case.layout.num_microbatches
+    few, more = _few(case)
+    if num <= more:
+        return _predicted(_run(case, num, without))
+    first, second = _predicted(_run(case, few, without)), _predicted(_run(case, more, without))
+    rounds = (num - few) / (more - few)
+    return Prediction(
+        seconds=_extended(first.seconds, second.seconds, rounds),
+        terms={name: _extended(first.terms[name], second.terms[name], rounds) for name in TERMS},
+        memory_bytes=second.memory_bytes,
+    )
+
+
+def _extended(first: float, second: float, rounds: float) -> float:
+    """Return the value after some rounds, of which one leads from the first to the second."""
+    return first + (second - first) * rounds
+
+
+def _few(case: Case) -> tuple[int, int]:
+    """Return two numbers of microbatches with which the pipeline is steady, one round apart."""
+    pp, rest = case.layout.pp, case.layout.num_microbatches % case.period
+    if pp == 1:
+        return 2, 3
+    return pp + rest, pp + rest + (case.period if case.period > 1 else pp)
+
+
+def _run(case: Case, num_microbatches: int, without: Sequence[str]) -> Run:
+    """Simulate a case with some microbatches."""
+    layout = case.layout
+    return simulate(
+        case.strategy,
+        world_size=layout.world_size,
+        global_batch_size=layout.dp * layout.microbatch_size * num_microbatches,
+        hardware=case.system,
+        workload=case.model,
+        fidelity="kernels",
+        platform=case.platform,
+        without=tuple(without),
+        fold=layout.world_size > 1,
+        check=False,
+        microbatch_size=layout.microbatch_size,
+        **case.options,
+    )
+
+
+def _predicted(run: Run) -> Prediction:
+    """Return the figures of a run."""
+    return Prediction(run.step_time, _terms(run), run.peak_memory_bytes)
+
+
+def _terms(run: Run) -> dict[str, float]:
+    """Return what the step time is made of on the rank that computes longest."""
+    breakdown = run.breakdown
+    busiest = int(breakdown.computing.argmax())
+    by_type = max(map(_compute_by_type, run.logs), key=lambda found: sum(found.values()))
+    forward, update = by_type.get("forward", 0.0), by_type.get("update", 0.0)
+    return {
+        "forward": forward,
+        "backward": sum(by_type.values()) - forward - update,
+        "update": update,
+        "communication": float(breakdown.exposed[busiest]),
+        "waiting": float(breakdown.waiting[busiest]),
+    }
+
+
+def _compute_by_type(log: Any) -> dict[str, float]:
+    """Return how long a rank computed, s, by type of operation."""
+    found: dict[str, float] = {}
+    for event in log:
+        if event.stream == COMPUTE:
+            found[event.typ] = found.get(event.typ, 0.0) + event.duration
+    return found

@@ -1,0 +1,143 @@
+"""FSDP (Zhao et al. 2023, figures 1 and 5): a unit is whole while it is at work, and the next is gathered meanwhile."""
+
+from collections import deque
+from collections.abc import Awaitable, Hashable
+
+from minitrain.lib import Model, Weight, WeightGrad
+
+from ._batch import add, microbatches, require_multiple, require_range, share
+from ._parts import Parts
+
+
+async def fsdp(
+    model: Model,
+    microbatch_size: int | None = None,
+    replicas: int = 1,
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    reshard_after_forward: bool = True,
+    recompute: str = "none",
+) -> Model:
+    """Shard everything, a unit at a time; global_batch_size must be a multiple of replicas x shards.
+
+    A unit is a transformer layer, the embedding, the head, or one layer where all are alike. While it is at work, the
+    weights of the next unit are gathered and the gradients of the one before are reduced. With replicas, each copy of
+    the model is in shards, and the shards of gradients are summed over the copies (hybrid sharding).
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; the rank's whole share if None.
+        replicas: copies of the model; world_size / (replicas x tp) ranks share one.
+        tp: parts that a layer is divided into, of which each is in shards; heads and columns must be multiples.
+        sequence_parallel: whether activations between the parts' layers are shards of the sequence.
+        reshard_after_forward: whether backward gathers a unit again, or it stays whole from its forward on. The last
+            unit stays in any case, as backward begins with it.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+    """
+    model.recompute = recompute
+    require_range("replicas", replicas, model.world_size, "fsdp")
+    require_range("tp", tp, model.world_size, "fsdp")
+    require_multiple("world_size", model.world_size, "replicas x tp", replicas * tp, "fsdp")
+    mesh = model.mesh(replica=replicas, dp=model.world_size // (replicas * tp), tp=tp)
+    shards, copies, parts = mesh.group("dp"), mesh.group("replica"), Parts(model, mesh.group("tp"), sequence_parallel)
+    num_shares = replicas * shards.size
+    require_multiple("global_batch_size", model.global_batch_size, "replicas x shards", num_shares, "fsdp")
+    samples_here = share(model.global_batch_size, num_shares, model.rank // tp)
+    batches = microbatches(samples_here, microbatch_size, "fsdp")
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    units, num_layers = model.blocks, model.num_layers
+    kept = units[-1:] if reshard_after_forward else units  # whole between forward and backward
+    to_gather = deque([*units, *(unit for unit in reversed(units) if unit not in kept)] * len(batches))
+    gathers: deque[Awaitable[list[Weight]]] = deque()
+    reductions: deque[Awaitable[list[WeightGrad]]] = deque()
+    sums: deque[Awaitable[list[WeightGrad]]] = deque()
+
+    def whole(layer: int) -> Hashable:
+        """Return the key of a layer's whole weight; a lone shard is whole already."""
+        return layer if shards.size == 1 else ("whole", layer)
+
+    def gather_next() -> None:
+        if to_gather and shards.size > 1:
+            unit = to_gather.popleft()
+            gathers.append(model.launch(model.all_gather([weights[layer] for layer in unit], unit[0], group=shards)))
+
+    async def unshard(unit: range) -> None:
+        """Wait for the weights of a unit, and gather those of the next one meanwhile."""
+        if whole(unit[0]) not in weights:
+            for weight in await gathers.popleft():
+                weights[whole(weight.layer)] = weight
+            gather_next()
+
+    def reshard(unit: range) -> None:
+        for layer in unit if shards.size > 1 else ():
+            del weights[whole(layer)]
+
+    def reduce(unit: range) -> None:
+        new = [grad_weights.pop(("new", layer)) for layer in unit]
+        reductions.append(model.launch(model.reduce_scatter(new, unit[0], group=shards)))
+
+    async def finish_reduction(is_last: bool) -> None:
+        unit = []
+        for grad in await reductions.popleft():
+            unit.append(grad.layer)
+            grad_weights["shard"] = grad
+            grad_weights[unit[-1]] = add(grad_weights.get(unit[-1]), grad_weights.pop("shard"))
+        if is_last:  # of the step: each copy has seen all its samples
+            sums.append(model.launch(model.all_reduce([grad_weights[layer] for layer in unit], unit[0], group=copies)))
+
+    async def forward(layer: int) -> None:
+        inp = await parts.gather(activations, activations[layer], layer)
+        activations[layer + 1] = await parts.sum(model.forward(layer, inp, weights[whole(layer)]), layer + 1)
+        parts.release(activations)
+
+    async def backward(layer: int) -> None:
+        inp = await parts.gather(activations, activations[layer], layer)
+        grad = await parts.gather(grad_activations, grad_activations[layer], layer + 1)
+        grad_weights["new", layer], grad_activations["new"] = model.backward(layer, inp, grad, weights[whole(layer)])
+        del inp, grad
+        parts.release(activations, grad_activations)
+        del activations[layer], grad_activations[layer]
+        if layer > 0:
+            grad_activations[layer - 1] = await parts.sum(grad_activations.pop("new"), layer)
+        else:
+            del grad_activations["new"]
+
+    for layer in range(num_layers):
+        weights[layer], opt_states[layer] = model.load_weights(
+            layer, shards.index, shards.size, part=parts.index, num_parts=tp
+        )
+    gather_next()
+
+    for samples in batches:
+        is_last = replicas > 1 and samples == batches[-1]
+        activations[0] = model.get_input_activation(samples)
+        for unit in units:
+            await unshard(unit)
+            for layer in unit:
+                await forward(layer)
+            if unit not in kept:
+                reshard(unit)
+
+        grad_activations[num_layers - 1] = model.loss(activations.pop(num_layers))
+        for unit in reversed(units):
+            await unshard(unit)
+            for layer in reversed(unit):
+                await backward(layer)
+            reshard(unit)
+            if reductions:
+                await finish_reduction(is_last)
+            reduce(unit)
+        await finish_reduction(is_last)
+
+    for unit in reversed(units):
+        for grad in await sums.popleft() if sums else ():
+            grad_weights[grad.layer] = grad
+        for layer in unit:
+            if layer > 0:  # norms and biases have seen a shard of the sequence on each rank
+                grad_weights[layer] = await parts.sum_common(grad_weights[layer], layer)
+            weights[layer], opt_states[layer] = model.update(
+                layer, grad_weights[layer], weights[layer], opt_states[layer]
+            )
+            del grad_weights[layer]
+            model.set_final_weight(layer, weights[layer])
+    return model

@@ -1,0 +1,197 @@
+"""Runs whose operations are priced by their kernels: `simulate(..., fidelity="kernels")`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.errors import HardwareConfigError, UsageError
+from minitrain.hardware import load_config
+from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.hardware.kernel_device import KernelDevice
+from minitrain.hardware.measured_topology import MeasuredTopology
+from minitrain.hardware.pricing import Pricing
+from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.unit_kernels import (
+    DEFAULT_STYLE,
+    backward_kernels,
+    core_kernels,
+    forward_kernels,
+    loss_kernels,
+)
+from minitrain.workloads.workload import USUAL
+
+SMALL = mt.Transformer(
+    num_layers=4, hidden_size=1024, num_heads=16, vocab_size=51200, seq_len=512, attention="unfused", dropout=0.1
+)
+GPT_22B: dict[str, Any] = {
+    "world_size": 8,
+    "workload": "megatron-22b",
+    "global_batch_size": 4,
+    "microbatch_size": 4,
+    "tp": 8,
+    "hardware": "a100_80g",
+}
+
+
+def simulated(strategy: str = "ddp", **changes: Any) -> mt.Run:
+    """Return a small run priced by kernels."""
+    sizes = {"world_size": 4, "workload": SMALL, "global_batch_size": 8, "hardware": "a100_80g"}
+    return mt.simulate(strategy, **{**sizes, "fidelity": "kernels", **changes})
+
+
+def durations(run: mt.Run, typ: str) -> dict[int, float]:
+    """Return the last duration of an operation by layer, on rank 0."""
+    return {event.layer: event.duration for event in run.logs[0] if event.typ == typ and event.layer is not None}
+
+
+def test_an_operation_takes_as_long_as_its_kernels() -> None:
+    run, device = simulated(), KernelDevice(load_config("a100_80g"))
+    work, units = Work(2, 512), SMALL.units()
+    ahead, back, loss = (durations(run, typ) for typ in ("forward", "backward", "loss"))
+    for layer, unit in enumerate(units):
+        assert ahead[layer] == device.pass_seconds(forward_kernels(SMALL, unit, work))
+        assert back[layer] == device.pass_seconds(backward_kernels(SMALL, unit, work))
+    assert loss == {len(units): device.pass_seconds(loss_kernels(SMALL, units[-1], work))}
+
+
+@pytest.mark.parametrize(("recompute", "again"), [("selective", core_kernels), ("full", forward_kernels)])
+def test_what_backward_computes_again_is_part_of_its_price(recompute: str, again: Any) -> None:
+    device, unit, work = KernelDevice(load_config("a100_80g")), SMALL.units()[1], Work(2, 512)
+    expected = device.pass_seconds(backward_kernels(SMALL, unit, work) + again(SMALL, unit, work))
+    assert durations(simulated(recompute=recompute), "backward")[1] == expected
+
+
+def test_the_halves_of_a_split_backward_have_all_kernels_of_a_whole_one() -> None:
+    run, device = simulated("zb_h1", microbatch_size=2), KernelDevice(load_config("a100_80g"))
+    first, second = (durations(run, typ) for typ in ("backward_input", "backward_weight"))
+    whole = backward_kernels(SMALL, SMALL.units()[1], Work(2, 512))
+    assert first[1] + second[1] == pytest.approx(device.busy_seconds(whole.kernels), rel=1e-12)
+
+
+def test_parts_of_a_layer_have_kernels_of_their_own() -> None:
+    run, device = mt.simulate("megatron", **GPT_22B, fidelity="kernels"), KernelDevice(load_config("a100_80g"))
+    model = mt.models()["megatron-22b"]
+    kernels = forward_kernels(model, model.units()[2], Work(4, 2048, Degrees(tp=8)))
+    assert durations(run, "forward")[2] == device.pass_seconds(kernels)
+
+
+def test_transfers_are_priced_by_curves_where_the_config_has_them() -> None:
+    run = simulated()
+    measured = MeasuredTopology(load_config("a100_80g").networks, 4)
+    event = next(event for event in run.logs[0] if event.typ == "all_reduce")
+    assert event.layer is not None
+    size_bytes = 4 * SMALL.units()[event.layer].num_held_parameters()
+    assert event.duration == measured.collective("all_reduce", size_bytes, range(4)).seconds
+    assert run.network == "measured"
+    assert simulated(network="flat").network == "flat"
+    assert simulated(without="curves").network == "flat"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "1f1b", "megatron:tp=2,pp=2", "pp_dp:pp=2"])
+@pytest.mark.parametrize("hardware", ["a100_80g", "gh200_96g_nvl4"])
+def test_folding_gives_the_same_floats(strategy: str, hardware: str) -> None:
+    sizes: dict[str, Any] = {"world_size": 8, "global_batch_size": 16, "microbatch_size": 1, "hardware": hardware}
+    full, folded = (simulated(strategy, **sizes, fold=fold) for fold in (False, True))
+    assert (folded.step_time, folded.peak_memory, folded.mfu) == (full.step_time, full.peak_memory, full.mfu)
+
+
+def test_the_default_is_the_roofline() -> None:
+    assert mt.simulate("ddp", world_size=2).events == mt.simulate("ddp", world_size=2, fidelity="roofline").events
+
+
+def test_the_default_layers_are_matrix_multiplications() -> None:
+    run = mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=2, fidelity="kernels")
+    device = KernelDevice(load_config("h100_80g_nvl8"))
+    kernels = MATMUL_LAYER.pass_kernels("forward", 1, 0, USUAL, DEFAULT_STYLE)
+    assert kernels.work_flop == MATMUL_LAYER.compute_cost("forward", 1, 0).work_flop
+    assert durations(run, "forward")[0] == device.pass_seconds(kernels)
+
+
+def test_a_device_that_nobody_measured_is_estimated_from_its_data_sheet() -> None:
+    large = mt.Transformer(num_layers=1, hidden_size=4096, num_heads=32, vocab_size=51200, seq_len=2048)
+    run = simulated(hardware="rtx_3090", workload=large, world_size=1)
+    peak = load_config("rtx_3090").processor.peak("float16")
+    assert 0.5 < 8 * large.units()[2].forward_flop(2048) / durations(run, "forward")[2] / peak < 0.78
+    with pytest.raises(HardwareConfigError, match="config phone has no key kernels, and no key units"):
+        simulated(hardware="phone", workload=None)
+
+
+def test_each_term_can_be_left_out() -> None:
+    whole = simulated(recompute="full").step_time
+    for term in ("waves", "elementwise", "loss", "update", "transfers", "starts"):
+        assert simulated(recompute="full", without=[term]).step_time < whole, term
+    assert simulated(without="transfers").exposed_comm_fraction == 0
+
+
+def test_a_platform_changes_the_price_by_its_numbers() -> None:
+    fast = simulated().step_time
+    slow = mt.Platform(name="slow", clock=0.5)
+    assert fast < simulated(platform=slow).step_time < 2 * fast
+    host = simulated(platform=mt.Platform(name="host", launch_s=1e-3))
+    assert durations(host, "forward")[1] == (8 + 7) * 1e-3
+    assert simulated(platform="megatron-2021").step_time > fast
+    assert simulated(platform="components").step_time == fast
+
+
+def test_every_shipped_platform_says_what_it_was_fitted_on_in_at_most_six_numbers() -> None:
+    for name, platform in mt.platforms().items():
+        assert (platform.name, bool(platform.about), bool(platform.fitted_on)) == (name, True, True)
+        assert len(platform.numbers()) <= 6
+    assert mt.platforms()["components"].numbers() == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"fidelity": "kernel"}, 'fidelity must be "roofline" or "kernels", got \'kernel\''),
+        ({"fidelity": "kernels", "without": ["wave"]}, "a price has no term 'wave'; use waves, "),
+        ({"platform": "nanotron"}, 'platform is for prices of kernels; give fidelity="kernels" too'),
+        ({"without": "waves"}, 'without is for prices of kernels; give fidelity="kernels" too'),
+        ({"fidelity": "kernels", "platform": "nano"}, "platform must be components, megatron-2021, "),
+        ({"fidelity": "kernels", "hardware": FixedPredictor(forward=1)}, "is a predictor with prices of its own"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        mt.simulate("ddp", **given)
+
+
+def test_a_workload_without_kernels_is_refused() -> None:
+    class Opaque:
+        compute_cost = None
+
+    with pytest.raises(UsageError, match='fidelity="kernels" needs a workload that lists its kernels'):
+        mt.simulate("ddp", workload=Opaque(), fidelity="kernels")
+
+
+@pytest.mark.parametrize("numbers", [{"clock": 0}, {"eager": True}, {"launch_s": -1e-6}, {"clock": float("nan")}])
+def test_a_platform_refuses_numbers_that_mean_nothing(numbers: dict[str, Any]) -> None:
+    (name,) = numbers
+    with pytest.raises(UsageError, match=f"{name} of platform odd must be a number"):
+        mt.Platform(name="odd", **numbers)
+
+
+def test_equal_layers_share_one_price() -> None:
+    predictor = simulated().models[0]._runtime_predictor
+    assert predictor.compute("forward", 2, 1) is predictor.compute("forward", 2, 7)
+    assert predictor.compute("forward", 2, 1) is not predictor.compute("forward", 2, 2)
+
+
+def test_a_sweep_and_a_comparison_take_the_fidelity() -> None:
+    sizes: dict[str, Any] = {"workload": SMALL, "global_batch_size": 8, "hardware": "a100_80g", "fidelity": "kernels"}
+    alone = simulated().step_time
+    assert mt.compare("ddp", world_size=4, **sizes).succeeded[0].step_time == alone
+    (row,) = mt.sweep("ddp", {"world_size": [4]}, jobs=1, **sizes).rows()
+    assert (row["step_time_s"], row["fidelity"]) == (alone, "kernels")
+
+
+def test_strict_runs_can_be_priced_by_kernels() -> None:
+    assert simulated(strict=True).step_time == simulated().step_time
+
+
+def test_pricing_reads_the_same_from_text_and_list() -> None:
+    assert Pricing("kernels", without="waves") == Pricing("kernels", without=["waves"])
