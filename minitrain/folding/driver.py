@@ -213,13 +213,12 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     attempt.is_over = True
     for model in models:
         model.finish()
-    recomputed_flop = attempt.num_ranks_a_class * sum(model.recomputed_flop for model in models)
     return prepared.result(
         FoldedRun,
         models,
         excesses,
         peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
-        trained_model=trained_model_of(prepared.predictor.workload, recomputed_flop),
+        trained_model=trained_model_of(prepared.predictor.workload, models, attempt.num_ranks_a_class),
         fold=attempt,
         representatives=attempt.representatives(),
     )

@@ -54,7 +54,7 @@ class FoldedExperts(Model):
             setattr(state, f"{name}s", value.singleton())
         return weight, state
 
-    def route(self, layer: int, inp: Activation, weight: RouterWeight, num_parts: int, **how: Any) -> RoutedTokens:
+    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
         """Return copies of tokens, of which each part of the experts gets as many."""
         tokens = super().route(layer, inp, weight, num_parts, **how)
         if tokens.load.shares:

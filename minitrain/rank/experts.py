@@ -18,13 +18,13 @@ recomputation, since that would exchange the tokens again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.hardware.price import Price
 from minitrain.rank import expert_laws
 from minitrain.rank.state import RankState
-from minitrain.tensors import Activation, ActivationGrad
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
 from minitrain.tensors.experts import (
     ExpertGrad,
     ExpertOptState,
@@ -42,9 +42,6 @@ from minitrain.tensors.experts import (
 )
 from minitrain.tensors.index_sets import singleton
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
-
-if TYPE_CHECKING:
-    from minitrain.tensors import OptState, Weight
 
 _EVERY_PART = frozenset([0])
 
@@ -108,7 +105,7 @@ class ExpertComputation(RankState):
         self,
         layer: int,
         inp: Activation,
-        weight: RouterWeight,
+        weight: Weight,
         num_parts: int,
         *,
         imbalance: float | Sequence[float] = 1,
@@ -149,7 +146,7 @@ class ExpertComputation(RankState):
         self.dropped_copies += experts.num_copies(len(samples), load.dropped)
         return tokens
 
-    def combine(self, layer: int, inp: Activation, outputs: ExpertOutputs, weight: RouterWeight) -> Activation:
+    def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
         """Add up what experts have made of each token, by the router's probabilities, with shared experts and residual.
 
         Args:
@@ -173,7 +170,7 @@ class ExpertComputation(RankState):
         return out
 
     def backward_combine(
-        self, layer: int, inp: Activation, outputs: ExpertOutputs, grad: ActivationGrad
+        self, layer: int, inp: Activation, outputs: Activation, grad: ActivationGrad
     ) -> ExpertOutputsGrad:
         """Take a gradient back to what the experts have made of the samples' tokens.
 
@@ -191,7 +188,7 @@ class ExpertComputation(RankState):
         return self._sized(turned_into(ExpertOutputsGrad, outputs))  # type: ignore[no-any-return]  # as it is
 
     def backward_route(
-        self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: RoutedTokensGrad, weight: RouterWeight
+        self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: ActivationGrad, weight: Weight
     ) -> tuple[RouterGrad, ActivationGrad]:
         """Take gradients back through shared experts, router and norm.
 

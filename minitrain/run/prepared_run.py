@@ -80,7 +80,7 @@ class PreparedRun:
         of_models: dict[str, Any] = {
             "logs": [model.log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
-            "trained_model": trained_model_of(workload, sum(model.recomputed_flop for model in models)),
+            "trained_model": trained_model_of(workload, models),
         }
         return kind(
             strategy=self.name,

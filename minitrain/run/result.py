@@ -138,6 +138,11 @@ class Run(EnergyFigures):
         return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
 
     @property
+    def dropped_token_fraction(self) -> float | None:
+        """Share of the copies of tokens that experts did not take; None where ranks share no experts."""
+        return None if self.trained_model is None else self.trained_model.dropped_token_fraction
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens that all ranks together train on in a second; None for workloads that have no tokens."""
         if self.trained_model is None or not self.step_time:

@@ -126,7 +126,7 @@ def _lines(run: SavableRun) -> Iterator[str]:
     if run.held_outside is not None:
         header["held_outside"] = asdict(run.held_outside)
     if run.trained_model is not None:
-        header["trained_model"] = asdict(run.trained_model)
+        header["trained_model"] = run.trained_model.to_save()
     yield json.dumps(header)
     ranges: _Ranges = {}
     for log in run.logs:

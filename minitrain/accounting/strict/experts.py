@@ -17,14 +17,12 @@ from minitrain.accounting.strict.ledger import Line
 from minitrain.accounting.strict.provenance import new_origin
 from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION
 from minitrain.events import STRIDE
-from minitrain.tensors import FIELDS, Activation, ActivationGrad
+from minitrain.tensors import FIELDS, Activation, ActivationGrad, Weight
 from minitrain.tensors.experts import (
     ExpertOptState,
-    ExpertOutputs,
     ExpertOutputsGrad,
     ExpertWeight,
     RoutedTokens,
-    RoutedTokensGrad,
     RouterGrad,
     RouterOptState,
     RouterWeight,
@@ -71,7 +69,7 @@ class StrictExperts(StrictComputation):
         self,
         layer: int,
         inp: Activation,
-        weight: RouterWeight,
+        weight: Weight,
         num_parts: int,
         *,
         imbalance: float | Sequence[float] = 1,
@@ -93,7 +91,7 @@ class StrictExperts(StrictComputation):
         self._follow((tokens,), weight.step, self._ledger.line(_frame(1)))
         return tokens
 
-    def combine(self, layer: int, inp: Activation, outputs: ExpertOutputs, weight: RouterWeight) -> Activation:
+    def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
         """Add up what experts have made; see `Model.combine`."""
         self._require("combine", weight, inp, outputs)
         with _by_the_engine():
@@ -102,7 +100,7 @@ class StrictExperts(StrictComputation):
         return out
 
     def backward_combine(
-        self, layer: int, inp: Activation, outputs: ExpertOutputs, grad: ActivationGrad
+        self, layer: int, inp: Activation, outputs: Activation, grad: ActivationGrad
     ) -> ExpertOutputsGrad:
         """Take a gradient back to what experts have made; see `Model.backward_combine`."""
         require_valid(self._ledger, "backward_combine", (inp, outputs, grad))
@@ -113,7 +111,7 @@ class StrictExperts(StrictComputation):
         return made
 
     def backward_route(
-        self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: RoutedTokensGrad, weight: RouterWeight
+        self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: ActivationGrad, weight: Weight
     ) -> tuple[RouterGrad, ActivationGrad]:
         """Take gradients back through shared experts, router and norm; see `Model.backward_route`."""
         self._require("backward_route", weight, inp, grad, tokens_grad)
