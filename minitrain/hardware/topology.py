@@ -23,9 +23,9 @@ inner is the smallest tier, outer the one that contains the group. The ranks of 
 different shares at the same time, each over its own port: a tier's bandwidth is that of one processor. The
 hierarchical form needs the same number (two or more) of participants in each of several nodes; the faster
 of the two is taken, the ring if equal. An all_to_all has no ring: each rank sends to every other one itself, to
-those of its node inside, at the same time as to all others across; on the containing tier alone, it is
-(n - 1)/n of S there. broadcast and barrier are priced on the containing tier alone. Left out: congestion between groups, and the reordering of shards that a hierarchical all_gather
-needs.
+those of its node inside, at the same time as to all others across; on the containing tier alone, (n - 1)/n of S
+go there. broadcast and barrier are priced on the containing tier alone. Left out: congestion between groups, and
+the reordering of shards that a hierarchical all_gather needs.
 
 `must_be_filled` is a rule for the whole run: one that reaches beyond such a tier holds a multiple of its
 size. Groups of the run may hold any ranks.
