@@ -22,6 +22,7 @@ async def megatron(
     recompute: str = "none",
     scatter_gather: bool = False,
     overlap_replicas: bool = False,
+    overlap_parts: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -43,6 +44,8 @@ async def megatron(
             where the shares are gathered (section 4.1), instead of all of it. Shards of the sequence are shares anyway.
         overlap_replicas: whether a layer's gradients are summed over the replicas as soon as the last microbatch has
             made them and, with zero, its weights gathered under the first forward pass instead of after the update.
+        overlap_parts: whether the gradient of a layer's input is summed over the parts while the gradient of its weight
+            is computed.
     """
     model.recompute = recompute
     for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
@@ -83,9 +86,13 @@ async def megatron(
         """Return the sum over the parts of a layer, in shards of the sequence if these are wanted (g's conjugate)."""
         if tp == 1:
             return partial
+        return await sum_of(partial, border)
+
+    def sum_of(partial: Any, border: int) -> Any:
+        """Return the operation that makes that sum."""
         if shards_sequence and border not in (0, num_layers):
-            return await model.reduce_scatter(partial, border, group=parts)
-        return await model.all_reduce(partial, border, group=parts)
+            return model.reduce_scatter(partial, border, group=parts)
+        return model.all_reduce(partial, border, group=parts)
 
     async def cover_sequence(layer: int) -> None:
         """Complete a gradient: for norms and biases, a rank has seen a shard of the sequence."""
@@ -141,16 +148,22 @@ async def megatron(
             if recomputes and 0 < layer < num_layers - 1:
                 await total(model.forward(layer, inp, weights[layer], recompute="none"), layer + 1)
             grad = await whole(grad_activations, grad_activations[layer, i], layer + 1)
-            grad_weights["new"], grad_activations["new"] = model.backward(layer, inp, grad, weights[layer])
+            if overlap_parts and tp > 1 and layer > 0:
+                summing = model.launch(sum_of(model.backward_input(layer, inp, grad, weights[layer]), layer))
+                grad_weights["new"] = model.backward_weight(layer, inp, grad, weights[layer])
+                grad_activations[layer - 1, i] = await summing
+            else:
+                grad_weights["new"], grad_activations["new"] = model.backward(layer, inp, grad, weights[layer])
             del inp, grad
             for store in (activations, grad_activations):
                 store.pop("whole", None)
                 del store[layer, i]
             grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
-            if layer > 0:
-                grad_activations[layer - 1, i] = await total(grad_activations.pop("new"), layer)
-            else:
-                del grad_activations["new"]
+            if "new" in grad_activations:
+                grad_inp = grad_activations.pop("new")
+                if layer > 0:
+                    grad_activations[layer - 1, i] = await total(grad_inp, layer)
+                del grad_inp
             if overlap_replicas and replicas.size > 1 and i == len(batches) - 1:
                 await cover_sequence(layer)
                 reductions[layer] = model.launch(sum_over_replicas(layer))

@@ -26,6 +26,7 @@ STORE_NAMES = {
     "opt_states": "optimizer state",
     "grad_weights": "gradients",
     "activations": "activations",
+    "logits": "logits",
     "grad_activations": "activation gradients",
     "in_flight": "in flight",
 }

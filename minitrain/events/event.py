@@ -87,8 +87,8 @@ class MemoryChange(NamedTuple):
 
     Args:
         place: how many events the rank had logged by then.
-        kind: one of the stores (weights, opt_states, activations, grad_activations, grad_weights), or in_flight for
-            what launched operations hold.
+        kind: one of the stores (weights, opt_states, activations, grad_activations, grad_weights), logits for those
+            among a transformer's activations, or in_flight for what launched operations hold.
         elements: what entered, negative for what left.
     """
 

@@ -131,6 +131,7 @@ class FoldedModel(FoldedExperts):
                 self.attempt.diverge("a mesh of its own")
             self._find_coordinates()
         self.attempt.is_observed = True
+        self._note_mesh(axes)
         return FoldedMesh(self.attempt, self._rank, self._group_along)
 
     def group(self, ranks: Iterable[int]) -> Group:

@@ -36,6 +36,11 @@ class FoldedRun(Run):
         return self.fold.num_ranks_a_class
 
     @property
+    def _ranks_of_logs(self) -> Sequence[int]:
+        """The lowest rank of each class, whose log it is."""
+        return self.representatives
+
+    @property
     def num_events(self) -> int:
         """Number of events of all ranks."""
         return super().num_events * self.num_ranks_a_class

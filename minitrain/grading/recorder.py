@@ -246,9 +246,11 @@ class RecordingModel(StrictModel):
         self._made(self.program.add("backward_input", layer, name_of(inp), name_of(grad), name_of(weight)), made)
         return made
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Record the second half of a backward."""
-        made = super().backward_weight(layer, inp, grad)
+        made = super().backward_weight(layer, inp, grad, weight)
         self._made(self.program.add("backward_weight", layer, name_of(inp), name_of(grad)), made)
         return made
 

@@ -81,9 +81,12 @@ class KernelPredictor(DevicePredictor):
             fused_loss=platform.fused_loss,
             eager=platform.eager,
             separate_gradients=platform.separate_gradients,
+            stops_early=platform.stops_early,
         )
         launch_s = 0.0 if "launches" in terms else platform.launch_s
-        device = KernelDevice(system, rates.scaled(platform.clock).without(*terms), launch_s=launch_s)
+        device = KernelDevice(
+            system, rates.scaled(platform.clock, platform.attention_clock).without(*terms), launch_s=launch_s
+        )
         super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))
 
     def _remember_prices(self) -> None:

@@ -129,11 +129,17 @@ class KernelRates:
         """Return the generation that is meant where nobody says: "flash2", or the first that the config has."""
         return "flash2" if "flash2" in self.attention else next(iter(self.attention), "flash2")
 
-    def scaled(self, factor: float) -> KernelRates:
-        """Return the same device at another clock: arithmetic `factor` times as fast, the memory as it is."""
+    def scaled(self, factor: float, attention: float = 1.0) -> KernelRates:
+        """Return the same device at another clock: arithmetic `factor` times as fast, the memory as it is.
+
+        Args:
+            factor: of all arithmetic.
+            attention: of attention's kernels beside that.
+        """
         matmul = {key: replace(rate, tflops=rate.tflops * factor) for key, rate in self.matmul.items()}
-        attention = {key: (ahead.scaled(factor), back.scaled(factor)) for key, (ahead, back) in self.attention.items()}
-        return replace(self, matmul=matmul, attention=attention)
+        both = factor * attention
+        flash = {key: (ahead.scaled(both), back.scaled(both)) for key, (ahead, back) in self.attention.items()}
+        return replace(self, matmul=matmul, attention=flash)
 
     def without(self, *terms: str) -> KernelRates:
         """Return the rates with some terms of the model left out, for an ablation.

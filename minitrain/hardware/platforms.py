@@ -30,11 +30,15 @@ class Platform:
         about: what it stands for.
         fitted_on: what its numbers come from, in words.
         clock: share of the arithmetic rates measured alone that a whole step sustains.
+        attention_clock: the same of attention's kernels, beside `clock`: what masks, biases or another build of a kernel
+            cost.
         eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
         launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has, that
             no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
+        stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
+            checkpoints do.
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
             the config's only one.
         fused_loss: whether softmax and cross entropy are one kernel.
@@ -51,15 +55,23 @@ class Platform:
     about: str = ""
     fitted_on: str = "nothing"
     clock: float = 1.0
+    attention_clock: float = 1.0
     eager: float = 1.0
     launch_s: float | None = None
     parts_exposed: float = 1.0
     separate_gradients: bool = False
+    stops_early: bool = False
     attention: str | None = None
     fused_loss: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("clock", 0.0), ("eager", 0.0), ("parts_exposed", 0.0), ("launch_s", -math.inf)):
+        for name, least in (
+            ("clock", 0.0),
+            ("attention_clock", 0.0),
+            ("eager", 0.0),
+            ("parts_exposed", 0.0),
+            ("launch_s", -math.inf),
+        ):
             value = getattr(self, name)
             if name == "launch_s" and value is None:
                 continue

@@ -1,20 +1,27 @@
 """Real arrays for symbolic tensors: `simulate(..., numerics="numpy")`, and the proof that a strategy trains.
 
-Every tensor of a model with numerics carries an array, and every operation computes in float64. A layer is a small
-dense matrix with a tanh before it. The loss is the mean over the global batch of half the squared distance to a target.
-The optimizer is Adam or SGD with momentum. Widths are tiny and independent of the priced sizes, so that the arithmetic
-costs little and does not change a log. Left out: biases, mixed precision, and rounding that depends on the order of a
-reduction, which is always the order of the ranks.
+Every tensor of a model with numerics carries an array, and every operation computes in float64. What is trained follows
+from the workload:
 
-`minitrain.prove` compares what a strategy has trained with `reference`, a single-device step that shares nothing with
-it but the data.
+- The specified one: a layer is a small dense matrix with a tanh before it, and the loss is the mean over the global
+  batch of half the squared distance to a target. Widths are tiny and independent of the priced sizes.
+- A transformer: every unit is computed as the model says, whole, in parts, or on shards of the sequence, down to the
+  cross-entropy over a vocabulary that parts may divide. So it must be small, as the model "tiny" is.
 
-May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank; `arithmetic` is what they
-compute, and `proof` the comparison.
+The optimizer is Adam or SGD with momentum. Arrays change no log. Left out: dropout, tied embeddings, mixed precision,
+and rounding that depends on the order of a reduction, which is always the order of the ranks.
+
+`minitrain.prove` compares what a strategy has trained with `reference` or `transformer_reference`, a single-device step
+that shares nothing with it but the data.
+
+May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank; `layers` is what they
+compute, from `arithmetic` or `units`, and `proof` the comparison.
 """
 
 from minitrain.numerics.arithmetic import Adam, Momentum
+from minitrain.numerics.layers import problem_of
 from minitrain.numerics.model import NumericModel
-from minitrain.numerics.problem import Problem, problem_of
+from minitrain.numerics.problem import Problem
+from minitrain.numerics.transformer_problem import TransformerProblem
 
-__all__ = ["Adam", "Momentum", "NumericModel", "Problem", "problem_of"]
+__all__ = ["Adam", "Momentum", "NumericModel", "Problem", "TransformerProblem", "problem_of"]

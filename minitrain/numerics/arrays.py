@@ -6,7 +6,8 @@ Arrays are never changed in place, so that tensors may share them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +31,26 @@ class Flat:
     """The numbers of a weight, its gradient or its optimizer state, or of some shards of them.
 
     Args:
-        values: all elements of the layer along the last axis; those that are not held are NaN, so that a use of one
-            shows in the result.
+        values: all elements of the layer, or of a part of it, along the last axis; those that are not held are NaN, so
+            that a use of one shows in the result.
+        part: which part of a layer, where it may be divided; see `minitrain.numerics.unit_weights`.
     """
 
     values: Array
+    part: Any = None
 
     def add(self, other: Flat) -> Flat:
         """Return the sum."""
-        return Flat(self.values + other.values)
+        return replace(self, values=self.values + other.values)
 
     def shard(self, shard: int, num_shards: int) -> Flat:
         """Return the elements of one of `num_shards` shards; all others become NaN."""
-        return Flat(np.where(held([shard], num_shards, self.values.shape[-1]), self.values, np.nan))
+        here = held([shard], num_shards, self.values.shape[-1])
+        return replace(self, values=np.where(here, self.values, np.nan))
 
     def combine(self, other: Flat) -> Flat:
         """Return the elements of both."""
-        return Flat(np.where(np.isnan(self.values), other.values, self.values))
+        return replace(self, values=np.where(np.isnan(self.values), other.values, self.values))
 
 
 def held(shards: Iterable[int], num_shards: int, size: int) -> NDArray[np.bool_]:

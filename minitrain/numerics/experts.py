@@ -145,10 +145,14 @@ def route(tokens: Array, router: Array, bias: Array | None, rule: RoutingRule) -
         bias: of the experts, which counts in the choice alone; None for none.
         rule: how to choose.
     """
-    logits = tokens @ router
+    return routing_of(tokens @ router, bias, rule)
+
+
+def routing_of(logits: Array, bias: Array | None, rule: RoutingRule) -> Routing:
+    """Return where tokens with these logits are sent; arguments as those of `route`."""
     preferred = logits if bias is None else logits + bias
     order = np.argsort(-preferred, axis=-1, kind="stable")[..., : rule.per_token]
     chosen = np.zeros(logits.shape, dtype=np.bool_)
     np.put_along_axis(chosen, order, values=True, axis=-1)
     place = np.cumsum(chosen, axis=1)  # 1 for the first token of a sample that chose the expert
-    return Routing(softmax(logits), chosen, chosen & (place <= rule.capacity(tokens.shape[1])), rule)
+    return Routing(softmax(logits), chosen, chosen & (place <= rule.capacity(logits.shape[1])), rule)

@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import LawError, UsageError
-from minitrain.numerics import arithmetic
-from minitrain.numerics.arithmetic import Array
-from minitrain.numerics.arrays import Flat, Rows, held
+from minitrain.errors import LawError
+from minitrain.numerics.arrays import Flat, held
+from minitrain.numerics.layers import layers_of, problem_of
 from minitrain.numerics.problem import Problem
+from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import Recompute
+
+
+def _plus(content: Any) -> Any:
+    """Return what adds contents over ranks: a sum of parts is finished by each rank, not on the way."""
+    return getattr(type(content), "plus", type(content).add)
 
 
 def _carry(tensor: Tensor, content: Any) -> None:
@@ -31,7 +36,8 @@ class NumericModel(Model):
 
     Args:
         args: those of `Model`.
-        problem: the data, initial weights and optimizer.
+        problem: the data, initial weights and optimizer, as `minitrain.numerics.problem_of` takes them; the default of
+            what is trained if None.
         named: those of `Model`.
 
     Adds:
@@ -47,9 +53,10 @@ class NumericModel(Model):
 
     follows_tensors = True
 
-    def __init__(self, *args: Any, problem: Problem | None = None, **named: Any) -> None:
+    def __init__(self, *args: Any, problem: Problem | TransformerProblem | str | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.problem = problem or Problem()
+        self.problem = problem_of(problem or "numpy", self._runtime_predictor.workload)
+        self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
@@ -74,12 +81,15 @@ class NumericModel(Model):
             return
         contents = self._contents(op, *values)
         if op == "broadcast":
-            total = contents[0]
-        else:
-            total = reduce(type(contents[0]).combine if op == "all_gather" else type(contents[0]).add, contents)
+            for result in results:
+                result._content = contents[0]
+            return
+        total = reduce(type(contents[0]).combine if op == "all_gather" else _plus(contents[0]), contents)
         for index, result in enumerate(results):
-            scattered = op == "reduce_scatter" and len(results) > 1
-            result._content = total.shard(index, len(results)) if scattered else total
+            mine = contents[index].mine(total) if hasattr(total, "mine") else total
+            if op == "reduce_scatter" and len(results) > 1:
+                mine = mine.shard(index, len(results))
+            result._content = mine.finished() if hasattr(mine, "finished") else mine
 
     def after_message(self, value: Any, result: Any) -> None:
         """Copy the numbers of a message to what is received."""
@@ -117,15 +127,10 @@ class NumericModel(Model):
     ) -> tuple[Weight, OptState]:
         """Load a shard of the initial weight; the optimizer's state begins at zero."""
         weight, opt_state = super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
-        if num_parts > 1:
-            raise UsageError(
-                f"numerics are known for whole layers, not for part {part} of {num_parts}; simulate without numerics",
-                part=part,
-            )
-        values = self.problem.initial_weight(layer).ravel()
-        moments = np.zeros((self.problem.optimizer.num_moments, values.size))
-        _carry(weight, Flat(values).shard(shard, num_shards))
-        _carry(opt_state, Flat(moments).shard(shard, num_shards))
+        content = self._layers.load(layer, part, num_parts)
+        moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
+        _carry(weight, content.shard(shard, num_shards))
+        _carry(opt_state, Flat(moments, content.part).shard(shard, num_shards))
         return weight, opt_state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -136,22 +141,21 @@ class NumericModel(Model):
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the inputs of some samples."""
         inputs = super().get_input_activation(samples)
-        _carry(inputs, Rows(self._rows_of(self.problem.inputs(self.global_batch_size), inputs.samples)))
+        _carry(inputs, self._layers.inputs(inputs.samples, self.global_batch_size))
         return inputs
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer."""
         x, w = self._contents("forward", inp, weight)
         out = super().forward(layer, inp, weight, recompute=recompute)
-        _carry(out, Rows(arithmetic.forward(x.values, self._matrix(w))))
+        _carry(out, self._layers.forward(layer, inp, x, w, self.global_batch_size))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss."""
-        (y,) = self._contents("loss", inp)
+        (output,) = self._contents("loss", inp)
         grad = super().loss(inp)
-        targets = self._rows_of(self.problem.targets(self.global_batch_size), inp.samples)
-        _carry(grad, Rows(arithmetic.loss_gradient(y.values, targets, self.global_batch_size)))
+        _carry(grad, self._layers.loss(output, inp.samples, self.global_batch_size))
         return grad
 
     def backward(
@@ -159,23 +163,25 @@ class NumericModel(Model):
     ) -> tuple[WeightGrad, ActivationGrad]:
         """Take a gradient back through a layer."""
         x, g, w = self._contents("backward", inp, grad, weight)
-        weight_grad, grad_inp = super().backward(layer, inp, grad, weight)
-        _carry(weight_grad, Flat(arithmetic.backward_weight(x.values, g.values).ravel()))
-        _carry(grad_inp, Rows(arithmetic.backward_input(x.values, g.values, self._matrix(w))))
-        return weight_grad, grad_inp
+        results = super().backward(layer, inp, grad, weight)
+        for result, content in zip(results, self._layers.backward(layer, inp, x, g, w), strict=True):
+            _carry(result, content)
+        return results
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input."""
         x, g, w = self._contents("backward_input", inp, grad, weight)
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        _carry(grad_inp, Rows(arithmetic.backward_input(x.values, g.values, self._matrix(w))))
+        _carry(grad_inp, self._layers.backward_input(layer, inp, x, g, w))
         return grad_inp
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight."""
         x, g = self._contents("backward_weight", inp, grad)
-        weight_grad = super().backward_weight(layer, inp, grad)
-        _carry(weight_grad, Flat(arithmetic.backward_weight(x.values, g.values).ravel()))
+        weight_grad = super().backward_weight(layer, inp, grad, weight)
+        _carry(weight_grad, self._layers.backward_weight(layer, inp, x, g))
         return weight_grad
 
     def update(
@@ -185,19 +191,10 @@ class NumericModel(Model):
         g, w, s = self._contents("update", weight_grad, weight, opt_state)
         updated, state = super().update(layer, weight_grad, weight, opt_state)
         values, moments = self.problem.optimizer.step(w.values, g.values, s.values, updated.step)
-        _carry(updated, Flat(values))
-        _carry(state, Flat(moments))
+        _carry(updated, Flat(values, w.part))
+        _carry(state, Flat(moments, w.part))
         here = held(updated.shards, updated.num_shards, values.size)
         before = self.final_states.get(layer)
-        kept = np.full_like(moments, np.nan) if before is None else before.values
-        self.final_states[layer] = Flat(np.where(here, moments, kept))
+        kept = np.full_like(moments, np.nan) if before is None or before.part != w.part else before.values
+        self.final_states[layer] = Flat(np.where(here, moments, kept), w.part)
         return updated, state
-
-    def _matrix(self, weight: Flat) -> Array:
-        """Return a weight as the matrix that it is."""
-        return weight.values.reshape(self.problem.width, self.problem.width)
-
-    @staticmethod
-    def _rows_of(numbers: Array, samples: frozenset[int]) -> Array:
-        """Return the rows of some samples, in ascending order."""
-        return np.asarray(numbers[sorted(samples)])

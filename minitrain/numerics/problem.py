@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from minitrain.errors import UsageError
 from minitrain.numerics.arithmetic import Adam, Array, Momentum
 
 _INPUTS, _TARGETS, _WEIGHTS = range(3)
@@ -48,19 +46,3 @@ def _normal(seed: int, what: int, which: int, rows: int, columns: int) -> Array:
     numbers = np.random.default_rng([seed, what, which]).standard_normal((rows, columns))
     numbers.flags.writeable = False
     return numbers
-
-
-def problem_of(numerics: Any) -> Problem:
-    """Return the problem that `numerics` names.
-
-    Args:
-        numerics: "numpy" for the default, or a `Problem`.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    if isinstance(numerics, Problem):
-        return numerics
-    if numerics == "numpy":
-        return Problem()
-    raise UsageError(f'numerics must be None, "numpy" or a minitrain.numerics.Problem, got {numerics!r:.80}')

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from minitrain.errors import ProofError, StrategyError
-from minitrain.numerics.arithmetic import Array
-from minitrain.numerics.arrays import Flat, held
-from minitrain.numerics.model import NumericModel
-from minitrain.numerics.problem import Problem, problem_of
+from minitrain.errors import ProofError
+from minitrain.numerics.comparison import Result, moments_of, results_of
+from minitrain.numerics.layers import problem_of
+from minitrain.numerics.problem import Problem
+from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 RELATIVE, ABSOLUTE = 1e-9, 1e-13
 """The largest differences that another order of float64 sums may make; second moments are as small as 1e-10."""
 
+_LAYERS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -32,29 +33,38 @@ class Proof:
     Args:
         run: the run that was compared.
         differences: largest absolute difference by layer, of final weights and optimizer states over all ranks.
+        relative_differences: largest difference by layer relative to the largest element of the same weight or moment
+            (see `minitrain.numerics.comparison`).
     """
 
     run: Run
     differences: Mapping[int, float]
+    relative_differences: Mapping[int, float]
 
     @property
     def largest(self) -> float:
         """The largest difference of all layers."""
         return max(self.differences.values())
 
+    @property
+    def largest_relative(self) -> float:
+        """The largest relative difference of all layers."""
+        return max(self.relative_differences.values())
+
     def __str__(self) -> str:
         run = self.run
-        return (
-            f"{run.strategy} on {run.world_size} ranks trains {run.num_layers} layers as one device does: the largest "
-            f"difference is {self.largest:.2g}"
-        )
+        if run.trained_model is None:
+            what, largest = f"{run.num_layers} layers", f"difference is {self.largest:.2g}"
+        else:
+            what, largest = run.trained_model.name, f"relative difference is {self.largest_relative:.2g}"
+        return f"{run.strategy} on {run.world_size} ranks trains {what} as one device does: the largest {largest}"
 
 
 def prove(
     strategy: str | Strategy,
     *,
     world_size: int = 8,
-    num_layers: int = 8,
+    num_layers: int | None = None,
     global_batch_size: int = 16,
     numerics: Any = "numpy",
     strict: bool = True,
@@ -70,103 +80,107 @@ def prove(
     Args:
         strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
         world_size: number of ranks.
-        num_layers: layers of the trained model.
+        num_layers: layers of the trained model; 8 if None, or those of a transformer that `workload` names.
         global_batch_size: samples of the step, over all ranks.
-        numerics: what is trained: "numpy", or a `minitrain.numerics.Problem` with another seed, width or optimizer.
+        numerics: what is trained: "numpy", or a `minitrain.numerics.Problem` with another seed, width or optimizer, or
+            a `minitrain.numerics.TransformerProblem` with a capacity for experts.
         strict: run strictly (see `minitrain.accounting.strict`); False is faster, and compares the numbers alone.
-        options: the strategy's, or those of `simulate`.
+        options: the strategy's, or those of `simulate`; with `workload="tiny"` or a small `mt.Transformer` the units of
+            that are computed, whole or in parts.
 
     Returns:
         The proof.
 
     Raises:
-        ProofError: a final weight or optimizer state differs, with layer, rank and chex's message.
+        ProofError: a final weight or optimizer state differs, with layer, rank and what differs.
+        UsageError: the model is too large to compute with, or has what is left out.
         MinitrainError: the strategy does not even run.
 
     >>> import minitrain as mt
     >>> proof = mt.prove("zero3", world_size=4, num_layers=2, global_batch_size=8)
     >>> proof.largest < 1e-12
     True
+    >>> mt.prove("megatron", workload="tiny", world_size=4, tp=2, pp=2).largest_relative < 1e-9
+    True
     """
-    problem = problem_of(numerics)
+    if num_layers is not None or options.get("workload") is None:
+        options["num_layers"] = _LAYERS if num_layers is None else num_layers
     run = simulate(
         strategy,
         world_size=world_size,
-        num_layers=num_layers,
         global_batch_size=global_batch_size,
-        numerics=problem,
+        numerics=numerics,
         strict=strict,
         **options,
     )
-    return compare_with_reference(run, problem)
+    return compare_with_reference(run, numerics)
 
 
-def compare_with_reference(run: Run, problem: Problem) -> Proof:
+def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str) -> Proof:
     """Compare the numbers of a finished run with those of a single device.
+
+    Args:
+        run: a run with numerics.
+        problem: what it was given as `numerics`.
 
     Raises:
         ProofError: they differ.
     """
-    from minitrain.numerics.reference import reference  # noqa: PLC0415  (it brings JAX)
-
-    expected = reference(problem, run.num_layers, run.global_batch_size)
-    found = list(_results(run, expected))
+    trained = problem_of(problem, run.models[0].runtime_predictor.workload)
+    found = list(results_of(run, trained, _expected(run, trained)))
     _require_every_element(run, found)
-    _require_equal(found)
-    differences = dict.fromkeys(range(run.num_layers), 0.0)
-    for result in found:
-        differences[result.layer] = max(differences[result.layer], result.difference())
-    return Proof(run, differences)
+    if isinstance(trained, TransformerProblem):
+        _require_close(found, trained)
+    else:
+        _require_equal(found)
+    return Proof(
+        run,
+        _by_layer(run, [(result.layer, result.difference()) for result in found]),
+        _by_layer(run, [(result.layer, _relative(result, trained)[0]) for result in found]),
+    )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Result:
-    """What one rank has trained of one layer; elements that it does not hold are set to what is expected.
+def _expected(run: Run, problem: Problem | TransformerProblem) -> Reference:
+    """Return what a single device trains."""
+    if isinstance(problem, TransformerProblem):
+        from minitrain.numerics.transformer_reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
 
-    Args:
-        rank: which rank.
-        layer: which layer.
-        got: final weight, and the optimizer's state if this rank updated it.
-        expected: the same of the single device.
-        here: the elements of the final weight that the rank holds, none if it handed none in.
+        return transformer_reference(problem, run.global_batch_size)
+    from minitrain.numerics.reference import reference  # noqa: PLC0415  (as above)
+
+    return reference(problem, run.num_layers, run.global_batch_size)
+
+
+def _by_layer(run: Run, found: Sequence[tuple[int, float]]) -> dict[int, float]:
+    """Return the largest difference of each layer."""
+    return {layer: max(value for of, value in found if of == layer) for layer in range(run.num_layers)}
+
+
+def _relative(result: Result, problem: Problem | TransformerProblem) -> tuple[float, str]:
+    """Return the largest relative difference of a result, and of which weight or moment it is."""
+    return max(result.relative_differences(moments_of(problem)), key=lambda pair: (np.isnan(pair[0]), pair[0]))
+
+
+def _require_close(results: Sequence[Result], problem: TransformerProblem) -> None:
+    """Require that all results are relatively close to the expected ones.
+
+    Raises:
+        ProofError: one is not; the first one is named.
     """
-
-    rank: int
-    layer: int
-    got: dict[str, Array]
-    expected: dict[str, Array]
-    here: NDArray[np.bool_]
-
-    def difference(self) -> float:
-        """Return the largest absolute difference."""
-        return max(float(np.max(np.abs(self.got[name] - self.expected[name]))) for name in self.got)
-
-
-def _results(run: Run, reference: Reference) -> Iterator[_Result]:
-    """Yield the result of every rank for every layer that it updated or handed in."""
-    for model in run.models:
-        if not isinstance(model, NumericModel):
-            raise StrategyError(f"the run of {run.strategy} has no numbers; simulate it with numerics")
-        for layer in sorted({*model.final_weights, *model.final_states}):
-            yield _result(model, layer, reference.weights[layer], reference.states[layer])
+    for result in results:
+        difference, what = _relative(result, problem)
+        if not difference <= RELATIVE:
+            raise ProofError(
+                f"layer {result.layer} ({problem.units[result.layer].name}) on rank {result.rank} differs from "
+                f"single-device training: its {what} by {difference:.3g} of the largest element",
+                layer=result.layer,
+                rank=result.rank,
+                difference=difference,
+                what=what,
+            )
 
 
-def _result(model: NumericModel, layer: int, weight: Array, state: Array) -> _Result:
-    """Return the result of a rank for a layer, with the expected weight and state."""
-    got, expected = {}, {}
-    here = np.zeros(weight.size, dtype=np.bool_)
-    if layer in model.final_weights:
-        final = model.final_weights[layer]
-        here = held(final.shards, final.num_shards, weight.size)
-        content = cast("Flat", final._content)
-        got["weight"], expected["weight"] = np.where(here, content.values, weight), weight
-    if layer in model.final_states:
-        moments = model.final_states[layer].values
-        got["optimizer_state"], expected["optimizer_state"] = np.where(np.isnan(moments), state, moments), state
-    return _Result(model.rank, layer, got, expected, here)
-
-
-def _require_every_element(run: Run, results: Sequence[_Result]) -> None:
+def _require_every_element(run: Run, results: Sequence[Result]) -> None:
     """Require that the ranks together hold every element of every layer's final weight."""
     for layer in range(run.num_layers):
         here = [result.here for result in results if result.layer == layer]
@@ -178,7 +192,7 @@ def _require_every_element(run: Run, results: Sequence[_Result]) -> None:
             )
 
 
-def _require_equal(results: Sequence[_Result]) -> None:
+def _require_equal(results: Sequence[Result]) -> None:
     """Require that all results are equal to the expected ones.
 
     Raises:

@@ -6,6 +6,7 @@ proofs import it, since it imports JAX.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,12 +26,12 @@ class Reference:
     """Weights and optimizer states after one training step.
 
     Args:
-        weights: num_layers x width^2, after the step.
-        states: num_layers x moments x width^2, the optimizer's state after the step.
+        weights: by layer, one flat array after the step.
+        states: by layer, the optimizer's state after the step, moments x elements.
     """
 
-    weights: Array
-    states: Array
+    weights: Sequence[Array]
+    states: Sequence[Array]
 
 
 @lru_cache(maxsize=256)
@@ -48,7 +49,8 @@ def reference(problem: Problem, num_layers: int, global_batch_size: int) -> Refe
         )
         grads = np.asarray(step)[:num_layers].reshape(num_layers, -1)
     before = weights[:num_layers].reshape(num_layers, -1)
-    return _stepped(problem.optimizer, before, grads)
+    steps = [after_step(problem.optimizer, *pair) for pair in zip(before, grads, strict=True)]
+    return Reference([weight for weight, _ in steps], [state for _, state in steps])
 
 
 def _round_up(count: int, multiple: int) -> int:
@@ -71,11 +73,13 @@ def _loss(weights: Any, present: Any, inputs: Any, targets: Any, samples: Any, b
 _gradient = jax.jit(jax.grad(_loss))
 
 
-def _stepped(optimizer: Any, weights: Array, grads: Array) -> Reference:
-    """Return the outcome of the optimizer's first step; its state is zero before, so that each moment has one term."""
+def after_step(optimizer: Any, weights: Array, grads: Array) -> tuple[Array, Array]:
+    """Return weights and state after the optimizer's first step.
+
+    Its state is zero before, so that each moment has one term.
+    """
     if isinstance(optimizer, Adam):
         first, second = (1 - optimizer.beta1) * grads, (1 - optimizer.beta2) * grads * grads
         mean, variance = first / (1 - optimizer.beta1), second / (1 - optimizer.beta2)
-        step = optimizer.rate * mean / (variance**0.5 + optimizer.epsilon)
-        return Reference(weights - step, np.stack([first, second], axis=1))
-    return Reference(weights - optimizer.rate * grads, grads[:, None])
+        return weights - optimizer.rate * mean / (variance**0.5 + optimizer.epsilon), np.stack([first, second])
+    return weights - optimizer.rate * grads, grads[None]

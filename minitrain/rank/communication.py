@@ -59,6 +59,7 @@ class Communication(RankState):
         self._operation_kind = self._operation_kind  # as `follows_tensors`
         self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
+        self._meshes: list[dict[str, int]] = []  # which tell what its groups are for
 
     def mesh(self, **axes: int) -> Mesh:
         """Lay the ranks out on named axes, the last one fastest: with `mesh(pp=4, dp=2)`, rank = 2 pp + dp.
@@ -67,7 +68,13 @@ class Communication(RankState):
             UsageError: the product of the axes is not world_size.
         """
         require_axes(axes, self._world_size)
+        self._note_mesh(axes)
         return Mesh(self._rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
+
+    def _note_mesh(self, axes: dict[str, int]) -> None:
+        """Keep the axes of a mesh for whoever asks what a group was for."""
+        if axes not in self._meshes:
+            self._meshes.append(axes)
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, this one among them.

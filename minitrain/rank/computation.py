@@ -1,13 +1,17 @@
 """What a rank does without others: load, forward, loss, backward, update.
 
-This is the hot path of a simulation, so three things are written out here that stand elsewhere too:
+This is the hot path of a simulation: whole tensors and layers that are alike. Three things are written out here that
+stand elsewhere too:
 
 - The laws: an operation checks them by one expression (`is_legal`) that holds for all usual calls. Where it does not
   hold, a function of `minitrain.rank.laws` accepts the remaining legal calls and raises for all others.
 - The rows of the log, which are added without `RankState._record`.
-- The sizes of results, which are taken from the arguments instead of `Account.size`.
+- The sizes of results, which are taken from the arguments or remembered, instead of measured by `Account.size`.
 
 They must agree with those places, which tests/rank/test_quick_laws.py checks.
+
+Prices come from tables (`minitrain.rank.remembered`) that stay empty where layers differ. So this path asks nothing
+about other kinds of layers and tensors: they fail the expression or are in no table, and go to functions of their own.
 """
 
 from __future__ import annotations
@@ -15,10 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
-from minitrain.hardware.price import Price
-from minitrain.rank import laws, sample_laws
+from minitrain.rank import general_case, laws, sample_laws
 from minitrain.rank.experts import backward_experts, forward_experts, update_piece
-from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
 from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
@@ -36,29 +38,12 @@ class Computation(RankState):
     samples or shards.
     """
 
-    _whole_grad_units = 0
-
     def _is_whole_batch(self, samples: frozenset[int]) -> bool:
         """Return whether a set holds every sample. Ranks share such sets, and what is known of them."""
         whole = len(samples) == self._global_batch_size and samples == frozenset(range(self._global_batch_size))
         if whole:
             self._whole_batches[id(samples)] = samples
         return whole
-
-    def _size_whole_grad(self, weight_grad: WeightGrad) -> int:
-        """Measure a complete gradient, and remember its size for all layers if they are alike."""
-        units = self._account.size(weight_grad)
-        if self._is_uniform:
-            self._whole_grad_units = units
-        return units
-
-    def _load_units(self, layer: int, num_shards: int) -> tuple[int, int]:
-        """Measure one shard of a weight and of its optimizer state; remember their sizes if all layers are alike."""
-        shard = (layer, self._num_layers, 0, singleton(0), num_shards)
-        found = self._account.size(Weight(*shard)), self._account.size(OptState(*shard))
-        if self._is_uniform:
-            self._shard_units[num_shards] = found
-        return found
 
     def load_weights(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
@@ -88,7 +73,11 @@ class Computation(RankState):
             laws.load(self, layer, shard, num_shards)
         if not self._entered:
             self._enter()
-        price, time = self._runtime_predictor.load(1, num_shards, layer), self.time
+        found = self._remembered.loads.get(num_shards)
+        if found is None:
+            return general_case.load(self, layer, shard, num_shards)
+        price, units, state_units = found
+        time = self.time
         self._rows.extend(
             ("load_weights", layer, time, price, self._account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
         )
@@ -96,7 +85,8 @@ class Computation(RankState):
         shards = singleton(shard)
         weight = Weight(layer, self._num_layers, 0, shards, num_shards)
         opt_state = OptState(layer, self._num_layers, 0, shards, num_shards)
-        weight._units, opt_state._units = self._shard_units.get(num_shards) or self._load_units(layer, num_shards)  # type: ignore[misc]  # a slot of the base
+        weight._units = units  # type: ignore[misc]  # a slot of the base
+        opt_state._units = state_units  # type: ignore[misc]  # a slot of the base
         return weight, opt_state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -156,15 +146,14 @@ class Computation(RankState):
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
         samples = inp.samples
-        price, time = self._runtime_predictor.compute("forward", len(samples), layer), self.time
+        price = self._remembered.forwards.get(len(samples))
+        if price is None:
+            return general_case.forward(self, layer, inp, recompute)
+        time = self.time
         self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         out = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
-        if self._is_uniform:
-            out._units = units  # type: ignore[misc]  # a slot of the base
-        else:
-            account.size(out)
-            keep(self, layer, inp, out, mode_of(recompute or self._recompute))
+        out._units = units  # type: ignore[misc]  # a slot of the base
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -223,24 +212,18 @@ class Computation(RankState):
             if isinstance(weight, WeightPart):
                 return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
-        is_uniform, time = self._is_uniform, self.time
-        if is_uniform:
-            price = self._runtime_predictor.compute("backward", len(samples), layer)
-        else:
-            price = price_of_backward(self, "backward", layer, inp)
+        found = self._remembered.backwards.get(len(samples))
+        if found is None:
+            return general_case.backward(self, layer, inp, grad)
+        price, weight_grad_units = found
+        time = self.time
         self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
         grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
-        weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
-        grad_inp._units = units if is_uniform else account.size(grad_inp)  # type: ignore[misc]  # a slot of the base
+        weight_grad._units = weight_grad_units  # type: ignore[misc]  # a slot of the base
+        grad_inp._units = units  # type: ignore[misc]  # a slot of the base
         return weight_grad, grad_inp
-
-    def _price_of_half(self, typ: str, layer: int, inp: Activation) -> Price:
-        """Return the price of half of a split backward."""
-        if self._is_uniform:
-            return self._runtime_predictor.compute(typ, len(inp.samples), layer)
-        return price_of_backward(self, typ, layer, inp)
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input alone: the first half of a split backward (Qi et al. 2023).
@@ -256,32 +239,41 @@ class Computation(RankState):
         if isinstance(weight, WeightPart):
             return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
         samples = inp.samples
-        price = self._price_of_half("backward_input", layer, inp)
+        price = self._remembered.backward_inputs.get(len(samples))
+        if price is None:
+            return general_case.backward_input(self, layer, inp, grad)
         self._record("backward_input", layer, price, samples)
         grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
-        account = self._account
-        grad_inp._units = account.units_of(grad) if self._is_uniform else account.size(grad_inp)  # type: ignore[misc]  # as above
+        grad_inp._units = self._account.units_of(grad)  # type: ignore[misc]  # a slot of the base
         return grad_inp
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight: the second half of a split backward (Qi et al. 2023).
 
         Args:
             layer: which layer.
             inp: the layer's input, from a store.
             grad: gradient of its output, from a store, for the same samples.
+            weight: the weight, from a store, where it is a part of a layer, so that its gradient is one too.
 
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
         if inp.__class__ in COPIES:
-            return backward_experts(self, "backward_weight", layer, inp, grad)[0]
-        laws.backward(self, "backward_weight", layer, inp, grad)
+            return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
+        laws.backward(self, "backward_weight", layer, inp, grad, weight)
+        if isinstance(weight, WeightPart):
+            return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples
-        price = self._price_of_half("backward_weight", layer, inp)
+        found = self._remembered.backward_weights.get(len(samples))
+        if found is None:
+            return general_case.backward_weight(self, layer, inp)
+        price, units = found
         self._record("backward_weight", layer, price, samples)
         weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
-        weight_grad._units = self._whole_grad_units or self._size_whole_grad(weight_grad)  # type: ignore[misc]  # a slot of the base
+        weight_grad._units = units  # type: ignore[misc]  # a slot of the base
         return weight_grad
 
     def update(
@@ -326,7 +318,10 @@ class Computation(RankState):
             units, state_units = weight._units, opt_state._units
         except AttributeError:  # a shard that was never in a store
             units, state_units = self._account.units_of(weight), self._account.units_of(opt_state)
-        price, time = self._runtime_predictor.update(len(shards), num_shards, layer), self.time
+        price = self._remembered.updates.get((len(shards), num_shards))
+        if price is None:
+            price = general_case.price_of_update(self, layer, weight)
+        time = self.time
         self._rows.extend(("update", layer, time, price, self._account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
         updated = Weight(layer, self._num_layers, weight.step + 1, shards, num_shards)

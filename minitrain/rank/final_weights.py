@@ -44,6 +44,7 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
         LawError: a layer's final weight is missing, incomplete, not of step 1, or differs between the ranks.
     """
     weights, experts = _by_layer(models, "final_weights"), _by_layer(models, "final_experts")
+    is_divided = any(_are_divided(model.final_weights) or model.final_experts for model in models)
     for layer in range(models[0].num_layers):
         found = weights[layer]
         if not found:
@@ -52,17 +53,27 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
                 "its last update was",
                 layer=layer,
             )
-        _require_both_pieces(layer, found, experts[layer])
-        for of_part in (*_by_part(layer, found), *_by_part(layer, experts[layer])):
+        if is_divided:
+            _require_both_pieces(layer, found, experts[layer])
+        for of_part in (*_by_part(layer, found), *_by_part(layer, experts[layer])) if is_divided else (found,):
             _check_layer(layer, of_part)
+
+
+_PARTED = frozenset({WeightPart, ExpertWeight})
+
+
+def _are_divided(weights: Mapping[int, Weight]) -> bool:
+    """Return whether some weights are parts of layers, or pieces of layers with experts."""
+    return not {WeightPart, RouterWeight}.isdisjoint(map(type, weights.values()))
 
 
 def _by_layer(models: Sequence[TrainedRank], name: str) -> Mapping[int, list[tuple[int, Weight]]]:
     """Return ranks and their final weights by layer; each rank is asked once, not once a layer."""
     found: defaultdict[int, list[tuple[int, Weight]]] = defaultdict(list)
     for model in models:
+        rank = model.rank
         for layer, weight in getattr(model, name).items():
-            found[layer].append((model.rank, weight))
+            found[layer].append((rank, weight))
     return found
 
 
@@ -87,7 +98,7 @@ def _require_both_pieces(layer: int, found: Sequence[tuple[int, Weight]], expert
 
 def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequence[tuple[int, Weight]]]:
     """Return the final weights of each part of a layer; all parts must be there, of one division."""
-    if not any(isinstance(weight, WeightPart | ExpertWeight) for _, weight in found):
+    if _PARTED.isdisjoint({type(weight) for _, weight in found}):
         return [found] if found else []
     first_rank, first = found[0]
     parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)

@@ -50,7 +50,16 @@ def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: P
         again = PassMode("full", mode.num_parts, mode.sequence_parallel)
         model.recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, again)
     passage_of(keeper).mode = mode
+    if layer == model._num_layers - 1:
+        _mark_logits(model, keeper, len(inp.samples), mode)
     model._resize(keeper, _kept_units(model, layer, inp, keeper, mode))
+
+
+def _mark_logits(model: RankState, keeper: Any, num_samples: int, mode: PassMode) -> None:
+    """Tell the logits apart from what else the head keeps, where the workload has any."""
+    logits_elements = getattr(model._runtime_predictor.workload, "logits_elements", None)
+    if logits_elements is not None:
+        model._mark_logits(keeper, int(logits_elements(num_samples, mode) * UNITS_PER_ELEMENT))
 
 
 def keep_scattered(model: RankState, partial: Any) -> None:
@@ -128,8 +137,7 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     if mode.recompute == "full" and _is_made_again(inp) and layer:  # the layer before runs again too, to make the input
         before = [workload.kept_elements(layer - 1, num_samples, each) for each in (everything, mode)]
         borrowed += int((before[0] - before[1]) * UNITS_PER_ELEMENT)
-    model._counted.grow(borrowed)
-    model._counted.grow(-borrowed)
+    model._borrow(borrowed)
     model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode)
     if typ == "backward_input":
         model._resize(keeper, max(whole, model._account.units_of(keeper)))

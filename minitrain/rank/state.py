@@ -27,7 +27,9 @@ from minitrain.events import (
 )
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import FREE, Predictor, Price
-from minitrain.rank.stores import Account, JournalledStore, Store
+from minitrain.rank.memory_by_kind import KindAccount, KindStore
+from minitrain.rank.remembered import remembered_of
+from minitrain.rank.stores import Account, JournalledStore, Store, logits_of
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
 from minitrain.transport.calls import Call
@@ -70,6 +72,38 @@ class RankState:
     Kinds of model that add to the operations are listed in `minitrain.rank.model`. A kind that follows tensors sets
     `follows_tensors`; then `after_collective` and `after_message` are called with what the transport has made.
     """
+
+    __slots__ = (
+        "__dict__",
+        "_account",
+        "_dist",
+        "_entered",
+        "_global_batch_size",
+        "_in_flight",
+        "_is_uniform",
+        "_log",
+        "_max_shards",
+        "_num_layers",
+        "_rank",
+        "_recompute",
+        "_remembered",
+        "_rows",
+        "_runtime_predictor",
+        "_transport",
+        "_whole_batches",
+        "_world",
+        "_world_size",
+        "activations",
+        "final_weights",
+        "grad_activations",
+        "grad_weights",
+        "launching",
+        "opt_states",
+        "pass_modes",
+        "recomputed_flop",
+        "time",
+        "weights",
+    )
 
     follows_tensors = False
 
@@ -122,7 +156,8 @@ class RankState:
         self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
         self.final_experts: dict[int, Weight] = {}
-        self._account = Account(self._runtime_predictor.workload.memory_elements)
+        tells_kinds = not (self._is_uniform or memory_by_kind)  # of layers that are alike, nobody asks
+        self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
             self._account.journal = []
         self.weights: Store[Weight] = self._store("weights")
@@ -139,7 +174,7 @@ class RankState:
         self._entered = False
         self.launching = False  # while an operation is submitted by `launch`
         self._in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
-        self._shard_units: dict[int, tuple[int, int]] = {}  # by num_shards, where all layers are alike
+        self._remembered = remembered_of(self._runtime_predictor, self._transport.remembered)
         workload = self._runtime_predictor.workload
         self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # else the laws ask
         self._world = Group(self._transport.world, rank)
@@ -150,9 +185,9 @@ class RankState:
 
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
-        if self._account.journal is None:
-            return Store(self._account)
-        return JournalledStore(self._account, name, self._log)
+        if self._account.journal is not None:
+            return JournalledStore(self._account, name, self._log)
+        return (KindStore if isinstance(self._account, KindAccount) else Store)(self._account)
 
     def _resize(self, tensor: Any, units: int) -> None:
         """Give a tensor another size: that of all that it stands for from now on."""
@@ -160,6 +195,21 @@ class RankState:
         if self._account.journal is not None and change:
             stores = (name for name in STORES if any(held is tensor for held in getattr(self, name).values()))
             self._account.journal.append((len(self.log), next(stores, "in_flight"), change))
+
+    def _mark_logits(self, tensor: Any, units: int) -> None:
+        """Count so many units of the head's input, which stands for all that the head keeps, as logits."""
+        journal, change = self._account.journal, units - logits_of(tensor)
+        self._account.mark_logits(tensor, units)
+        if journal is not None and change and getattr(tensor, "_home", None) is self._account:
+            place = len(self.log)
+            journal += [(place, "activations", -change), (place, "logits", change)]
+
+    def _borrow(self, units: int) -> None:
+        """Hold what backward computes again until it is done."""
+        self._counted.borrow(units)
+        if self._account.journal is not None and units:
+            place = len(self.log)
+            self._account.journal += [(place, "activations", units), (place, "activations", -units)]
 
     def _enter(self) -> None:
         """Tell the transport that a task uses this model, once."""
@@ -190,6 +240,12 @@ class RankState:
     def peak_memory(self) -> float:
         """The most elements ever held at once, also between events."""
         return self._counted.high_water() / UNITS_PER_ELEMENT
+
+    @property
+    def peak_by_kind(self) -> dict[str, float] | None:
+        """What the rank held of each kind when it held most, in elements; None where stores did not tell kinds."""
+        account = self._counted
+        return account.peak_by_kind() if isinstance(account, KindAccount) else None
 
     @property
     def memory_journal(self) -> list[MemoryChange]:

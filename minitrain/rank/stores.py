@@ -94,6 +94,15 @@ class Account:
             if total > self.limit_units:
                 self.overflow()
 
+    def borrow(self, units: int) -> None:
+        """Hold something for a moment."""
+        self.grow(units)
+        self.units -= units
+
+    def mark_logits(self, tensor: Any, units: int) -> None:
+        """Note how many units of what an activation stands for are logits."""
+        tensor._passage.logits = units
+
     def resize(self, tensor: Any, units: int) -> int:
         """Give a tensor another size, wherever it counts now.
 
@@ -151,6 +160,12 @@ class Account:
         self.limit_units = float("inf")
         if self.on_overflow is not None:
             self.on_overflow()
+
+
+def logits_of(tensor: Any) -> int:
+    """Return how many units of what a tensor stands for are logits: of the head's input, once the head has passed."""
+    passage = getattr(tensor, "_passage", None)
+    return 0 if passage is None else passage.logits
 
 
 _keep = dict.setdefault
@@ -267,40 +282,57 @@ class JournalledStore(Store[V]):
         self.name = name
         self.log = log
 
-    def _enter(self, before: int, change: int) -> None:
+    def _enter(self, before: int, change: int, logits: int = 0) -> None:
         """Write down how the store changed.
 
         The rest of the change of the total since `before` is of launched operations (see `Account.recount_launched`).
+
+        Args:
+            before: units of the account before the change.
+            change: units of the store.
+            logits: those of them that are logits.
         """
         journal = self._account.journal
         if journal is not None:
             place = len(self.log)
-            journal.append((place, self.name, change))
+            if logits:
+                journal.append((place, "logits", logits))
+            journal.append((place, self.name, change - logits))
             if self._account.units - before != change:
                 journal.append((place, "in_flight", self._account.units - before - change))
 
     def __setitem__(self, key: Any, value: V) -> None:
         before = self._account.units
-        replaced = self._account.units_of(self[key]) if key in self else 0
+        replaced = self._size(self[key]) if key in self else (0, 0)
         super().__setitem__(key, value)
-        self._enter(before, self._account.units_of(value) - replaced)
+        units, logits = self._size(value)
+        self._enter(before, units - replaced[0], logits - replaced[1])
+
+    def _size(self, value: Any) -> tuple[int, int]:
+        """Return the size of a tensor, and how much of what it stands for is logits."""
+        return self._account.units_of(value), logits_of(value)
+
+    def _left(self, before: int, value: Any) -> None:
+        """Write down that a tensor has left."""
+        units, logits = self._size(value)
+        self._enter(before, -units, -logits)
 
     def __delitem__(self, key: Any) -> None:
         value, before = self[key], self._account.units
         super().__delitem__(key)
-        self._enter(before, -self._account.units_of(value))
+        self._left(before, value)
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Remove a key and return its value."""
         held, before = key in self, self._account.units
         value = super().pop(key, *default)
         if held:
-            self._enter(before, -self._account.units_of(value))
+            self._left(before, value)
         return value
 
     def popitem(self) -> tuple[Any, V]:
         """Remove and return the pair that came last."""
         before = self._account.units
         key, value = super().popitem()
-        self._enter(before, -self._account.units_of(value))
+        self._left(before, value)
         return key, value

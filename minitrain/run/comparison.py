@@ -23,7 +23,7 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
-from minitrain.run.trained_model import trained_model_of
+from minitrain.run.trained_model import facts_of, trained_model_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,7 +89,7 @@ def _figures_of_model(workload: Any) -> dict[str, Any]:
     trained = trained_model_of(workload)
     if trained is None:
         return {}
-    return {"model": trained.name, "seq_len": trained.seq_len, "tokens_per_second": None, "hfu": None}
+    return facts_of(trained)
 
 
 @dataclass(frozen=True, repr=False)

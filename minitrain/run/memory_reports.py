@@ -1,9 +1,45 @@
-"""What a run reports about its memory: where the device's was exceeded, and what was held outside the stores."""
+"""What a run reports about its memory: what filled the device's, of which kinds, and what was outside the stores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+
+from minitrain.events import MemoryChange
+from minitrain.rank.memory_by_kind import MEMORY_KINDS
+
+_KIND_OF_STORE = MappingProxyType(
+    {
+        "weights": "weights",
+        "grad_weights": "gradients",
+        "opt_states": "optimizer",
+        "activations": "activations",
+        "grad_activations": "activations",
+        "logits": "logits",
+        "in_flight": "buffers",
+    }
+)
+
+
+def kinds_of_journals(journals: Sequence[Sequence[MemoryChange]], bytes_per_element: int) -> dict[str, float]:
+    """Return the bytes of each kind on the rank whose stores held most, when they did."""
+    peaks = [_peak_of(journal) for journal in journals]
+    elements, place, rank = max((total, -place, -rank) for rank, (total, place) in enumerate(peaks))
+    found = dict.fromkeys(MEMORY_KINDS, 0.0)
+    for change in journals[-rank][: 1 - place] if elements else ():
+        found[_KIND_OF_STORE[change.kind]] += change.elements * bytes_per_element
+    return found
+
+
+def _peak_of(journal: Sequence[MemoryChange]) -> tuple[float, int]:
+    """Return the most elements that a rank's stores held, and after which change first."""
+    total, peak, place = 0.0, 0.0, 0
+    for index, change in enumerate(journal):
+        total += change.elements
+        if total > peak:
+            peak, place = total, index
+    return peak, place
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,8 @@ class PreparedRun:
         of_models: dict[str, Any] = {
             "logs": [model.log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
+            "memory_by_kind": _memory_by_kind(models, workload.bytes_per_element),
+            "meshes": list({tuple(mesh.items()): mesh for model in models for mesh in model._meshes}.values()),
             "trained_model": trained_model_of(workload, models),
         }
         return kind(
@@ -101,6 +103,12 @@ class PreparedRun:
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),
             **(of_models | more),
         )
+
+
+def _memory_by_kind(models: Sequence[Model], bytes_per_element: int) -> dict[str, float] | None:
+    """Return the bytes of each kind on the rank that held most, when it did; None where stores did not tell kinds."""
+    kinds = max(models, key=lambda model: model.peak_memory).peak_by_kind
+    return kinds and {kind: elements * bytes_per_element for kind, elements in kinds.items()}
 
 
 def prepare(strategy: str | Strategy, keywords: Mapping[str, Any], watch: Watch | None = None) -> PreparedRun:

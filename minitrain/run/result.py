@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
-from minitrain.run.trained_model import TrainedModel
+from minitrain.run.trained_model import TrainedModel, figures_of
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
+    from minitrain.analysis.communication import AxisTotal
     from minitrain.analysis.explanation import Explanation
     from minitrain.analysis.timeline import Timeline, Trace
     from minitrain.analysis.totals_by_type import TypeTotal
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures):
+class Run(EnergyFigures, DeviceMemoryFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -56,6 +58,9 @@ class Run(EnergyFigures):
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
+        memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
+            flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
+        meshes: size by axis of each mesh that the ranks have made.
     """
 
     strategy: str
@@ -79,6 +84,8 @@ class Run(EnergyFigures):
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
     tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
+    memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
+    meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -150,6 +157,11 @@ class Run(EnergyFigures):
         return self.global_batch_size * self.trained_model.seq_len / self.step_time
 
     @property
+    def tokens_per_second_per_rank(self) -> float | None:
+        """Tokens a second of one rank's share; None for workloads that have no tokens."""
+        return None if self.tokens_per_second is None else self.tokens_per_second / self.world_size
+
+    @property
     def bubble_fraction(self) -> float:
         """Share of world_size x step time spent waiting."""
         return self.breakdown.bubble_fraction
@@ -202,6 +214,19 @@ class Run(EnergyFigures):
 
         return totals_by_type(self.logs)
 
+    @cached_property
+    def communication_by_axis(self) -> dict[str, AxisTotal]:
+        """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
+        from minitrain.analysis.communication import mean_by_axis, totals_of_log  # noqa: PLC0415
+
+        ranks = zip(self._ranks_of_logs, self.logs, strict=True)
+        return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
+
+    @property
+    def _ranks_of_logs(self) -> Sequence[int]:
+        """The rank of each log."""
+        return range(self.world_size)
+
     @property
     def events(self) -> list[Event]:
         """All events, ordered by (time, rank)."""
@@ -230,7 +255,7 @@ class Run(EnergyFigures):
             "makespan_bubble_s": self.makespan_bubble,
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
-            **(self.trained_model.figures(self.tokens_per_second, self.hfu) if self.trained_model else {}),
+            **(figures_of(self) if self.trained_model else {}),
             "error": None,
         }
 

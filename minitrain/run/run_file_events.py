@@ -31,7 +31,7 @@ from minitrain.run.run_file_faults import (
 )
 from minitrain.run.run_file_header import FIELDS, VERSION_WITH_JOURNALS, judge_repeated
 
-STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "in_flight")
+STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "logits", "in_flight")
 
 _TYPES = {typ: typ for typ in ("load_weights", *sorted(PASSES), "update", *COLLECTIVES, SEND, RECV)}
 _STREAM_OF = {typ: COMM if typ in COLLECTIVES else typ if typ in (SEND, RECV) else COMPUTE for typ in _TYPES}

@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from math import prod
 from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.events import Event
 from minitrain.hardware.config_faults import shown
-from minitrain.run.run_file_faults import ABOVE_0, AT_LEAST_0, LIST, OBJECT, PLAIN, TEXT, TIME, Faults, Rule, whole
+from minitrain.run.run_file_faults import (
+    ABOVE_0,
+    AT_LEAST_0,
+    LIST,
+    OBJECT,
+    PLAIN,
+    TEXT,
+    TIME,
+    Faults,
+    Place,
+    Rule,
+    whole,
+)
 
 FORMAT = "minitrain-run"
 VERSION, VERSION_WITH_JOURNALS = 1, 2
@@ -113,6 +126,8 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "oom": OBJECT.or_null(),
         "held_outside": OBJECT.or_null(),
         "trained_model": OBJECT.or_null(),
+        "memory_by_kind": OBJECT.or_null(),
+        "meshes": LIST,
         "fields": LIST,
     }
 
@@ -138,8 +153,27 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
     if header.get("held_outside") is not None:
         rules = {"rank": rank, "time": TIME, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
         _judge_amounts(header["held_outside"], "held_outside", rules, "elements_by_line", faults)
+    _judge_transformer(header, faults)
+
+
+def _judge_transformer(header: Mapping[str, Any], faults: Faults) -> None:
+    """Judge what is said where a transformer was trained."""
     if header.get("trained_model") is not None:
         _judge_trained_model(header["trained_model"], header["num_layers"], faults)
+    for kind, size_bytes in (header.get("memory_by_kind") or {}).items():
+        faults.judge(1, ("memory_by_kind", kind), size_bytes, AT_LEAST_0)
+    for place, mesh in enumerate(header.get("meshes", ())):
+        _judge_mesh(mesh, ("meshes", place), header["world_size"], faults)
+
+
+def _judge_mesh(mesh: Any, place: Place, world_size: int, faults: Faults) -> None:
+    """Judge the axes of a mesh: a size by name, and as many ranks as there are."""
+    if not faults.judge(1, place, mesh, OBJECT):
+        return
+    size = whole(1, world_size)
+    found = [length for axis, length in mesh.items() if faults.judge(1, (*place, axis), length, size)]
+    if len(found) == len(mesh) and prod(found) != world_size:
+        faults.add(1, f"expected axes of {world_size} ranks (world_size), found {prod(found)}", place)
 
 
 def _judge_trained_model(values: Any, num_layers: int, faults: Faults) -> None:

@@ -6,7 +6,8 @@ of a rank stand in program order, rank after rank. `samples` and `group` are lis
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
-has `network` ("flat" or "hierarchical") and `num_nodes`.
+has `network` ("flat" or "hierarchical") and `num_nodes`. That of a transformer's has `trained_model`, `memory_by_kind`
+(bytes at the peak) and `meshes` (size by axis of each mesh of ranks).
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -31,7 +32,7 @@ from minitrain.errors import UsageError
 from minitrain.events import Event, MemoryChange
 from minitrain.files import write_text
 from minitrain.hardware.config_faults import label_of
-from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
+from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory, kinds_of_journals
 from minitrain.run.run_file_events import Reader
 from minitrain.run.run_file_faults import Faults
 from minitrain.run.run_file_header import (
@@ -94,6 +95,14 @@ class SavableRun(Protocol):
     def trained_model(self) -> TrainedModel | None:
         """The transformer that was trained."""
 
+    @property
+    def memory_by_kind(self) -> Mapping[str, float] | None:
+        """Bytes of each kind at the peak."""
+
+    @property
+    def meshes(self) -> Sequence[Mapping[str, int]]:
+        """Size by axis of each mesh."""
+
 
 def plain(value: Any) -> Any:
     """Return a value that JSON can hold."""
@@ -127,6 +136,8 @@ def _lines(run: SavableRun) -> Iterator[str]:
         header["held_outside"] = asdict(run.held_outside)
     if run.trained_model is not None:
         header["trained_model"] = run.trained_model.to_save()
+        header["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
+        header["meshes"] = [dict(mesh) for mesh in run.meshes]
     yield json.dumps(header)
     ranges: _Ranges = {}
     for log in run.logs:
@@ -212,8 +223,18 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "memory_journals": journals,
         "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
         "trained_model": None if trained is None else _trained_model(trained),
+        "memory_by_kind": _kinds(header, journals),
+        "meshes": header.get("meshes", []),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
     }
+
+
+def _kinds(header: Mapping[str, Any], journals: Sequence[Sequence[MemoryChange]]) -> dict[str, float] | None:
+    """Return the bytes of each kind at the peak: those that the file states, or else those of its journals."""
+    stated: Mapping[str, float] | None = header.get("memory_by_kind")
+    if stated is not None:
+        return dict(stated)
+    return kinds_of_journals(journals, header["bytes_per_element"]) if journals else None
 
 
 def _trained_model(values: Mapping[str, Any]) -> TrainedModel:

@@ -5,7 +5,7 @@ It is a file of its own, since saved runs, comparisons and figures share it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, final
 
@@ -51,10 +51,66 @@ class TrainedModel:
             del found["routed_copies"], found["dropped_copies"]
         return found
 
-    def figures(self, tokens_per_second: float | None, hfu: float | None) -> dict[str, Any]:
-        """Return what a run's summary says of a transformer alone."""
-        figures = {"model": self.name, "seq_len": self.seq_len, "tokens_per_second": tokens_per_second, "hfu": hfu}
-        return figures | ({"dropped_token_fraction": self.dropped_token_fraction} if self.routed_copies else {})
+    def figures(self) -> dict[str, Any]:
+        """Return what a run's summary says of experts that ranks share, if they share any."""
+        return {"dropped_token_fraction": self.dropped_token_fraction} if self.routed_copies else {}
+
+
+class RunOfTransformer(Protocol):
+    """What is asked of a run here."""
+
+    @property
+    def trained_model(self) -> TrainedModel | None:
+        """The transformer."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that all ranks together train on in a second."""
+
+    @property
+    def tokens_per_second_per_rank(self) -> float | None:
+        """One rank's share of them."""
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilization."""
+
+    @property
+    def memory_by_kind(self) -> Mapping[str, float] | None:
+        """Bytes of each kind at the peak."""
+
+    @property
+    def communication_by_axis(self) -> Mapping[str, Any]:
+        """What a rank communicates along each axis."""
+
+
+def figures_of(run: RunOfTransformer) -> dict[str, Any]:
+    """Return what a run's summary says of a transformer alone."""
+    assert run.trained_model is not None
+    memory = run.memory_by_kind
+    return {
+        **facts_of(run.trained_model),
+        "tokens_per_second": run.tokens_per_second,
+        "tokens_per_second_per_rank": run.tokens_per_second_per_rank,
+        "hfu": run.hfu,
+        "memory_by_kind_bytes": None if memory is None else dict(memory),
+        "communication_by_axis": {axis: total._asdict() for axis, total in run.communication_by_axis.items()},
+        **run.trained_model.figures(),
+    }
+
+
+_OF_RUNS = (
+    "tokens_per_second",
+    "tokens_per_second_per_rank",
+    "hfu",
+    "memory_by_kind_bytes",
+    "communication_by_axis",
+)
+
+
+def facts_of(trained_model: TrainedModel) -> dict[str, Any]:
+    """Return the same keys where there was no run: what is known before, and None."""
+    return {"model": trained_model.name, "seq_len": trained_model.seq_len, **dict.fromkeys(_OF_RUNS)}
 
 
 def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: int = 1) -> TrainedModel | None:

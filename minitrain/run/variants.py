@@ -29,7 +29,7 @@ from minitrain.events import TIME
 from minitrain.rank.model import Model
 from minitrain.run.contention import with_contention
 from minitrain.run.log_interning import sharing_sizes
-from minitrain.run.memory_reports import MemoryOutsideStores
+from minitrain.run.memory_reports import MemoryOutsideStores, kinds_of_journals
 from minitrain.run.parameters import RunParameters
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
@@ -101,9 +101,9 @@ def _model_kind(parameters: RunParameters) -> tuple[type[Model], dict[str, Any]]
         return parameters.model_kind, {}
     if parameters.numerics is None:
         return Model, {}
-    from minitrain.numerics import NumericModel, problem_of  # noqa: PLC0415
+    from minitrain.numerics import NumericModel  # noqa: PLC0415
 
-    return NumericModel, {"problem": problem_of(parameters.numerics)}
+    return NumericModel, {"problem": parameters.numerics}
 
 
 @contextlib.contextmanager
@@ -134,7 +134,8 @@ def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[st
     if parameters.contention:
         fields["logs"] = with_contention([model.log for model in models])
     if parameters.memory_by_kind:
-        fields["memory_journals"] = [model.memory_journal for model in models]
+        fields["memory_journals"] = journals = [model.memory_journal for model in models]
+        fields["memory_by_kind"] = kinds_of_journals(journals, models[0].runtime_predictor.workload.bytes_per_element)
     if parameters.strict:
         fields["held_outside"] = _outside_stores(models)
     return fields

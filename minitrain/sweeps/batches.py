@@ -247,6 +247,21 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
     return {**given, **summary, "strategy": name, "status": _status(run)}
 
 
+def flat(row: Mapping[str, Any]) -> Row:
+    """Return a row whose values are no mappings: what one holds gets columns of its own.
+
+    >>> flat({"step_time_s": 0.5, "memory_by_kind_bytes": {"weights": 2, "logits": 1}})
+    {'step_time_s': 0.5, 'memory_by_kind_bytes.weights': 2, 'memory_by_kind_bytes.logits': 1}
+    """
+    found: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": inner for key, inner in flat(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
 def _status(run: Run | FailedRun) -> str:
     """Return how a run ended, in one word."""
     if isinstance(run, FailedRun):

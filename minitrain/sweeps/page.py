@@ -18,7 +18,7 @@ from minitrain.files import write_text
 from minitrain.run.chosen_strategy import split_options
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.saved_runs import plain
-from minitrain.sweeps.batches import Row, succeeded
+from minitrain.sweeps.batches import Row, flat, succeeded
 from minitrain.sweeps.page_script import SCRIPT, STYLE
 
 _FLAGS = {
@@ -77,7 +77,7 @@ def _varied(rows: Sequence[Row], given: Sequence[Mapping[str, Any]]) -> list[str
 def _shown(row: Row, names: Sequence[str], given: Mapping[str, Any], picture: str | None) -> dict[str, Any]:
     """Return what the page shows of a row: cells by column, all that is known, its command and its picture."""
     cells = {"strategy": row["strategy"], **{name: row.get(name) for name in names}, "status": row["status"]}
-    known = {name: value for name, value in row.items() if value is not None}
+    known = {name: value for name, value in flat(row).items() if value is not None}
     return {"cells": cells | figures_of(row), "known": known, "command": command_of(row, given), "picture": picture}
 
 

@@ -22,7 +22,7 @@ from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
-from minitrain.sweeps.batches import Configuration, Row, key_of, label_of, run_batches, succeeded
+from minitrain.sweeps.batches import Configuration, Row, flat, key_of, label_of, run_batches, succeeded
 from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points, require_known_names
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
 
@@ -159,7 +159,7 @@ class Sweep:
         """
         table = Path(path)
         require_writable(table)
-        rows = self.rows()
+        rows = [flat(row) for row in self.rows()]
         names = dict.fromkeys(name for row in rows for name in row)
         with table.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             writer = csv.DictWriter(file, list(names), restval="")

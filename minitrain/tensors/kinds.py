@@ -174,15 +174,17 @@ class Passage:
         made_in: how the layer before made it.
         kept_by: what stands for what was kept then.
         gathered_from: the shard of the sequence that it was gathered from.
+        logits: how many units of what it stands for are logits.
     """
 
-    __slots__ = ("gathered_from", "kept_by", "made_in", "mode")
+    __slots__ = ("gathered_from", "kept_by", "logits", "made_in", "mode")
 
     def __init__(self) -> None:
         self.mode: Any = None
         self.made_in: Any = None
         self.kept_by: Any = None
         self.gathered_from: Any = None
+        self.logits = 0
 
 
 def passage_of(tensor: Any) -> Passage:

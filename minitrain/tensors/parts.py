@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import LawError
-from minitrain.tensors.annotations import sharded, summed
+from minitrain.tensors.annotations import combined, sharded, summed
 from minitrain.tensors.index_sets import ranges, singleton, union
 from minitrain.tensors.kinds import (
     Activation,
@@ -281,7 +281,7 @@ def sum_of_parts(left: Any, right: Any) -> Any:
             right=right,
             layer=left.layer,
         )
-    return with_parts(left, left.parts | right.parts)
+    return summed(with_parts(left, left.parts | right.parts), left, right)
 
 
 def with_parts(value: Any, parts: frozenset[int]) -> Any:
@@ -299,7 +299,7 @@ def union_of_shards(left: Any, right: Any) -> Any:
         LawError: they are of different kinds, layers, samples or cuts.
     """
     require_same("shards of a sequence that combine", left, right, "layer", "samples", "num_shards")
-    return with_sequence_shards(left, left.shards | right.shards)
+    return combined(with_sequence_shards(left, left.shards | right.shards), left, right)
 
 
 def with_sequence_shards(value: Any, shards: frozenset[int]) -> Any:

@@ -35,7 +35,9 @@ _MAX_RANKS = 16  # in the menu
 _MAX_POINTS = 2000  # of one kind
 # Paul Tol's light scheme: areas that colour-blind readers tell apart, on white and on black
 _KIND_COLORS = dict(
-    zip(STORE_NAMES.values(), ("#77AADD", "#99DDFF", "#EE8866", "#44BB99", "#EEDD88", "#FFAABB"), strict=True)
+    zip(
+        STORE_NAMES.values(), ("#77AADD", "#99DDFF", "#EE8866", "#44BB99", "#BBCC33", "#EEDD88", "#FFAABB"), strict=True
+    )
 )
 
 

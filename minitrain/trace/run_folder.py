@@ -39,8 +39,34 @@ def view_of(run: Run) -> View:
         f"bubble {run.bubble_fraction:.1%}",
         f"exposed communication {run.exposed_comm_fraction:.1%}",
         f"peak {_memory(run)}",
+        *_facts_of_transformer(run),
     ]
     return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, run.capacity_bytes, run.bytes_per_element)
+
+
+def _facts_of_transformer(run: Run) -> list[str]:
+    """Return what is said of a transformer alone."""
+    if run.trained_model is None:
+        return []
+    hfu = "" if run.hfu is None else f"HFU {run.hfu:.1%}"
+    held, moved = memory_text(run), communication_text(run)
+    facts = (hfu, f"at the peak: {held}" if held else "", f"communication: {moved}" if moved else "")
+    return [fact for fact in facts if fact]
+
+
+def memory_text(run: Run) -> str:
+    """Return what the peak memory consists of, in words; nothing where stores did not tell kinds."""
+    held = run.memory_by_kind or {}
+    sizes = ((kind, size_bytes / GIB) for kind, size_bytes in held.items() if size_bytes)
+    return ", ".join(f"{kind} {size:.3g} GiB" for kind, size in sizes)
+
+
+def communication_text(run: Run) -> str:
+    """Return what a rank communicates along each axis, on average, in words."""
+    return ", ".join(
+        f"{axis} {duration(total.seconds)} ({total.size_bytes / GIB:.3g} GiB, {duration(total.exposed_s)} exposed)"
+        for axis, total in run.communication_by_axis.items()
+    )
 
 
 def picture_of_first_ranks(run: Run, most_events: int = 3000) -> str:
@@ -89,8 +115,18 @@ def _row(run: Run) -> Mapping[str, str]:
         "step time": duration(run.step_time),
         "peak memory": _memory(run),
         "MFU": "-" if run.mfu is None else f"{run.mfu:.1%}",
+        **({} if run.trained_model is None else _figures_of_transformer(run)),
         "bubble": f"{run.bubble_fraction:.1%}",
         "exposed communication": f"{run.exposed_comm_fraction:.1%}",
+    }
+
+
+def _figures_of_transformer(run: Run) -> Mapping[str, str]:
+    return {
+        "HFU": "-" if run.hfu is None else f"{run.hfu:.1%}",
+        "tokens/s a rank": f"{run.tokens_per_second_per_rank:,.0f}",
+        "peak by kind": memory_text(run),
+        "communication": communication_text(run),
     }
 
 

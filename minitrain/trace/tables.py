@@ -17,7 +17,7 @@ from rich.text import Text
 from minitrain.analysis.labels import GIB
 from minitrain.errors import OutOfMemoryError
 from minitrain.plain_text import printable, text_of
-from minitrain.trace.run_folder import title_of
+from minitrain.trace.run_folder import communication_text, memory_text, title_of
 
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
@@ -35,13 +35,15 @@ def comparison_table(comparison: Comparison) -> Table:
     table.add_column("", width=1)
     table.add_column("\nstrategy", overflow="fold", min_width=8)
     scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
-    for column in (f"step\n{unit}", "peak\nGiB", "MFU\n%", "bubble\n%", "comm\n%"):
+    more = ("tok/s\na rank", "HFU\n%") if any(run.trained_model for run in comparison.succeeded) else ()
+    for column in (f"step\n{unit}", "peak\nGiB", "MFU\n%", "bubble\n%", "comm\n%", *more):
         table.add_column(column, justify="right", no_wrap=True)
     winner = comparison.winner
     for run in comparison.succeeded:
         table.add_row(*_cells(run, scale, is_winner=run is winner), style="bold" if run is winner else "")
     for failure in comparison.failed:
-        table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"), "", "", "", "")
+        nothing = [""] * (4 + len(more))
+        table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"), *nothing)
     notes = comparison_notes(comparison)
     table.caption = _text("\n".join(notes)) if notes else None
     return table
@@ -71,6 +73,8 @@ def _cells(run: Run, scale: float, *, is_winner: bool) -> list[str | Text]:
         "-" if run.mfu is None else f"{run.mfu * 100:.1f}",
         f"{run.bubble_fraction * 100:.1f}",
         f"{run.exposed_comm_fraction * 100:.1f}",
+        *([] if run.tokens_per_second_per_rank is None else [f"{run.tokens_per_second_per_rank:,.0f}"]),
+        *([] if run.hfu is None else [f"{run.hfu * 100:.1f}"]),
     ]
 
 
@@ -91,11 +95,12 @@ def run_table(run: Run) -> Table:
         each = run.tokens_per_second / run.world_size
         rows["tokens"] = f"{run.tokens_per_second:,.0f} a second, {each:,.0f} a device"
         rows["HFU"] = "-" if run.hfu is None else f"{run.hfu * 100:.1f} %, with what backward computes again"
+        rows |= {"peak by kind": memory_text(run), "communication": communication_text(run)}
     if run.held_outside is not None:
         rows["held outside stores"] = _outside(run, run.held_outside)
     if run.oom is not None:
         rows["out of memory"] = str(run.oom).removeprefix("out of memory ")
-    return facts_table(rows)
+    return facts_table({name: text for name, text in rows.items() if text})
 
 
 def _outside(run: Run, held: MemoryOutsideStores) -> str:

@@ -40,6 +40,7 @@ class Dist:
         barrier: the world's barrier.
         queue: channels by (source, dest), made when first used, or by (source, dest, tag) while a message is under way.
         whole_batches: sets known to hold every sample, by batch size and identity; the models of the ranks share it.
+        remembered: what these models remember of the prices of each predictor, by its identity.
         error: what has closed the transport, or None.
         detector: finds deadlocks among the ranks.
         world: the communicator of all ranks.
@@ -54,6 +55,7 @@ class Dist:
         self.barrier = Barrier(world_size)
         self.queue: dict[tuple[Any, ...], Channel] = {}
         self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}
+        self.remembered: dict[int, Any] = {}
         self.error: BaseException | None = None
         self._undelivered: list[Call] = []
         self._refused: WeakSet[Any] = WeakSet()  # tasks that went on although the transport was closed

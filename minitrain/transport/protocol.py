@@ -83,6 +83,11 @@ class Transport(Protocol):
         """Sets known to hold every sample, by batch size and identity: shared by the models of one process."""
         ...
 
+    @property
+    def remembered(self) -> dict[int, Any]:
+        """What models of one process remember together of the prices of each predictor, by its identity."""
+        ...
+
     def communicator(self, ranks: Iterable[int]) -> ProcessGroup:
         """Return the group of some ranks: the same object for each member in this process.
 

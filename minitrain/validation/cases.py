@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.hardware.platforms import Platform, find_platform
 from minitrain.validation.frameworks import Framework, framework_of
-from minitrain.validation.layouts import Layout, layout_of, unit_stages
+from minitrain.validation.layouts import Layout, balanced_layers, layout_of, stage_layers, unit_stages
 from minitrain.validation.machines import machine_of
 from minitrain.validation.models import model_of
 from minitrain.validation.rows import LackingError, Row
@@ -74,11 +74,12 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     status = row.text("status").lower()
     if status and status != "ok":
         raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
-    measured_s, measured_bytes = row.number("step_time_s"), row.number("mem_gib")
-    if measured_s is None and measured_bytes is None:
-        raise LackingError("it has neither step_time_s nor mem_gib to compare with")
-    framework, layout = framework_of(row), layout_of(row)
+    framework = framework_of(row)
+    layout = layout_of(row, framework)
     _require_supported(layout)
+    measured_s, measured_bytes = _measured_s(row, layout), row.number("mem_gib")
+    if measured_s is None and measured_bytes is None:
+        raise LackingError("it has neither step_time_s, tokens_per_s_per_gpu nor mem_gib to compare with")
     model = model_of(row, framework, layout.tp)
     strategy, options = _strategy(layout, framework, model, row)
     kind = row.text("mem_kind").lower()
@@ -99,6 +100,14 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     )
 
 
+def _measured_s(row: Row, layout: Layout) -> float | None:
+    """Return the step time of a row, or what its tokens a second make of a step; None without either."""
+    step_time_s, rate = row.number("step_time_s"), row.number("tokens_per_s_per_gpu")
+    if step_time_s is not None or not rate:
+        return step_time_s
+    return layout.global_batch_size * row.count("seq_len") / (rate * layout.world_size)
+
+
 def _require_supported(layout: Layout) -> None:
     """Refuse layouts that no shipped strategy has.
 
@@ -109,15 +118,20 @@ def _require_supported(layout: Layout) -> None:
         raise LackingError(f"cp is {layout.cp}: no strategy here divides the sequence of attention")
     if layout.ep > 1:
         raise LackingError(f"ep is {layout.ep}: no strategy here divides experts")
-    if layout.zero == 3 and layout.tp * layout.pp > 1:
-        raise LackingError("weights are sharded beside tp or pp, which no strategy here does")
+    if layout.zero >= 2 and layout.pp > 1:
+        raise LackingError("weights or gradients are sharded beside pp, which no strategy here does")
 
 
 def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
     """Return the strategy of a layout, and its options."""
     common: dict[str, Any] = {"recompute": layout.recompute}
-    if layout.zero == 3:
-        return "zero3_prefetch", common
+    if layout.zero >= 2:
+        return "fsdp", common | {
+            "replicas": layout.dp // layout.shard_size,
+            "tp": layout.tp,
+            "sequence_parallel": layout.sequence_parallel,
+            "reshard_after_forward": layout.zero == 3,
+        }
     num_stages = layout.pp * layout.num_chunks
     if num_stages > model.num_layers:
         raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
@@ -127,10 +141,22 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "num_chunks": layout.num_chunks,
         "sequence_parallel": layout.sequence_parallel,
         "zero": min(1, layout.zero) if layout.dp > 1 else 0,
-        "layers_per_stage": unit_stages(model.num_layers, num_stages),
+        "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": _overlaps(row, framework, layout),
         "scatter_gather": "megatron" in row.text("framework").lower(),
     }
+
+
+def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has."""
+    if not framework.balances:
+        return stage_layers(model.num_layers, num_stages)
+    attention, mlp = model.units()[1:3]
+    return balanced_layers(
+        [float(attention.num_parameters + mlp.num_parameters)] * model.num_layers
+        + [float(model.vocab_size * model.hidden_size)],
+        num_stages,
+    )
 
 
 def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:

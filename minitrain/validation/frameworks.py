@@ -28,6 +28,8 @@ class Framework:
         overlap: whether communication between replicas is hidden behind compute: "always", "never", or "one stage"
             where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
+        recompute: what backward computes again where the row does not say; None where nobody can know.
+        balances: whether stages are cut by the parameters of layers and head, as nanotron does.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Framework:
     attention: str = "flash"
     overlap: str = "never"
     gradient_bytes: int = 4
+    recompute: str | None = "none"
+    balances: bool = False
 
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
@@ -61,8 +65,11 @@ FRAMEWORKS = (
         attention="unfused",
         gradient_bytes=2,
     ),
+    Framework(
+        name="NeMo Megatron of 2023", words=r"nemo megatron 2[23]", dropout=0.1, attention="unfused", overlap="always"
+    ),
     Framework(name="NeMo", words=r"nemo", platforms=((r"h100|h200|b200", "nemo-h100"),), dropout=0.1, overlap="always"),
-    Framework(name="JAX", words=r"jax|maxtext|pax", platforms=((r".", "nemo-h100"),), overlap="always"),
+    Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
     Framework(name="Megatron-Core", words=r"megatron-core|megatron-lm|megatron", dropout=0.1, overlap="always"),
     Framework(
         name="MosaicML Composer",
@@ -70,7 +77,7 @@ FRAMEWORKS = (
         platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
         overlap="always",
     ),
-    Framework(name="nanotron", words=r"nanotron", platforms=((r".", "nanotron"),)),
+    Framework(name="nanotron", words=r"nanotron", platforms=((r".", "nanotron"),), balances=True),
     Framework(
         name="InternEvo",
         words=r"internevo|internlm",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from minitrain.validation.frameworks import Framework
 from minitrain.validation.rows import LackingError, Row
 
 
@@ -52,7 +54,7 @@ class Layout:
         return self.dp * self.microbatch_size * self.num_microbatches
 
 
-def layout_of(row: Row) -> Layout:
+def layout_of(row: Row, framework: Framework) -> Layout:
     """Return the layout of a row.
 
     Raises:
@@ -62,7 +64,7 @@ def layout_of(row: Row) -> Layout:
     dp = row.count("dp", max(1, world_size // (tp * pp * cp)))
     if tp * pp * cp * dp != world_size:
         raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
-    assumed: list[str] = []
+    assumed = [row.text("assumed")] if row.text("assumed") else []
     mbs, num_microbatches = _microbatches(row, dp)
     zero = _zero(row)
     return Layout(
@@ -78,7 +80,7 @@ def layout_of(row: Row) -> Layout:
         shard_size=_shard_size(row, dp) if zero else 1,
         microbatch_size=mbs,
         num_microbatches=num_microbatches,
-        recompute=_recompute(row, assumed),
+        recompute=_recompute(row, framework, assumed),
         assumed=tuple(assumed),
     )
 
@@ -134,15 +136,15 @@ def _shard_size(row: Row, dp: int) -> int:
     return size if 0 < size <= dp and dp % size == 0 else dp
 
 
-def _recompute(row: Row, assumed: list[str]) -> str:
-    """Return what backward computes again; nothing where the row does not say."""
+def _recompute(row: Row, framework: Framework, assumed: list[str]) -> str:
+    """Return what backward computes again; where the row does not say, what the framework does by default."""
     text = row.text("recompute").lower()
     for name in ("full", "selective", "none"):
         if text.startswith(name):
             return name
-    if "not stated" in text or not text:
-        assumed.append("recompute not stated: none")
-        return "none"
+    if ("not stated" in text or not text) and framework.recompute:
+        assumed.append(f"recompute not stated: {framework.recompute}")
+        return framework.recompute
     raise LackingError(f"recompute is {text!r}, where none, selective or full is needed")
 
 
@@ -165,9 +167,32 @@ def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < rest) for stage in range(num_stages))
 
 
-def unit_stages(num_layers: int, num_stages: int) -> list[int]:
+def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has, if stages are cut where sums of costs pass equal shares.
+
+    Args:
+        costs: of each layer, and last of the head, which counts as no layer.
+        num_stages: how many stages.
+
+    Source: `build_and_set_rank` of github.com/huggingface/nanotron (`models/__init__.py` of December 2024).
+
+    Example:
+        >>> balanced_layers([1.0] * 8 + [4.0], 4)
+        (3, 3, 2, 0)
+    """
+    shares = [sum(costs) * (stage + 1) / num_stages for stage in range(num_stages)]
+    counts, stage, total = [0] * num_stages, 0, 0.0
+    for cost in costs[:-1]:
+        total += cost
+        while stage < num_stages - 1 and total > shares[stage] * (1 + 1e-12):
+            stage += 1
+        counts[stage] += 1
+    return tuple(counts)
+
+
+def unit_stages(layers: Sequence[int]) -> list[int]:
     """Return how many of the engine's layers each stage has: two a transformer layer, embedding and head one each."""
-    units = [2 * count for count in stage_layers(num_layers, num_stages)]
+    units = [2 * count for count in layers]
     units[0] += 1
     units[-1] += 1
     return units

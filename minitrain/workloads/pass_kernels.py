@@ -63,10 +63,22 @@ def pass_kernels(model: Architecture, unit: Unit, work: Work, typ: str, recomput
 def _again(model: Architecture, unit: Unit, work: Work, recompute: str, style: Style) -> KernelList:
     """Return what backward computes again."""
     if recompute == "full" and unit.layer is not None:
-        return forward_kernels(model, unit, work, style)
+        forward = forward_kernels(model, unit, work, style)
+        return _without_last(forward) if style.stops_early and unit.kind == "mlp" else forward
     if recompute == "selective":
         return core_kernels(model, unit, work, style)
     return KernelList()
+
+
+def _without_last(forward: KernelList) -> KernelList:
+    """Return an MLP's forward without its last multiplication and the addition of the residual that follows."""
+    last = max(place for place, kernel in enumerate(forward.kernels) if isinstance(kernel, Matmul))
+    kept = [
+        kernel
+        for place, kernel in enumerate(forward.kernels)
+        if place != last and not (isinstance(kernel, MemoryPass) and "residual" in kernel.name)
+    ]
+    return KernelList(tuple(kept), forward.num_launches)
 
 
 def _half(whole: KernelList, *, of_weights: bool) -> KernelList:

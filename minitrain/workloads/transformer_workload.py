@@ -178,6 +178,11 @@ class TransformerWorkload:
             self._kept[layer, mode] = found
         return found * num_samples
 
+    def logits_elements(self, num_samples: int, mode: PassMode) -> int:
+        """Return the bytes of the logits among what the head keeps."""
+        work = self._work(num_samples, mode)
+        return sum(tensor.num_bytes(work) for tensor in self.units[-1].saved if tensor.name == "logits")
+
     def training_flop(self, num_samples: int, num_layers: int) -> float:  # noqa: ARG002  (those of the model)
         """Return the model's FLOPs of a step (Narayanan et al. 2021, equation 3, without recomputation)."""
         return num_samples * self.seq_len * self.model.flop_per_token(self.seq_len)

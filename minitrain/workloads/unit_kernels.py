@@ -55,6 +55,8 @@ class Style:
         eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own, not by the matrix
             multiplication.
+        stops_early: whether full recomputation ends before a layer's last multiplication, whose result backward does
+            not need (PyTorch's non-reentrant checkpoints).
     """
 
     attention: str = "flash2"
@@ -62,6 +64,7 @@ class Style:
     fused_loss: bool = False
     eager: float = 1.0
     separate_gradients: bool = False
+    stops_early: bool = False
 
 
 DEFAULT_STYLE = Style()

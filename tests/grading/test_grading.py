@@ -251,7 +251,7 @@ def test_wrong_numbers_fail_with_layer_rank_and_difference(monkeypatch: pytest.M
     case = exercise.public[0]
     _, programs = record(f"{RIGHT}:ddp", **case.sizes)
     right = arithmetic.backward_weight
-    monkeypatch.setattr("minitrain.numerics.model.arithmetic.backward_weight", lambda x, g: right(x, g) * 1.01)
+    monkeypatch.setattr("minitrain.numerics.arithmetic.backward_weight", lambda x, g: right(x, g) * 1.01)
     judged = judge(exercise, case, {"programs": programs, "lines": [[], []]})
     assert judged["laws"].passed
     result = judged["numerics"]

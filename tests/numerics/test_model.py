@@ -135,8 +135,8 @@ def test_the_gradient_is_that_of_a_difference_quotient() -> None:
         found = values(gradient(model, range(4))).reshape(8, 8)[2, 5]
         step = np.zeros((8, 8))
         step[2, 5] = 1e-6
-        weight = model.problem.initial_weight(0)
-        quotient = (loss(model.problem, weight + step) - loss(model.problem, weight - step)) / 2e-6
+        weight = Problem().initial_weight(0)
+        quotient = (loss(Problem(), weight + step) - loss(Problem(), weight - step)) / 2e-6
         assert found == pytest.approx(quotient, rel=1e-7)
 
     run_one(program, num_layers=1)

@@ -209,8 +209,8 @@ def test_a_run_without_numbers_cannot_be_compared() -> None:
 
 def test_the_reference_is_itself_whatever_its_padding() -> None:
     small, large = reference(Problem(), 3, 8), reference(Problem(), 17, 8)
-    assert small.weights.shape == (3, 64)
-    assert large.states.shape == (17, 2, 64)
+    assert np.shape(small.weights) == (3, 64)
+    assert np.shape(large.states) == (17, 2, 64)
     assert math.isclose(np.abs(small.weights).max(), np.abs(reference(Problem(), 3, 8).weights).max())
 
 

@@ -123,33 +123,56 @@ def test_shipped_strategies_never_need_more_than_the_quick_expressions(
     mt.simulate(strategy, world_size=4, num_layers=4, global_batch_size=8)
 
 
+def one_of_each(model: Model) -> list[Any]:
+    """Do each operation once on layer 0, and return its results and what else is to have a size."""
+    loaded: list[Any] = [*model.load_weights(1, 1, 2), *model.load_weights(0)]
+    model.weights[0], model.activations[0] = loaded[2], model.get_input_activation(EVERYTHING)
+    model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, EVERYTHING, BATCH)
+    inp, grad_out, weight = model.activations[0], model.grad_activations[0], model.weights[0]
+    made: list[Any] = [model.forward(0, inp, weight), *model.backward(0, inp, grad_out, weight)]
+    made += [model.backward_input(0, inp, grad_out, weight), model.backward_weight(0, inp, grad_out)]
+    return [*loaded, *made, *model.update(0, made[1], weight, loaded[3])]
+
+
+def log_one_of_each(model: Model) -> None:
+    """Log the events of `one_of_each`, with the memory that they find."""
+    model.log_event("load_weights", 1, num_shards_on_device=1, num_shards=2)
+    model.log_event("load_weights", 0)
+    model.weights[0], model.activations[0] = Weight(0, NUM_LAYERS, 0), Activation(0, NUM_LAYERS, EVERYTHING, BATCH)
+    model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, EVERYTHING, BATCH)
+    for typ in ("forward", "backward", "backward_input", "backward_weight", "update"):
+        model.log_event(typ, 0, EVERYTHING)
+
+
 def test_rows_that_are_written_out_are_those_that_log_event_records() -> None:
     quick, slow = (Model(num_layers=NUM_LAYERS, global_batch_size=BATCH) for _ in range(2))
-    for model in (quick, slow):
-        model.weights[0] = Weight(0, NUM_LAYERS, 0)
-        model.activations[0] = Activation(0, NUM_LAYERS, frozenset(range(BATCH)), BATCH)
-        model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, frozenset(range(BATCH)), BATCH)
-    quick.load_weights(1, 0, 2)
-    quick.forward(0, quick.activations[0], quick.weights[0])
-    grad, _ = quick.backward(0, quick.activations[0], quick.grad_activations[0], quick.weights[0])
-    quick.update(0, grad, quick.weights[0], OptState(0, NUM_LAYERS, 0))
-    slow.log_event("load_weights", 1, num_shards_on_device=1, num_shards=2)
-    slow.log_event("forward", 0, EVERYTHING)
-    slow.log_event("backward", 0, EVERYTHING)
-    slow.log_event("update", 0, EVERYTHING)
-    assert (quick.log._rows, quick.time) == (slow.log._rows, slow.time)
+    for _ in range(2):  # first the prices are not known, then they are remembered
+        one_of_each(quick)
+        log_one_of_each(slow)
+        assert (quick.log._rows, quick.time) == (slow.log._rows, slow.time)
 
 
 def test_results_have_the_size_that_measuring_them_gives() -> None:
     model = Model(num_layers=NUM_LAYERS, global_batch_size=BATCH)
-    made: list[Any] = [*model.load_weights(1, 1, 2), *model.load_weights(0)]
-    model.weights[0], model.activations[0] = made[2], model.get_input_activation(EVERYTHING)
-    model.grad_activations[0] = ActivationGrad(0, NUM_LAYERS, EVERYTHING, BATCH)
-    given = model.activations[0], model.grad_activations[0], model.weights[0]
-    made.append(model.forward(0, given[0], given[2]))
-    made += model.backward(0, *given)
-    made.append(model.backward_input(0, *given))
-    made.append(model.backward_weight(0, *given[:2]))
-    made += model.update(0, made[5], *made[2:4])
-    for tensor in made:
+    for tensor in [*one_of_each(model), *one_of_each(model)]:  # as above
         assert tensor._units == tensor.memory() * 2**40, tensor
+
+
+def test_what_is_remembered_prices_every_operation_of_layers_that_are_alike() -> None:
+    model = Model(num_layers=NUM_LAYERS, global_batch_size=BATCH)
+    one_of_each(model)
+    with mock.patch.object(model, "_runtime_predictor", None):  # asking it would fail
+        one_of_each(model)
+
+
+def test_nothing_is_remembered_of_layers_that_differ() -> None:
+    run = mt.simulate("ddp", world_size=2, global_batch_size=2, workload="gpt2", log="full")
+    remembered = run.models[0]._remembered
+    assert not any(getattr(remembered, name) for name in remembered.__slots__ if name != "predictor")
+
+
+def test_ranks_of_one_predictor_remember_together_and_stragglers_apart() -> None:
+    run = mt.simulate("ddp", world_size=3, num_layers=2, global_batch_size=3, slowdown={2: 3.0})
+    first, second, straggler = (model._remembered for model in run.models)
+    assert first is second
+    assert straggler.forwards[1].seconds == 3 * first.forwards[1].seconds

@@ -168,6 +168,8 @@ GRID = [
     {"pp": 2, "num_chunks": 2, "zero": 1},
     {"tp": 2, "pp": 2, "scatter_gather": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "overlap_replicas": True},
+    {"tp": 2, "pp": 2, "overlap_parts": True},
+    {"tp": 4, "sequence_parallel": True, "overlap_parts": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True},
     {"tp": 8, "sequence_parallel": True},
     {},

@@ -228,15 +228,17 @@ class StrictComputation(Model):
         except AttributeError:
             return False
 
-    def backward_weight(self, layer: int, inp: Activation, grad: ActivationGrad) -> WeightGrad:
+    def backward_weight(
+        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
+    ) -> WeightGrad:
         """Return the gradient of a layer's weight; see `Model.backward_weight`."""
         ledger = self._ledger
-        require_valid(ledger, "backward_weight", (inp, grad))
+        require_valid(ledger, "backward_weight", (inp, grad) if weight is None else (inp, grad, weight))
         if inp.__class__ is Activation and grad.__class__ is ActivationGrad:
             require_step(ledger, "backward_weight", "the input", inp, grad._origin.step)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        weight_grad = super().backward_weight(layer, inp, grad)
+        weight_grad = super().backward_weight(layer, inp, grad, weight)
         line = ledger.line(_frame(1))
         fields = FIELDS[weight_grad.__class__](weight_grad)
         weight_grad._origin = new_origin(ledger, weight_grad._units, fields, grad._origin.step, line)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from minitrain.accounting.summary.totals import RankTotals, SummaryLog
+from minitrain.analysis.communication import AxisSums, axis_finder
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.events import LAUNCHED, ON_COMPUTE, RECV, STREAM, STRIDE
 from minitrain.rank.model import Model
@@ -88,7 +89,8 @@ class SummaryModel(Model):
     def __init__(self, *args: Any, by_type: TypeSums, most_events: int, **parameters: Any) -> None:
         super().__init__(*args, **parameters)
         self.holding: dict[SummaryOperation, None] = {}
-        self.totals = RankTotals(by_type)
+        by_axis = None if self._is_uniform else AxisSums(axis_finder(self._rank, self._world_size, self._meshes))
+        self.totals = RankTotals(by_type, by_axis)
         self._room = most_events * STRIDE
         self._rows = BufferedRows(self.flush, self._room)
         self._log = SummaryLog(self.rank, self._rows, self.totals)  # type: ignore[assignment]  # a log, but not to read

@@ -11,6 +11,7 @@ from minitrain.run.result import Run
 if TYPE_CHECKING:
     from minitrain.accounting.summary.totals import RankTotals
     from minitrain.analysis.breakdown import Breakdown, PassTimes
+    from minitrain.analysis.communication import AxisTotal
     from minitrain.analysis.totals_by_type import TypeTotal
 
 
@@ -34,6 +35,14 @@ class SummaryRun(Run):
     def by_type(self) -> dict[str, TypeTotal]:
         """Number of events of each type on all ranks, and the time that they worked, s."""
         return self._totals[0].by_type.totals()
+
+    @cached_property
+    def communication_by_axis(self) -> dict[str, AxisTotal]:
+        """What a rank communicates along each axis, on average; nothing where layers are alike, as nobody asks."""
+        from minitrain.analysis.communication import mean_by_axis  # noqa: PLC0415
+
+        sums = [totals.by_axis for totals in self._totals]
+        return mean_by_axis([each.totals() for each in sums if each is not None])
 
     @cached_property
     def _passes(self) -> PassTimes:

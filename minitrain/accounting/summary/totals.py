@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, overload
 
 from minitrain.analysis.busy_time import BusyTimeSum, Interval, PassTimeSum, intervals_of
+from minitrain.analysis.communication import AxisSums
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.errors import UsageError
 from minitrain.events import PASSES, STRIDE, Event, ReadOnlyLog
@@ -23,6 +24,7 @@ class RankTotals:
 
     Args:
         by_type: the totals by type, which all ranks share.
+        by_axis: what the rank communicates along each axis; None where nobody asks.
 
     Attributes:
         num_events: events taken so far.
@@ -30,10 +32,11 @@ class RankTotals:
         passing: passes through layers.
     """
 
-    __slots__ = ("_late", "by_type", "num_events", "passing", "working")
+    __slots__ = ("_late", "by_axis", "by_type", "num_events", "passing", "working")
 
-    def __init__(self, by_type: TypeSums) -> None:
+    def __init__(self, by_type: TypeSums, by_axis: AxisSums | None = None) -> None:
         self.by_type = by_type
+        self.by_axis = by_axis
         self.num_events = 0
         self.working = BusyTimeSum()
         self.passing = PassTimeSum(PASSES)
@@ -49,6 +52,8 @@ class RankTotals:
         self.num_events += len(rows) // STRIDE
         self.by_type.add(rows)
         self.passing.add(rows)
+        if self.by_axis is not None:
+            self.by_axis.take_rows(rows, complete_until)
         known = sorted(self._late + intervals_of(rows))
         self._late = [interval for interval in known if interval[0] >= complete_until]
         self.working.add(known[: len(known) - len(self._late)])

@@ -1,0 +1,154 @@
+"""What a rank computes with the units of a transformer: contents of tensors in, contents of tensors out.
+
+Backward computes forward again from the layer's input, whatever is kept for it otherwise, so that all ways to recompute
+give the same numbers. `backward_weight` needs what `backward_input` made of the same gradient on the same rank, as in
+zero-bubble schedules (Qi et al. 2023), where it leaves the multiplications for the weights' gradients to be done later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from minitrain.errors import LawError
+from minitrain.numerics.arithmetic import Adam, Momentum
+from minitrain.numerics.arrays import Flat
+from minitrain.numerics.attention import Attention
+from minitrain.numerics.attention_core import Positions
+from minitrain.numerics.ends import Embedding, Head, Logits, LogitsGrad, logits_of, rows_at
+from minitrain.numerics.moe import Moe
+from minitrain.numerics.partial_gradients import Border, PartGrad, PartialGrad
+from minitrain.numerics.tokens import Tokens
+from minitrain.numerics.transformer_problem import TransformerProblem
+from minitrain.numerics.unit_weights import WHOLE, Part, by_name, flattened, taken
+from minitrain.numerics.units import Gradients, Mlp, UnitArithmetic
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Halfway:
+    """What a `backward_input` leaves for its `backward_weight`."""
+
+    grad: Tokens
+    border: Border
+    gradients: Gradients
+
+    def weight_gradient(self) -> PartGrad:
+        """Return the gradient of the weights."""
+        border = self.border
+        own = flattened({name: grad() for name, grad in self.gradients.items()}, border.unit, border.weights.part)
+        return PartGrad(own, border.unit, border.weights.part, (border,))
+
+
+class TransformerLayers:
+    """The layers of one rank.
+
+    Args:
+        problem: what is trained.
+    """
+
+    def __init__(self, problem: TransformerProblem) -> None:
+        self.problem = problem
+        self._arithmetic: dict[str, UnitArithmetic] = {
+            "embedding": Embedding(problem.model),
+            "attention": Attention(problem.model),
+            "mlp": Mlp(problem.model),
+            "head": Head(problem.model),
+        }
+        if problem.model.num_experts:
+            self._arithmetic["moe"] = Moe(problem.model, problem.capacity_factor)
+        self._halfway: dict[tuple[Any, ...], _Halfway] = {}
+
+    @property
+    def optimizer(self) -> Adam | Momentum:
+        """What takes the step."""
+        return self.problem.optimizer
+
+    def load(self, layer: int, part: int, num_parts: int) -> Flat:
+        """Return the initial weights of a layer, or of a part of it."""
+        which = Part(part, num_parts)
+        return Flat(taken(self.problem.initial_weight(layer), self.problem.units[layer], which), which)
+
+    def inputs(self, samples: Iterable[int], global_batch_size: int) -> Tokens:
+        """Return the tokens of some samples."""
+        positions = np.arange(self.problem.seq_len)
+        numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, positions)
+        return Tokens(numbers, positions)
+
+    def forward(self, layer: int, inp: Any, x: Tokens, weight: Flat, global_batch_size: int) -> Tokens | Logits:
+        """Return what a layer, or a part of it, makes of its input."""
+        unit, part = self.problem.units[layer], weight.part or WHOLE
+        arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
+        inner = arithmetic.before(weights, x)
+        made = arithmetic.inside(weights, inner)
+        if part.index == 0:
+            made = made + arithmetic.behind(weights, inner)
+            made = made + x.values if arithmetic.has_residual else made
+        if unit.kind != "head":
+            return x.with_values(made)
+        targets = rows_at(self.problem.targets(global_batch_size), inp.samples, x.positions)
+        return logits_of(x.with_values(made), weights, self.problem.model.vocab_size, targets)
+
+    def loss(self, logits: Logits, samples: Iterable[int], global_batch_size: int) -> LogitsGrad:  # noqa: ARG002  (the logits know their targets)
+        """Return the gradient of the mean loss over all tokens of the global batch."""
+        return logits.gradient(global_batch_size * self.problem.seq_len)
+
+    def backward(self, layer: int, inp: Any, x: Tokens, grad: Any, weight: Flat) -> tuple[Any, Any]:
+        """Return the gradients of the weights and of the input."""
+        halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
+        grad_input = self._of_input(halfway)
+        return halfway.weight_gradient(), grad_input
+
+    def backward_input(self, layer: int, inp: Any, x: Tokens, grad: Any, weight: Flat) -> Any:
+        """Return the gradient of the input, and keep what the weights' needs."""
+        halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
+        self._halfway[layer, inp.samples] = halfway
+        return self._of_input(halfway)
+
+    def backward_weight(self, layer: int, inp: Any, x: Tokens, grad: Any) -> PartGrad:  # noqa: ARG002  (what it needs of x was kept)
+        """Return the gradient of the weights, once for each `backward_input`.
+
+        Raises:
+            LawError: there was none on this rank, for these samples and this gradient.
+        """
+        halfway = self._halfway.pop((layer, inp.samples), None)
+        if halfway is None or not _is_same(halfway, grad):
+            raise LawError(
+                f"backward_weight of layer {layer} ({self.problem.units[layer].name}) needs what backward_input made "
+                "of the same gradient for the same samples on the same rank; call backward_input first, and "
+                "backward_weight once after it"
+            )
+        return halfway.weight_gradient()
+
+    def _go_halfway(self, layer: int, x: Tokens, grad: Any, weight: Flat, own: Positions) -> _Halfway:
+        """Take a gradient back to the border of a unit."""
+        unit, part = self.problem.units[layer], weight.part or WHOLE
+        arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
+        tokens = grad.of_part(part.index, part.count) if isinstance(grad, LogitsGrad) else grad
+        inner = arithmetic.before(weights, x)
+        border = Border(unit, arithmetic, weights, x, inner, tokens, own)
+        of_inner, gradients = arithmetic.inside_backward(weights, inner, tokens.values)
+        return _Halfway(inner.with_values(of_inner), border, gradients)
+
+    def _of_input(self, halfway: _Halfway) -> PartialGrad | Tokens:
+        """Return the gradient of the input, or a part's share of it; the embedding has nothing to sum."""
+        border, part = halfway.border, halfway.border.weights.part
+        if isinstance(border.arithmetic, Embedding):
+            border.cross(halfway.grad)
+        return PartialGrad(halfway.grad, frozenset([part.index]), part.count, (border,)).finished()
+
+
+def _own_positions(inp: Any, x: Tokens) -> Positions:
+    """Return the positions that gradients of what all parts hold cover: those of the shard that was gathered."""
+    shard = getattr(getattr(inp, "_passage", None), "gathered_from", None)
+    return x.positions if shard is None else shard._content.positions
+
+
+def _is_same(halfway: _Halfway, grad: Any) -> bool:
+    """Return whether a gradient is the one that was taken halfway."""
+    part = halfway.border.weights.part
+    tokens = grad.of_part(part.index, part.count) if isinstance(grad, LogitsGrad) else grad
+    return np.array_equal(tokens.values, halfway.border.grad.values)

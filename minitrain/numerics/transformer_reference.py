@@ -1,0 +1,136 @@
+"""A transformer's training step on one device, written a second time: `jax.grad` of the whole model.
+
+It shares nothing with `minitrain.numerics.units` and what these are made of but the problem's data and the order of a
+unit's weights. It is written as textbooks have it, and not as parts need it: scores of whole sequences, keys repeated
+for every head of queries, rotary positions as complex numbers, every expert on every token. Only proofs import it, as
+it imports JAX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from minitrain.numerics.reference import Reference, after_step
+from minitrain.numerics.transformer_problem import TransformerProblem
+from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.unit import Unit
+
+Weights = Mapping[str, Any]
+
+
+@lru_cache(maxsize=64)
+def transformer_reference(problem: TransformerProblem, global_batch_size: int) -> Reference:
+    """Return the outcome of one step on a single device over the whole batch, by layer."""
+    before = [problem.initial_weight(layer) for layer in range(len(problem.units))]
+    numbers = problem.inputs(global_batch_size), problem.targets(global_batch_size)
+    with jax.enable_x64(True):
+        grads = _gradient(before, *numbers, problem.model, problem.capacity_factor)
+        found = [np.asarray(grad) for grad in grads]
+    steps = [after_step(problem.optimizer, weight, grad) for weight, grad in zip(before, found, strict=True)]
+    return Reference([weight for weight, _ in steps], [state for _, state in steps])
+
+
+def _loss(flat: list[Any], inputs: Any, targets: Any, model: Transformer, capacity_factor: float | None) -> Any:
+    """Return the mean cross-entropy of all tokens with the next ones."""
+    x = inputs
+    for unit, numbers in zip(model.units(), flat, strict=True):
+        x = _unit(unit, _named(unit, numbers), x, model, capacity_factor)
+    likelihoods = jnp.take_along_axis(jax.nn.log_softmax(x), targets[..., None], axis=-1)
+    return -likelihoods.mean()
+
+
+# Nobody runs it often: compiling takes longer than the step, and less so without optimization.
+_gradient = partial(jax.jit, static_argnums=(3, 4), compiler_options={"xla_backend_optimization_level": 0})(
+    jax.grad(_loss)
+)
+
+
+def _named(unit: Unit, numbers: Any) -> Weights:
+    """Return the weights of a unit by name, from one flat array."""
+    ends = np.cumsum([math.prod(weight.shape) for weight in unit.weights])[:-1]
+    pieces = jnp.split(numbers, ends)
+    return {weight.name: piece.reshape(weight.shape) for weight, piece in zip(unit.weights, pieces, strict=True)}
+
+
+def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity_factor: float | None) -> Any:
+    """Return the output of a unit."""
+    if unit.kind == "embedding":
+        found = w["tokens"][x]
+        return found + w["positions"][: x.shape[1]] if model.positions == "learned" else found
+    normed = _norm(w, x, model.norm)
+    if unit.kind == "head":
+        return normed @ w["tokens"]
+    if unit.kind == "attention":
+        return x + _attention(w, normed, model)
+    return x + (_mlp(w, normed, model.mlp) if unit.kind == "mlp" else _moe(w, normed, model, capacity_factor))
+
+
+def _norm(w: Weights, x: Any, kind: str) -> Any:
+    """Return tokens through a norm."""
+    if kind == "layernorm":
+        mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
+        return (x - mean) / jnp.sqrt(variance + 1e-5) * w["norm.weight"] + w.get("norm.bias", 0)
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-5) * w["norm.weight"]
+
+
+def _attention(w: Weights, x: Any, model: Transformer) -> Any:
+    """Return the output projection of causal attention."""
+    length, dim = x.shape[1], model.head_dim
+    heads = {}
+    for name, num_heads in (("query", model.num_heads), ("key", model.num_kv_heads), ("value", model.num_kv_heads)):
+        heads[name] = (x @ w[name] + w.get(f"{name}.bias", 0)).reshape(*x.shape[:2], num_heads, dim)
+    if model.positions == "rotary":
+        heads.update({name: _rotated(heads[name]) for name in ("query", "key")})
+    repeats = model.num_heads // model.num_kv_heads
+    keys, values = (jnp.repeat(heads[name], repeats, axis=2) for name in ("key", "value"))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", heads["query"], keys) / math.sqrt(dim)
+    seen = np.tril(np.ones((length, length), dtype=bool))
+    if model.window is not None:
+        seen &= ~np.tril(np.ones((length, length), dtype=bool), -model.window)
+    shares = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", shares, values).reshape(*x.shape[:2], -1)
+    return mixed @ w["output"] + w.get("output.bias", 0)
+
+
+def _rotated(heads: Any) -> Any:
+    """Return queries or keys with their halves, as complex numbers, turned by their positions."""
+    half = heads.shape[-1] // 2
+    rates = 10000.0 ** (-jnp.arange(half) / half)
+    turns = jnp.exp(1j * jnp.arange(heads.shape[1])[:, None] * rates)[None, :, None, :]
+    turned = (heads[..., :half] + 1j * heads[..., half:]) * turns
+    return jnp.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def _mlp(w: Weights, x: Any, kind: str, prefix: str = "") -> Any:
+    """Return the output of a dense MLP."""
+    up = x @ w[f"{prefix}up"] + w.get(f"{prefix}up.bias", 0)
+    if kind == "swiglu":
+        middle = jax.nn.silu(x @ w[f"{prefix}gate"] + w.get(f"{prefix}gate.bias", 0)) * up
+    else:
+        middle = jax.nn.relu(up) if kind == "relu" else jax.nn.gelu(up, approximate=True)
+    return middle @ w[f"{prefix}down"] + w.get(f"{prefix}down.bias", 0)
+
+
+def _moe(w: Weights, x: Any, model: Transformer, capacity_factor: float | None) -> Any:
+    """Return the output of all experts, each multiplied by how much a token wants of it."""
+    logits, count = x @ w["router"], model.experts_per_token
+    _, best = jax.lax.top_k(jax.lax.stop_gradient(logits + w.get("router.bias", 0)), count)
+    wanted = jax.nn.one_hot(best, model.num_experts, dtype=logits.dtype).sum(axis=-2)
+    shares = jax.nn.softmax(logits) * wanted
+    if count > 1:
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+    if capacity_factor is not None:
+        most = math.ceil(capacity_factor * x.shape[1] * count / model.num_experts)
+        shares = jnp.where(jnp.cumsum(wanted, axis=1) <= most, shares, 0)
+    total = _mlp(w, x, model.mlp, "shared.") if model.num_shared_experts else jnp.zeros_like(x)
+    for expert in range(model.num_experts):
+        own = {name: weight[expert] for name, weight in w.items() if name.startswith("experts.")}
+        total = total + shares[..., expert, None] * _mlp(own, x, model.mlp, "experts.")
+    return total
