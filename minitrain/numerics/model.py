@@ -10,11 +10,12 @@ import numpy as np
 
 from minitrain.errors import LawError
 from minitrain.numerics.arrays import Flat, held
+from minitrain.numerics.experts_of_rank import NumericExperts, carry
 from minitrain.numerics.layers import layers_of, problem_of
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.transformer_problem import TransformerProblem
-from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.tensors.experts import COPIES, ExpertWeight
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import Recompute
 
@@ -24,12 +25,7 @@ def _plus(content: Any) -> Any:
     return getattr(type(content), "plus", type(content).add)
 
 
-def _carry(tensor: Tensor, content: Any) -> None:
-    """Attach an array to a tensor."""
-    tensor._content = content
-
-
-class NumericModel(Model):
+class NumericModel(NumericExperts):
     """A `Model` that also computes.
 
     Its operations call those of `super()`, so that it combines with other extensions of `Model` (strict accounting).
@@ -43,12 +39,14 @@ class NumericModel(Model):
     Adds:
         load_weights, get_input_activation: let what they return carry the problem's arrays.
         forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
+        load_router, load_experts, route, combine, backward_combine, backward_route: likewise, of layers with experts.
         set_final_weight: requires a weight that carries an array.
         after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
             on.
 
     Attributes:
         final_states: optimizer state after this rank's last update, by layer that it updated.
+        final_expert_states: likewise, of its part of the experts.
     """
 
     follows_tensors = True
@@ -58,6 +56,7 @@ class NumericModel(Model):
         self.problem = problem_of(problem or "numpy", self._runtime_predictor.workload)
         self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
+        self.final_expert_states: dict[int, Flat] = {}
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
         """Combine the members' numbers, reductions in rank order."""
@@ -66,7 +65,9 @@ class NumericModel(Model):
         if works[0].op == "broadcast":
             root = next(value for value in values if value is not None)
             values = [root] * len(values)
-        if works[0].op == "all_to_all":
+        if values[0].__class__ in COPIES:
+            self._exchange(values, results)
+        elif works[0].op == "all_to_all":
             values = [list(column) for column in zip(*values, strict=True)]
             for value, result in zip(values, results, strict=True):
                 self._move(value, result)
@@ -129,8 +130,8 @@ class NumericModel(Model):
         weight, opt_state = super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
         content = self._layers.load(layer, part, num_parts)
         moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
-        _carry(weight, content.shard(shard, num_shards))
-        _carry(opt_state, Flat(moments, content.part).shard(shard, num_shards))
+        carry(weight, content.shard(shard, num_shards))
+        carry(opt_state, Flat(moments, content.part).shard(shard, num_shards))
         return weight, opt_state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -141,21 +142,21 @@ class NumericModel(Model):
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the inputs of some samples."""
         inputs = super().get_input_activation(samples)
-        _carry(inputs, self._layers.inputs(inputs.samples, self.global_batch_size))
+        carry(inputs, self._layers.inputs(inputs.samples, self.global_batch_size))
         return inputs
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer."""
         x, w = self._contents("forward", inp, weight)
         out = super().forward(layer, inp, weight, recompute=recompute)
-        _carry(out, self._layers.forward(layer, inp, x, w, self.global_batch_size))
+        carry(out, self._layers.forward(layer, inp, x, w, self.global_batch_size))
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss."""
         (output,) = self._contents("loss", inp)
         grad = super().loss(inp)
-        _carry(grad, self._layers.loss(output, inp.samples, self.global_batch_size))
+        carry(grad, self._layers.loss(output, inp.samples, self.global_batch_size))
         return grad
 
     def backward(
@@ -165,14 +166,14 @@ class NumericModel(Model):
         x, g, w = self._contents("backward", inp, grad, weight)
         results = super().backward(layer, inp, grad, weight)
         for result, content in zip(results, self._layers.backward(layer, inp, x, g, w), strict=True):
-            _carry(result, content)
+            carry(result, content)
         return results
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input."""
         x, g, w = self._contents("backward_input", inp, grad, weight)
         grad_inp = super().backward_input(layer, inp, grad, weight)
-        _carry(grad_inp, self._layers.backward_input(layer, inp, x, g, w))
+        carry(grad_inp, self._layers.backward_input(layer, inp, x, g, w))
         return grad_inp
 
     def backward_weight(
@@ -181,7 +182,7 @@ class NumericModel(Model):
         """Return the gradient of a layer's weight."""
         x, g = self._contents("backward_weight", inp, grad)
         weight_grad = super().backward_weight(layer, inp, grad, weight)
-        _carry(weight_grad, self._layers.backward_weight(layer, inp, x, g))
+        carry(weight_grad, self._layers.backward_weight(layer, inp, x, g))
         return weight_grad
 
     def update(
@@ -191,10 +192,11 @@ class NumericModel(Model):
         g, w, s = self._contents("update", weight_grad, weight, opt_state)
         updated, state = super().update(layer, weight_grad, weight, opt_state)
         values, moments = self.problem.optimizer.step(w.values, g.values, s.values, updated.step)
-        _carry(updated, Flat(values, w.part))
-        _carry(state, Flat(moments, w.part))
+        carry(updated, Flat(values, w.part))
+        carry(state, Flat(moments, w.part))
         here = held(updated.shards, updated.num_shards, values.size)
-        before = self.final_states.get(layer)
+        states = self.final_expert_states if weight.__class__ is ExpertWeight else self.final_states
+        before = states.get(layer)
         kept = np.full_like(moments, np.nan) if before is None or before.part != w.part else before.values
-        self.final_states[layer] = Flat(np.where(here, moments, kept), w.part)
+        states[layer] = Flat(np.where(here, moments, kept), w.part)
         return updated, state
