@@ -12,8 +12,8 @@ from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.strict.stores import FollowedStore
+from minitrain.grading.expert_steps import RecordedExperts
 from minitrain.grading.wire import MOST_STEPS
 from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Account, Store
@@ -99,6 +99,7 @@ def name_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         fields = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
         plain = {name: sorted(field) if isinstance(field, frozenset) else field for name, field in fields.items()}
+        plain.pop("load", None)  # what experts get is no plain value
         return {"made": type(value).__name__, "fields": plain}
     return {"alien": repr(value)[:200]}
 
@@ -161,12 +162,13 @@ class RecordedOperation(Operation):
         self.model.program.add_late("forget", self.model.submitted[self.row])
 
 
-class RecordingModel(StrictModel):
+class RecordingModel(RecordedExperts):
     """A rank that records its operations, under strict accounting.
 
     Adds:
         load_weights, get_input_activation, set_final_weight: write a step, and name the results.
         forward, loss, backward, backward_input, backward_weight, update: the same.
+        load_router, load_experts, route, combine, backward_combine, backward_route: the same.
         _collective, _send, _receive, launch: write a step when the communication is submitted.
         after_collective: names the results.
         _operation_kind: operations that write down that they were awaited and freed.
@@ -199,6 +201,11 @@ class RecordingModel(StrictModel):
         for place, tensor in enumerate(tensors):
             tensor._content = Made(self.program, step, place)
 
+    def _write(self, kind: str, *what: Any, made: Sequence[Any]) -> None:
+        """Write a step, whose tensors it names, and name its results."""
+        named = (name_of(value) if isinstance(value, Tensor) else value for value in what)
+        self._made(self.program.add(kind, *named), *made)
+
     def load_weights(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
     ) -> tuple[Weight, OptState]:
@@ -218,7 +225,7 @@ class RecordingModel(StrictModel):
         """Record a final weight; the copy that is kept has no name."""
         self.program.add("set_final_weight", layer, name_of(weight))
         super().set_final_weight(layer, weight)
-        _forget(self.final_weights[layer])
+        _forget(self._final_of(weight)[layer])
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Record a forward."""

@@ -14,10 +14,11 @@ from typing import Any
 from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
 from minitrain.events import COLLECTIVES, STORES
+from minitrain.grading import expert_steps
 from minitrain.grading.recorder import Step, leaves
 from minitrain.rank.model import Model
 
-KINDS = {kind.__name__: kind for kind in tensors.KINDS}
+KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
 
 
 MOST_TENSORS = 100_000
@@ -153,6 +154,8 @@ class Player:
             self.keep(number, model.loss(self.value(what[0])))
         elif kind in ("forward", "backward", "backward_input", "backward_weight", "update"):
             self.keep(number, getattr(model, kind)(what[0], *map(self.value, what[1:])))
+        elif kind in expert_steps.PLAYED:
+            self.keep(number, expert_steps.play(model, kind, what, self.value))
         else:
             raise ValueError(f"there is no step {kind!r}")
 
