@@ -1,8 +1,10 @@
 """FSDP (Zhao et al. 2023, figures 1 and 5): a unit is whole while it is at work, and the next is gathered meanwhile."""
 
 from collections import deque
-from collections.abc import Awaitable, Hashable
+from collections.abc import Awaitable, Hashable, MutableMapping
+from typing import Any
 
+from minitrain.errors import StrategyError
 from minitrain.lib import Model, Weight, WeightGrad
 
 from ._batch import add, microbatches, require_multiple, require_range, share
@@ -17,6 +19,7 @@ async def fsdp(
     sequence_parallel: bool = False,
     reshard_after_forward: bool = True,
     recompute: str = "none",
+    offload: str | None = None,
 ) -> Model:
     """Shard everything, a unit at a time; global_batch_size must be a multiple of replicas x shards.
 
@@ -33,10 +36,14 @@ async def fsdp(
         reshard_after_forward: whether backward gathers a unit again, or it stays whole from its forward on. The last
             unit stays in any case, as backward begins with it.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+        offload: what lies in the host's memory while it is not at work: "activations", "optimizer" (the state), or
+            None. Each moves beside the unit before the one that needs it.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
     require_range("tp", tp, model.world_size, "fsdp")
+    if offload not in (None, "activations", "optimizer"):
+        raise StrategyError(f'offload must be "activations", "optimizer" or None for fsdp, got {offload!r}')
     require_multiple("world_size", model.world_size, "replicas x tp", replicas * tp, "fsdp")
     mesh = model.mesh(replica=replicas, dp=model.world_size // (replicas * tp), tp=tp)
     shards, copies, parts = mesh.group("dp"), mesh.group("replica"), Parts(model, mesh.group("tp"), sequence_parallel)
@@ -51,6 +58,9 @@ async def fsdp(
     gathers: deque[Awaitable[list[Weight]]] = deque()
     reductions: deque[Awaitable[list[WeightGrad]]] = deque()
     sums: deque[Awaitable[list[WeightGrad]]] = deque()
+    offloads: deque[tuple[MutableMapping[Any, Any], int, Awaitable[Any]]] = deque()
+    fetches: deque[tuple[int, Awaitable[Any]]] = deque()
+    before = dict(zip(units[1:], units, strict=False))  # the unit before each
 
     def whole(layer: int) -> Hashable:
         """Return the key of a layer's whole weight; a lone shard is whole already."""
@@ -85,6 +95,24 @@ async def fsdp(
         if is_last:  # of the step: each copy has seen all its samples
             sums.append(model.launch(model.all_reduce([grad_weights[layer] for layer in unit], unit[0], group=copies)))
 
+    def start_offload(unit: range, store: MutableMapping[Any, Any]) -> None:
+        offloads.extend((store, layer, model.launch(model.offload(store[layer]))) for layer in unit)
+
+    async def finish_offloads() -> None:
+        while offloads:
+            store, layer, work = offloads.popleft()
+            model.host[layer] = await work
+            del store[layer]
+
+    def start_fetch(unit: range) -> None:
+        fetches.extend((layer, model.launch(model.fetch(model.host[layer]))) for layer in unit)
+
+    async def finish_fetches(unit: range, store: MutableMapping[Any, Any]) -> None:
+        for _ in unit:
+            layer, work = fetches.popleft()
+            store[layer] = await work
+            del model.host[layer]
+
     async def forward(layer: int) -> None:
         inp = await parts.gather(activations, activations[layer], layer)
         activations[layer + 1] = await parts.sum(model.forward(layer, inp, weights[whole(layer)]), layer + 1)
@@ -106,6 +134,10 @@ async def fsdp(
         weights[layer], opt_states[layer] = model.load_weights(
             layer, shards.index, shards.size, part=parts.index, num_parts=tp
         )
+        if offload == "optimizer":
+            await finish_offloads()
+            start_offload(range(layer, layer + 1), opt_states)
+    await finish_offloads()
     gather_next()
 
     for samples in batches:
@@ -117,10 +149,16 @@ async def fsdp(
                 await forward(layer)
             if unit not in kept:
                 reshard(unit)
+            await finish_offloads()
+            if offload == "activations" and unit is not units[-1]:
+                start_offload(unit, activations)
 
         grad_activations[num_layers - 1] = model.loss(activations.pop(num_layers))
         for unit in reversed(units):
             await unshard(unit)
+            if offload == "activations":
+                await finish_fetches(unit, activations) if unit is not units[-1] else await finish_offloads()
+                start_fetch(before.get(unit, range(0)))
             for layer in reversed(unit):
                 await backward(layer)
             reshard(unit)
@@ -129,9 +167,14 @@ async def fsdp(
             reduce(unit)
         await finish_reduction(is_last)
 
+    if offload == "optimizer":
+        start_fetch(units[-1])
     for unit in reversed(units):
         for grad in await sums.popleft() if sums else ():
             grad_weights[grad.layer] = grad
+        if offload == "optimizer":
+            await finish_fetches(unit, opt_states)
+            start_fetch(before.get(unit, range(0)))
         for layer in unit:
             if layer > 0:  # norms and biases have seen a shard of the sequence on each rank
                 grad_weights[layer] = await parts.sum_common(grad_weights[layer], layer)
@@ -140,4 +183,8 @@ async def fsdp(
             )
             del grad_weights[layer]
             model.set_final_weight(layer, weights[layer])
+        await finish_offloads()
+        if offload == "optimizer":
+            start_offload(unit, opt_states)
+    await finish_offloads()
     return model

@@ -23,6 +23,7 @@ async def megatron(
     scatter_gather: bool = False,
     overlap_replicas: bool = False,
     overlap_parts: bool = False,
+    overlap_messages: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -46,6 +47,8 @@ async def megatron(
             made them and, with zero, its weights gathered under the first forward pass instead of after the update.
         overlap_parts: whether the gradient of a layer's input is summed over the parts while the gradient of its weight
             is computed.
+        overlap_messages: whether messages between stages are hidden behind compute: a rank goes on while it sends, and
+            expects what its next step needs while it computes.
     """
     model.recompute = recompute
     for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
@@ -106,17 +109,29 @@ async def megatron(
 
     async def pass_on(tensor: Any, peer: int, tag: Any) -> None:
         """Send an activation or a gradient to another stage: a share of it where each part's rank sends one."""
-        await model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
+        sending = model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
+        if overlap_messages:
+            sends.append(model.launch(sending))
+        else:
+            await sending
 
     async def passed(peer: int, border: int, tag: Any) -> Any:
         """Return what another stage has passed on."""
-        tensor = await model.receive(peer, tag=tag)
+        tensor = await (expected.pop(tag) if tag in expected else model.receive(peer, tag=tag))
         return kept_whole(await model.all_gather(tensor, border, group=parts)) if sends_shares else tensor
 
     def turn(step: int) -> tuple[int, int]:
         """Return the chunk and the microbatch of a rank's step: a round through each chunk in turn."""
         round_, within = divmod(step, num_stages)
         return within // pp, round_ * pp + within % pp
+
+    def expect(kind: str, step: int) -> None:
+        """Begin to receive what a step needs from another stage."""
+        chunk, i = turn(step)
+        stage = (chunk if kind == "F" else num_chunks - 1 - chunk) * pp + place
+        peer = before if kind == "F" else after
+        if pp > 1 and stage != (0 if kind == "F" else num_stages - 1):
+            expected[kind, stage, i] = model.launch(model.receive(peer, tag=(kind, stage, i)))
 
     async def forward(step: int) -> None:
         chunk, i = turn(step)
@@ -170,6 +185,8 @@ async def megatron(
         if stage > 0 and pp > 1:
             await pass_on(grad_activations.pop((layers[0] - 1, i)), before, ("B", stage - 1, i))
 
+    sends: list[Any] = []
+    expected: dict[Any, Any] = {}
     reductions: dict[int, Any] = {}
     gathers: dict[int, Any] = {}
     for layers in layers_of:
@@ -184,13 +201,16 @@ async def megatron(
     num_steps = len(batches) * num_chunks
     warmup = pp - 1 - place if num_chunks == 1 else (num_chunks - 1) * pp + 2 * (pp - 1 - place)
     warmup = min(warmup, num_steps)
-    for step in range(warmup):
-        await forward(step)
+    steps = [("F", step) for step in range(warmup)]
     for step in range(warmup, num_steps):  # steady
-        await forward(step)
-        await backward(step - warmup)
-    for step in range(num_steps - warmup, num_steps):  # cooldown
-        await backward(step)
+        steps += [("F", step), ("B", step - warmup)]
+    steps += [("B", step) for step in range(num_steps - warmup, num_steps)]  # cooldown
+    for (kind, step), following in zip(steps, [*steps[1:], None], strict=True):
+        if overlap_messages and following:
+            expect(*following)
+        await (forward if kind == "F" else backward)(step)
+    for sending in sends:
+        await sending
 
     for layers in layers_of:
         for layer in layers:

@@ -15,9 +15,9 @@ from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
 
-from minitrain.events import COMPUTE, PRICE, RECV, STREAM, STRIDE, TIME, TYP, Event, EventLog, Stream
+from minitrain.events import COMPUTE, HOST_MOVES, PRICE, RECV, STREAM, STRIDE, TIME, TYP, Event, EventLog, Stream
 
-WORLD, PEERS, OTHER = "world", "peers", "other"
+WORLD, PEERS, OTHER, HOST = "world", "peers", "other", "host"
 
 Meshes = Sequence[Mapping[str, int]]
 AxisOf = Callable[[Stream], str | None]
@@ -61,6 +61,8 @@ def axis_finder(rank: int, world_size: int, meshes: Meshes) -> AxisOf:
 
 def _axis_of(stream: Stream, rank: int, world_size: int, meshes: Meshes) -> str | None:
     """Return the axis of a stream; None for a group of one rank."""
+    if stream.kind in HOST_MOVES:
+        return HOST
     if stream.peer is not None:
         return _along({rank, stream.peer}, meshes, whole=False) or PEERS
     members = range(world_size) if stream.group is None else stream.group

@@ -18,6 +18,7 @@ from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Str
 from minitrain.events import (
     COMM,
     COMPUTE,
+    HOST_MOVES,
     LAUNCHED,
     LAYER,
     MEMORY,
@@ -36,7 +37,7 @@ from minitrain.events import (
     EventLog,
 )
 
-_STREAM_KINDS = (COMPUTE, COMM, SEND, RECV)
+_STREAM_KINDS = (COMPUTE, COMM, SEND, RECV, *HOST_MOVES)
 
 Indexed = tuple[Ints, tuple[Any, ...]]
 """A column of values that are no numbers: the index of each into the distinct values, and these."""

@@ -12,22 +12,55 @@ from minitrain.cli.failures import FAILED, message_of, print_error, saying_what_
 from minitrain.cli.output import Progress, print_json, print_lines, user_prints_to_stderr
 from minitrain.plain_text import text_of
 from minitrain.run.chosen_strategy import ChosenStrategy
+from minitrain.workloads.models import find_model
 
-WORLD_SIZE, LAYERS, BATCH = 8, 8, 16  # those of `mt.prove`; a test compares them
+WORLD_SIZE, BATCH = 8, 16  # those of `mt.prove`; a test compares them
+LAYERS = 8  # where no model is given, as for `mt.prove`
 
 Proven = Annotated[
     list[str], typer.Argument(metavar="STRATEGY...", help="Names, path.py or path.py:function; each may have options.")
+]
+Layers = Annotated[
+    int | None,
+    typer.Option(
+        "--layers",
+        metavar="N",
+        min=1,
+        max=given.MOST_LAYERS,
+        help="Layers of the model.",
+        show_default=f"{LAYERS}, or those of --model",
+        rich_help_panel="Model and ranks",
+    ),
+]
+TrainedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="A small transformer, such as tiny, or a Hugging Face config.json of one, instead of equal layers.",
+        rich_help_panel="Model and ranks",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict/--no-strict",
+        help="Accept only what operations gave, or compare the numbers alone, which is faster.",
+        rich_help_panel="Model and ranks",
+    ),
 ]
 
 
 def prove(
     strategy: Proven,
     world_size: given.WorldSize = WORLD_SIZE,
-    layers: given.Layers = LAYERS,
+    model: TrainedModel = None,
+    seq: given.SeqLen = None,
+    layers: Layers = None,
     batch: given.Batch = BATCH,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
-    strict: given.Strict = given.DEFAULT.strict,
+    strict: Strict = True,
     as_json: given.AsJson = False,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
 ) -> None:
@@ -37,12 +70,15 @@ def prove(
     """
     with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: "nothing is proven"):
         common = given.strategy_options(option or (), microbatch)
-        sizes = {"world_size": world_size, "num_layers": layers, "global_batch_size": batch}
+        trained = given.trained(model, seq, LAYERS if layers is None and model is None else layers)
+        sizes = {"world_size": world_size, "num_layers": _num_layers(trained), "global_batch_size": batch}
+        named = {} if model is None else {"model": model}
+        ranks = {"world_size": world_size, "global_batch_size": batch, "strict": strict}
         outcomes: list[dict[str, Any]] = []
         for chosen in given.choose_strategies(strategy, common):
             progress.say(f"proving {chosen.label}")
-            outcome = _outcome(chosen, {**sizes, "strict": strict, **common})
-            outcomes.append({"strategy": chosen.label, **sizes, **outcome})
+            outcome = _outcome(chosen, {**ranks, **trained, **common})
+            outcomes.append({"strategy": chosen.label, **named, **sizes, **outcome})
             if not as_json and outcome["proven"]:
                 print_lines([outcome["text"]])
     if as_json:
@@ -54,14 +90,30 @@ def prove(
         raise typer.Exit(FAILED)
 
 
+def _num_layers(trained: dict[str, Any]) -> int:
+    """Return the layers of what is trained."""
+    if "workload" in trained:
+        return len(find_model(trained["workload"]).units())
+    return int(trained["num_layers"])
+
+
 def _outcome(chosen: ChosenStrategy, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return whether a strategy is proven, the largest difference, and what to say."""
+    """Return whether a strategy is proven, the largest differences, and what to say."""
     try:
         proof = mt.prove(chosen, **parameters)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a strategy may raise anything, even SystemExit
         words = f"{type(error).__name__}: {text_of(error)}"
-        return {"proven": False, "largest_difference": None, "error": words, "text": message_of(error)}
+        return {**_differences(None), "error": words, "text": message_of(error)}
     text = f"{chosen.label}{str(proof).removeprefix(chosen.name)}"
-    return {"proven": True, "largest_difference": proof.largest, "error": None, "text": text}
+    return {**_differences(proof), "error": None, "text": text}
+
+
+def _differences(proof: mt.Proof | None) -> dict[str, Any]:
+    """Return whether there is a proof, and what it has found."""
+    return {
+        "proven": proof is not None,
+        "largest_difference": None if proof is None else proof.largest,
+        "largest_relative_difference": None if proof is None else proof.largest_relative,
+    }

@@ -23,8 +23,10 @@ PASSES = frozenset(_PASSES_IN_ORDER)
 UPDATE = "update"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
-EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS)
-"""Every type of event: what a rank computes, in the order of a step, then its collectives and messages."""
+OFFLOAD, FETCH = "offload", "fetch"
+HOST_MOVES = (OFFLOAD, FETCH)
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS, *HOST_MOVES)
+"""Every type of event: what a rank computes, in the order of a step, its collectives and messages, then host memory."""
 
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
 """The stores of a rank."""
@@ -36,8 +38,8 @@ class Event:
 
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
-            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send or recv; around experts also route,
-            combine, backward_combine and backward_route.
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload or fetch; around experts
+            also route, combine, backward_combine and backward_route.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.
@@ -45,7 +47,7 @@ class Event:
         memory: elements in the rank's five stores when it was logged, before its result could be stored.
         samples: samples it works on.
         stream: where it ran: "compute", "comm" (collectives; one stream a group), "send" or "recv" (one stream a
-            peer and direction).
+            peer and direction), "offload" or "fetch" (host memory).
         group: ranks of the collective's group, or None (None too for the whole world).
         peer: the other rank of a send or recv, or None.
         tag: the tag of a send or recv, or None.

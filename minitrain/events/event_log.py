@@ -21,7 +21,7 @@ class Stream:
     """Where an operation runs; those of one stream run in program order.
 
     Args:
-        kind: "compute", "comm", "send" or "recv".
+        kind: "compute", "comm", "send", "recv", "offload" or "fetch".
         group: members of a collective's group, or None for the whole world.
         peer: the other rank of a message, or None.
     """

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from minitrain.accounting.strict.stores import FollowedStore
+from minitrain.errors import StrategyError
 from minitrain.grading.expert_steps import RecordedExperts
 from minitrain.grading.wire import MOST_STEPS
 from minitrain.rank.operations import Launched, Operation
@@ -170,6 +171,7 @@ class RecordingModel(RecordedExperts):
         forward, loss, backward, backward_input, backward_weight, update: the same.
         load_router, load_experts, route, combine, backward_combine, backward_route: the same.
         _collective, _send, _receive, launch: write a step when the communication is submitted.
+        _offload: refuses, since exercises are graded by what the device holds.
         after_collective: names the results.
         _operation_kind: operations that write down that they were awaited and freed.
         _store: makes stores that write down what enters and leaves.
@@ -287,6 +289,12 @@ class RecordingModel(RecordedExperts):
     def _receive(self, source: int, tag: Hashable) -> Operation:
         self.submitted[len(self._rows)] = self.program.add("receive", source, self._tag(tag), self.launching)
         return super()._receive(source, tag)
+
+    def _offload(self, v: Any) -> Operation:  # noqa: ARG002  (of every model)
+        """Refuse: exercises are graded by what the device holds."""
+        raise StrategyError(
+            f"offload on rank {self.rank}: exercises have no host memory; keep tensors in the stores", rank=self.rank
+        )
 
     def _tag(self, tag: Hashable) -> int | None:
         """Return the number of a tag."""

@@ -211,6 +211,11 @@ class RooflineDevice:
         """The device's own memory."""
         return self.memory.capacity_bytes
 
+    @property
+    def host_capacity_bytes(self) -> float:
+        """The host's memory."""
+        return self.host_memory.capacity_bytes
+
     def peak_flop_per_s(self, datatype: str) -> float:
         """Return the matrix unit's peak rate, FLOP/s."""
         return self.processor.peak(datatype)

@@ -36,8 +36,10 @@ class FixedPredictor:
     """
 
     workload: Workload = MATMUL_LAYER
+    prices_layers_alike = True
     peak_flop_per_s = None
     capacity_bytes = None
+    host_capacity_bytes = math.inf
 
     def __init__(self, **durations: float) -> None:
         for typ, seconds in durations.items():
@@ -106,6 +108,10 @@ class FixedPredictor:
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002
         """Price one side of a message."""
+        return self._price(op, size_bytes)
+
+    def host_transfer(self, op: str, size_bytes: float) -> Price:
+        """Price a move to or from host memory."""
         return self._price(op, size_bytes)
 
     def _price(self, typ: str, size_bytes: float = 0) -> Price:

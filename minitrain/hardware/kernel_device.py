@@ -90,6 +90,11 @@ class KernelDevice:
         """The device's own memory."""
         return self.system.mem_hbm.capacity_bytes
 
+    @property
+    def host_capacity_bytes(self) -> float:
+        """The host's memory."""
+        return self.system.mem_pcie.capacity_bytes
+
     def peak_flop_per_s(self, datatype: str) -> float:
         """Return the matrix unit's peak rate, FLOP/s, as the data sheet has it: what MFU divides by."""
         return self.system.processor.peak(datatype)

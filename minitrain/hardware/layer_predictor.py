@@ -19,12 +19,14 @@ Without a transformer, the table's layers are the engine's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.predictor import DevicePredictor
 from minitrain.hardware.price import FREE, Price
+from minitrain.hardware.pricing import ROOFLINE
 from minitrain.workloads.workload import USUAL, PassMode, Workload
 
 _HALVES = ("backward_input", "backward_weight")
@@ -42,9 +44,12 @@ class LayerPredictor(DevicePredictor):
         UsageError: the table has another number of layers than the workload.
     """
 
+    prices_layers_alike = False
+
     def __init__(self, layers: MeasuredLayers, base: DevicePredictor) -> None:
         self.layers = layers
         self.base = base
+        self.pricing = replace(getattr(base, "pricing", ROOFLINE), prices=layers)
         self.system = getattr(base, "system", None)
         self.num_nodes = getattr(base, "num_nodes", 1)
         super().__init__(base.workload, base.device, base.topology)

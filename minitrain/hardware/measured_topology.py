@@ -8,7 +8,8 @@ group of several nodes takes the outer tier's curve at the bandwidth of the netw
 have: of `nics` interfaces a node, shared evenly by the ranks of a node, since in a training step the groups beside a
 group do the same at the same time. That is at most what its ranks within a node reach among themselves. A ring through
 n ranks brings (n-1)/n of the bytes into each node; an all_reduce, which NCCL does by trees of N nodes, 2 (N-1)/N
-instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of their interfaces.
+instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of their interfaces. Half the
+bandwidth is reached at a size in proportion to the group's interfaces.
 
 An operation without a curve of its own is priced by others where they have one: broadcast as all_gather; all_to_all as
 (n-1)/n of its bytes at the p2p curve, those to ranks of the own node inside it and at the same time; barrier as an
@@ -18,6 +19,7 @@ all_reduce of no bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
@@ -80,7 +82,17 @@ class MeasuredTopology:
         if op == "all_to_all" and shape.is_hierarchical and "all_to_all" not in shape.tier.curves:
             return self._exchange(size_bytes, shape)
         bandwidth = self._bandwidth(op, shape, curve)
+        if shape.tier is not self._inner:
+            curve = self._a_share(curve, shape)
         return Transfer(_seconds(op, size_bytes, shape.num_ranks, curve, bandwidth), "ring", shape.tier)
+
+    def _a_share(self, curve: TransferCurve, shape: GroupShape) -> TransferCurve:
+        """Return the curve of a group that has some ranks of each node: what saturates is an interface.
+
+        Curves between nodes are those of groups that have all ranks of a node.
+        """
+        share = max(1, shape.num_local) / self._inner.size
+        return replace(curve, half_bytes=curve.half_bytes * share) if share < 1 and curve.half_bytes else curve
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""

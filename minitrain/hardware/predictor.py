@@ -37,6 +37,9 @@ class DevicePredictor:
         reference: the predictor of a rank that is no straggler; None for such a one.
     """
 
+    prices_layers_alike = True
+    """Whether layers that are alike have one price, so that it may be remembered for all of them."""
+
     def __init__(self, workload: Workload, device: Device, topology: Topology) -> None:
         self.workload = workload
         self.device = device
@@ -51,6 +54,7 @@ class DevicePredictor:
         self.update = cache(self._update)
         self.load = cache(self._load)
         self.collective = cache(self._collective)
+        self.host_transfer = cache(self._host_transfer)
         self.p2p = _for_any_pair(cache(self._p2p)) if isinstance(self.topology, FlatTopology) else cache(self._p2p)
 
     @property
@@ -62,6 +66,11 @@ class DevicePredictor:
     def capacity_bytes(self) -> float:
         """The device's main memory, bytes."""
         return self.device.capacity_bytes
+
+    @property
+    def host_capacity_bytes(self) -> float | None:
+        """The memory of a rank's host, bytes; None where the device says nothing of it."""
+        return getattr(self.device, "host_capacity_bytes", None)
 
     def slowed(self, factor: float) -> Self:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
@@ -101,6 +110,9 @@ class DevicePredictor:
 
     def _price_of(self, cost: Cost) -> Price:
         return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self.slowdown)
+
+    def _host_transfer(self, op: str, size_bytes: float) -> Price:  # noqa: ARG002  (both directions are alike)
+        return Price(self.device.load_seconds(size_bytes), size_bytes)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
         if len(ranks) == 1:

@@ -166,6 +166,7 @@ class _OnNetwork:
         self._own = own
         self._network = network
         self.workload = own.workload
+        self.prices_layers_alike = getattr(own, "prices_layers_alike", False)
         self.peak_flop_per_s = own.peak_flop_per_s
         self.capacity_bytes = own.capacity_bytes
         self.system = getattr(own, "system", None)
@@ -173,6 +174,8 @@ class _OnNetwork:
         self.compute = own.compute
         self.update = own.update
         self.load = own.load
+        self.host_capacity_bytes = getattr(own, "host_capacity_bytes", None)
+        self.host_transfer = getattr(own, "host_transfer", None)
         self.collective = network.collective
         self.p2p = network.p2p
 

@@ -72,6 +72,21 @@ class Pricing:
         object.__setattr__(self, "platform", None if self.platform is None else find_platform(self.platform))
         object.__setattr__(self, "without", terms)
 
+    def __str__(self) -> str:
+        """Say it in words.
+
+        >>> str(Pricing("kernels", "megatron-2021", ["waves"]))
+        'kernels, platform megatron-2021, without waves'
+        """
+        words = [self.fidelity]
+        if self.platform is not None:
+            words.append(f"platform {self.known_platform.name}")
+        if self.without:
+            words.append(f"without {' '.join(self.without)}")
+        if self.prices is not None:
+            words.append(f"layers of {self.prices.source}")
+        return ", ".join(words)
+
     @property
     def is_default(self) -> bool:
         """Whether this is the specified pricing."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
 from minitrain.hardware.price import PENDING
+from minitrain.rank.host_memory import HostMemory
 from minitrain.rank.launched_memory import LaunchedMemory
 from minitrain.rank.operations import Launched, Operation, PeerStream
-from minitrain.rank.state import RankState
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.experts import COPIES
 from minitrain.transport.groups import Group, Mesh, require_axes
@@ -33,7 +33,7 @@ Groupish = Group | Iterable[int] | None
 TENSORS = frozenset(FIELDS)
 
 
-class Communication(RankState):
+class Communication(HostMemory):
     """The operations on a rank's communication streams."""
 
     _operation_kind = Operation  # the same class for all ranks of a run
@@ -214,6 +214,8 @@ class Communication(RankState):
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit one communication of this model to run beside what follows: `work = model.launch(model.send(...))`.
 
+        `offload` and `fetch` are launched in the same way.
+
         The operation is submitted before this returns, at the present clock; `await work` gives its result and moves
         the compute clock to its end. Its tensors count as memory of this rank until then. (A task made around an
         operation, in contrast, begins whenever the event loop comes to it.)
@@ -324,5 +326,7 @@ _OPERATIONS = frozenset(
         Communication.barrier,
         Communication.send,
         Communication.receive,
+        Communication.offload,
+        Communication.fetch,
     )
 )

@@ -28,7 +28,7 @@ def load(model: RankState, layer: int, shard: int, num_shards: int) -> tuple[Wei
     weight = Weight(layer, model._num_layers, 0, singleton(shard), num_shards)
     opt_state = OptState(layer, model._num_layers, 0, singleton(shard), num_shards)
     units = model._account.size(weight), model._account.size(opt_state)
-    if model._is_uniform:
+    if model._remembered.may_be_shared:
         model._remembered.loads[num_shards] = (price, *units)
     return weight, opt_state
 
@@ -38,8 +38,9 @@ def forward(model: RankState, layer: int, inp: Activation, recompute: Recompute 
     price = model._runtime_predictor.compute("forward", len(inp.samples), layer)
     model._record("forward", layer, price, inp.samples)
     out = Activation(layer + 1, model._num_layers, inp.samples, model._global_batch_size)
-    if model._is_uniform:
+    if model._remembered.may_be_shared:
         model._remembered.forwards[len(inp.samples)] = price
+    if model._is_uniform:
         out._units = model._account.units_of(inp)  # type: ignore[misc]  # a slot of the base
     else:
         model._account.size(out)
@@ -51,7 +52,7 @@ def backward(model: RankState, layer: int, inp: Activation, grad: ActivationGrad
     """Take a gradient back through a layer."""
     price = _pass_back(model, "backward", layer, inp)
     weight_grad, grad_inp = _weight_grad(model, layer, inp), _grad_inp(model, layer, grad)
-    if model._is_uniform:
+    if model._remembered.may_be_shared:
         model._remembered.backwards[len(inp.samples)] = price, weight_grad._units
     return weight_grad, grad_inp
 
@@ -59,7 +60,7 @@ def backward(model: RankState, layer: int, inp: Activation, grad: ActivationGrad
 def backward_input(model: RankState, layer: int, inp: Activation, grad: ActivationGrad) -> ActivationGrad:
     """Take a gradient back to a layer's input alone."""
     price = _pass_back(model, "backward_input", layer, inp)
-    if model._is_uniform:
+    if model._remembered.may_be_shared:
         model._remembered.backward_inputs[len(inp.samples)] = price
     return _grad_inp(model, layer, grad)
 
@@ -68,7 +69,7 @@ def backward_weight(model: RankState, layer: int, inp: Activation) -> WeightGrad
     """Return the gradient of a layer's weight."""
     price = _pass_back(model, "backward_weight", layer, inp)
     weight_grad = _weight_grad(model, layer, inp)
-    if model._is_uniform:
+    if model._remembered.may_be_shared:
         model._remembered.backward_weights[len(inp.samples)] = price, weight_grad._units
     return weight_grad
 
@@ -77,7 +78,7 @@ def price_of_update(model: RankState, layer: int, weight: Weight) -> Price:
     """Return the price of an optimizer step on the shards of a weight."""
     num_held, num_shards = len(weight.shards), weight.num_shards
     price = model._runtime_predictor.update(num_held, num_shards, layer)
-    if model._is_uniform:
+    if model._remembered.may_be_shared:
         model._remembered.updates[num_held, num_shards] = price
     return price
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minitrain.events import MEMORY, NOTE, STRIDE, Note
+from minitrain.events import FETCH, MEMORY, NOTE, STRIDE, Note
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
 
-RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv"})
+RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv", FETCH})
 
 
 class LaunchedOperation(Protocol):
@@ -53,7 +53,7 @@ class LaunchedMemory:
         self.window: int | None = None
         self.stored_tensors: list[Any] = []
         self.units = 0
-        for value in _items(operation.value):
+        for value in () if operation.op == FETCH else _items(operation.value):  # that lies on the host
             if getattr(value, "_home", None) is account:
                 self.stored_tensors.append(value)
                 account.launched_tensors[id(value)] = 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
+from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WeightGradPart
 from minitrain.transport.collectives import describe
 
@@ -30,6 +31,15 @@ def broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any
 
 def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
     """Require a tensor of one kind."""
+    if value.__class__ is OnHost:
+        raise broken(
+            model,
+            op,
+            f"{name} must be in the device's memory, and the {value.kind.__name__} of layer {value.layer} was "
+            "offloaded to the host's; `await model.fetch(...)` brings it back",
+            value.layer,
+            value=value,
+        )
     if value.__class__ is not kind and not isinstance(value, kind):
         raise TensorTypeError(
             f"{op} on rank {model.rank}: {name} must be a {kind.__name__}, got {describe(value)}",

@@ -15,6 +15,7 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `load_router`, `load_experts`, `route`, `combine`, `backward_combine`, `backward_route` | by the strategy |
 | `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
+| `_offload`, `_fetch` | when a move to or from host memory is |
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
 | `_operation_kind` | a class: that of the communications that are submitted |
 | `_resize` | when a forward has kept more beside its input, or a backward has computed it again |

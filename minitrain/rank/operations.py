@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PeerStream:
-    """The stream of a rank's messages to or from one peer.
+    """The stream of a rank's messages to or from one peer, or of its moves to or from its host.
 
     Attributes:
         stream: what events say of it.
@@ -42,7 +42,7 @@ class PeerStream:
 
     __slots__ = ("busy_until", "pending", "stream")
 
-    def __init__(self, kind: str, peer: int) -> None:
+    def __init__(self, kind: str, peer: int | None) -> None:
         self.stream = Stream(kind, None, peer)
         self.busy_until = 0.0
         self.pending: deque[Operation] = deque()

@@ -20,6 +20,7 @@ class Remembered:
         predictor: what computes the prices; kept, so that no other one has its identity.
 
     Attributes:
+        may_be_shared: whether layers have one price, by their workload and by their predictor.
         loads: price of a load, and units of the shard of a weight and of its optimizer state, by number of shards.
         forwards: price of a forward, by number of samples.
         backwards: price of a backward, and units of the weight's gradient, by number of samples.
@@ -28,10 +29,20 @@ class Remembered:
         updates: price of an update, by number of shards that are worked on and of all.
     """
 
-    __slots__ = ("backward_inputs", "backward_weights", "backwards", "forwards", "loads", "predictor", "updates")
+    __slots__ = (
+        "backward_inputs",
+        "backward_weights",
+        "backwards",
+        "forwards",
+        "loads",
+        "may_be_shared",
+        "predictor",
+        "updates",
+    )
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
+        self.may_be_shared = predictor.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
         self.loads: dict[int, tuple[Price, int, int]] = {}
         self.forwards: dict[int, Price] = {}
         self.backwards: dict[int, tuple[Price, int]] = {}

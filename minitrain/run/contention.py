@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 
+from minitrain.errors import UsageError
 from minitrain.events import (
     COMM,
     NOTE,
@@ -33,15 +34,18 @@ from minitrain.events import (
 from minitrain.events import LAUNCHED as LAUNCHED_AT
 from minitrain.hardware.price import Price
 
+EXACT = "exact"
+"""The value of `contention` that lets transfers share links, as `minitrain.platform` does."""
+
 _LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
 
 
-class _Transfer:
+class TransferPart:
     """One rank's part in a communication."""
 
     __slots__ = ("ended", "launched", "meeting", "place", "price", "rank")
 
-    def __init__(self, rank: int, place: int, price: Price, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, place: int, price: Price, meeting: Meeting) -> None:
         self.rank = rank
         self.place = place
         self.price = price
@@ -50,17 +54,17 @@ class _Transfer:
         self.ended = False
 
 
-class _Meeting:
+class Meeting:
     """Transfers that start together: when all are launched, `after` has ended, and the send `message` has started."""
 
     __slots__ = ("after", "begun", "end", "followers", "message", "missing", "parts")
 
     def __init__(self) -> None:
-        self.parts: list[_Transfer] = []
+        self.parts: list[TransferPart] = []
         self.missing = 0  # parts that are not launched yet
-        self.after: _Meeting | None = None
-        self.message: _Meeting | None = None
-        self.followers: list[_Meeting] = []
+        self.after: Meeting | None = None
+        self.message: Meeting | None = None
+        self.followers: list[Meeting] = []
         self.begun = False
         self.end: float | None = None
 
@@ -86,12 +90,20 @@ class _Lane:
         self.slowed = False  # whether the present operation ever ran at less than the full rate
         self.version = 0
         self.in_flight: Counter[tuple[int, float]] = Counter()
-        self.awaits: dict[int, list[_Transfer]] = defaultdict(list)
+        self.awaits: dict[int, list[TransferPart]] = defaultdict(list)
 
     def rate(self) -> float:
         """Return the share of the processor that computing has."""
         used = sum(usage for (_, usage), number in self.in_flight.items() if number)
         return max(1.0 - used, _LEAST_RATE)
+
+
+def require_contention(value: object) -> None:
+    """Raise a UsageError unless a value is one of those that `contention` of a run may have."""
+    if not isinstance(value, bool) and value != EXACT:
+        raise UsageError(
+            f'contention must be True, False or "exact", got {value!r}; "exact" lets transfers share links'
+        )
 
 
 def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:
@@ -103,16 +115,22 @@ def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:
     Returns:
         The same events with new times; compute events last as long as they really take.
     """
-    return _Retiming(logs).run()
+    return Retiming(logs).run()
 
 
-class _Retiming:
-    """The event-driven simulation of one run's dependencies."""
+class Retiming:
+    """The event-driven simulation of one run's dependencies.
+
+    A transfer lasts as long as its price says. `minitrain.platform.replay` lets it take links instead.
+
+    Args:
+        logs: the log of each rank.
+    """
 
     def __init__(self, logs: Sequence[EventLog]) -> None:
         self.logs = [EventLog(log.rank, list(log._rows)) for log in logs]
         self.lanes = [_Lane() for _ in logs]
-        self.transfers: list[dict[int, _Transfer]] = [{} for _ in logs]
+        self.transfers: list[dict[int, TransferPart]] = [{} for _ in logs]
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self.now = 0.0
@@ -120,8 +138,8 @@ class _Retiming:
 
     def _find_meetings(self) -> None:
         """Match collectives by their place in a group's order, and messages by their place in their channel."""
-        streams: dict[Hashable, list[_Meeting]] = defaultdict(list)
-        channels: dict[Hashable, dict[str, list[_Meeting]]] = defaultdict(lambda: {SEND: [], RECV: []})
+        streams: dict[Hashable, list[Meeting]] = defaultdict(list)
+        channels: dict[Hashable, dict[str, list[Meeting]]] = defaultdict(lambda: {SEND: [], RECV: []})
         for log in self.logs:
             begun: Counter[Hashable] = Counter()  # how many collectives of each group the rank has started
             for place in range(len(log)):
@@ -132,22 +150,23 @@ class _Retiming:
                 if stream.kind == COMM:
                     lane = streams[COMM, stream.group]
                     if begun[stream.group] == len(lane):
-                        lane.append(_Meeting())
+                        lane.append(Meeting())
                     meeting = lane[begun[stream.group]]
                     begun[stream.group] += 1
                 else:
-                    meeting = _Meeting()
+                    meeting = Meeting()
                     streams[stream.kind, log.rank, stream.peer].append(meeting)
+                if stream.kind in (SEND, RECV):
                     pair = (log.rank, stream.peer) if stream.kind == SEND else (stream.peer, log.rank)
                     channels[pair, None if note is None else note.tag][stream.kind].append(meeting)
                 self._take_part(log, place, meeting)
         _link(streams.values(), channels.values())
 
-    def _take_part(self, log: EventLog, place: int, meeting: _Meeting) -> None:
+    def _take_part(self, log: EventLog, place: int, meeting: Meeting) -> None:
         """Add one rank's transfer to a meeting."""
         price, note = log._rows[place * STRIDE + PRICE], log._rows[place * STRIDE + NOTE]
         awaited = note.awaited if note is not None and note.overlaps else place + 1
-        transfer = _Transfer(log.rank, place, price, meeting)
+        transfer = TransferPart(log.rank, place, price, meeting)
         self.transfers[log.rank][place] = transfer
         self.lanes[log.rank].awaits[awaited].append(transfer)
         meeting.parts.append(transfer)
@@ -155,12 +174,16 @@ class _Retiming:
 
     def run(self) -> list[EventLog]:
         """Simulate the run again, and return its logs."""
-        for rank in range(len(self.logs)):
-            self._advance(rank)
+        self.begin()
         while self._queue:
             self.now, _, happen = heapq.heappop(self._queue)
             happen()
         return self.logs
+
+    def begin(self) -> None:
+        """Let all ranks begin."""
+        for rank in range(len(self.logs)):
+            self._advance(rank)
 
     def _at(self, time: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (time, next(self._order), happen))
@@ -205,7 +228,7 @@ class _Retiming:
         lane.place += 1
         self._advance(rank)
 
-    def _start_if_ready(self, meeting: _Meeting) -> None:
+    def _start_if_ready(self, meeting: Meeting) -> None:
         """Start transfers if they can start now."""
         if not meeting.ready():
             return
@@ -217,18 +240,22 @@ class _Retiming:
             rows[row + TIME] = self.now
             rows[row + WAITED_FOR] = self._waited_for(meeting, launched, last)
             self._count_transfer(part, 1)
-        self._at(self.now + meeting.parts[0].price.seconds, lambda: self._end(meeting))
+        self._carry(meeting)
         for follower in meeting.followers:
             if follower.message is meeting:
                 self._start_if_ready(follower)
 
-    def _waited_for(self, meeting: _Meeting, launched: float, last: int) -> int | None:
+    def _carry(self, meeting: Meeting) -> None:
+        """Carry what has begun, and end it when it has arrived."""
+        self._at(self.now + meeting.parts[0].price.seconds, lambda: self._end(meeting))
+
+    def _waited_for(self, meeting: Meeting, launched: float, last: int) -> int | None:
         """Return the rank that a transfer waited for; None if it waited for its own stream, or not at all."""
         if launched == self.now or (meeting.after is not None and meeting.after.end == self.now):
             return None
         return meeting.message.parts[0].rank if meeting.message is not None else last
 
-    def _end(self, meeting: _Meeting) -> None:
+    def _end(self, meeting: Meeting) -> None:
         """Complete transfers, and continue what waited for them."""
         meeting.end = self.now
         for part in meeting.parts:
@@ -239,7 +266,7 @@ class _Retiming:
         for part in meeting.parts:
             self._advance(part.rank)
 
-    def _count_transfer(self, part: _Transfer, change: int) -> None:
+    def _count_transfer(self, part: TransferPart, change: int) -> None:
         """Count a transfer that begins or ends on a rank; it changes the rate of the present compute operation."""
         usage = part.price.processor_usage
         if not usage:
@@ -254,7 +281,7 @@ class _Retiming:
             self._expect_end(part.rank)
 
 
-def _link(streams: Iterable[list[_Meeting]], channels: Iterable[Mapping[str, list[_Meeting]]]) -> None:
+def _link(streams: Iterable[list[Meeting]], channels: Iterable[Mapping[str, list[Meeting]]]) -> None:
     """Give each meeting what must come before it: the one before on its stream, and the send that it receives."""
     for lane in streams:
         for before, meeting in pairwise(lane):

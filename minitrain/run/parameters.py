@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.price import Predictor, RankPredictors
-from minitrain.hardware.pricing import Pricing
+from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
+from minitrain.run.contention import require_contention
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
@@ -57,8 +58,9 @@ class RunParameters:
         without: with kernels, terms of their prices to leave out, for an ablation.
         prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
-        contention: slow computing down by the communication beside it (see `minitrain.run.contention`); `model.time`
-            during the run does not include it.
+        contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
+            transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
+            it.
         p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
         check: verify the final weights.
         strict: count every tensor alive as memory, wherever it is kept, and accept only tensors that came out of
@@ -90,7 +92,7 @@ class RunParameters:
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
-    contention: bool = False
+    contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
     strict: bool = False
@@ -111,8 +113,8 @@ class RunParameters:
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
-        if self.fidelity != "roofline" or any(getattr(self, name) for name in ("platform", "without", "prices")):
-            self._pricing()
+        self._pricing()
+        require_contention(self.contention)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
 
@@ -134,7 +136,9 @@ class RunParameters:
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
     def _pricing(self) -> Pricing:
-        """Return how operations are priced."""
+        """Return how operations are priced; a UsageError where that cannot be."""
+        if self.fidelity == "roofline" and self.platform is self.prices is None and not self.without:
+            return ROOFLINE
         return Pricing(self.fidelity, self.platform, self.without, self.prices)
 
     def _take_workload(self) -> None:
@@ -248,7 +252,7 @@ class TakesRunParameters(Protocol[R_co]):
         without: Sequence[str] = ...,
         prices: MeasuredLayers | None = ...,
         slowdown: Mapping[int, float] | None = ...,
-        contention: bool = ...,
+        contention: bool | str = ...,
         p2p_buffer: int | None = ...,
         check: bool = ...,
         strict: bool = ...,

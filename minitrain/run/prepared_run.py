@@ -81,6 +81,7 @@ class PreparedRun:
             "logs": [model.log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
             "memory_by_kind": _memory_by_kind(models, workload.bytes_per_element),
+            "peak_host_memory_bytes": max(model.peak_host_bytes for model in models),
             "meshes": list({tuple(mesh.items()): mesh for model in models for mesh in model._meshes}.values()),
             "trained_model": trained_model_of(workload, models),
         }
@@ -98,6 +99,7 @@ class PreparedRun:
             oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
+            priced_by=str(getattr(machine, "pricing", "roofline")),
             models=models,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),

@@ -52,15 +52,19 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.
-        network: how transfers were priced: "hierarchical", or "flat" where all pairs of ranks were alike.
+        network: how transfers were priced: "hierarchical", "measured", or "flat" where all pairs of ranks were alike.
+        priced_by: "roofline", or what else priced operations: "kernels", a platform, a table of measured layers.
         num_nodes: how many units of the smallest network tier the ranks sit in.
         trained_model: the transformer that was trained; None for other workloads.
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
+        links: what shared links carried, and why transfers took longer than their price (see
+            `minitrain.platform.replaying.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
+        peak_host_memory_bytes: the most that any rank kept in its host's memory.
     """
 
     strategy: str
@@ -80,12 +84,15 @@ class Run(EnergyFigures, DeviceMemoryFigures):
     held_outside: MemoryOutsideStores | None = None
     network: str = "flat"
     num_nodes: int = 1
+    priced_by: str = "roofline"
     trained_model: TrainedModel | None = None
     models: Sequence[Model] = field(default=(), repr=False, compare=False)
     sheets: Sequence[DataSheet | None] = field(default=(), repr=False, compare=False)
     tokens_per_sample: int | None = field(default=None, repr=False, compare=False)
+    links: Any = field(default=None, repr=False, compare=False)
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
+    peak_host_memory_bytes: float = field(default=0.0, repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:

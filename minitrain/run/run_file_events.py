@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from minitrain.events import COLLECTIVES, COMM, COMPUTE, PASSES, RECV, SEND, Event, MemoryChange
+from minitrain.events import COLLECTIVES, COMM, COMPUTE, HOST_MOVES, PASSES, RECV, SEND, Event, MemoryChange
 from minitrain.hardware.config_faults import shown
 from minitrain.run.run_file_faults import (
     AT_LEAST_0,
@@ -33,8 +33,9 @@ from minitrain.run.run_file_header import FIELDS, VERSION_WITH_JOURNALS, judge_r
 
 STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "logits", "in_flight")
 
-_TYPES = {typ: typ for typ in ("load_weights", *sorted(PASSES), "update", *COLLECTIVES, SEND, RECV)}
-_STREAM_OF = {typ: COMM if typ in COLLECTIVES else typ if typ in (SEND, RECV) else COMPUTE for typ in _TYPES}
+_ALONE = (SEND, RECV, *HOST_MOVES)  # each has streams of its own
+_TYPES = {typ: typ for typ in ("load_weights", *sorted(PASSES), "update", *COLLECTIVES, *_ALONE)}
+_STREAM_OF = {typ: COMM if typ in COLLECTIVES else typ if typ in _ALONE else COMPUTE for typ in _TYPES}
 _UNKNOWN = object()  # equal to nothing that a file can hold
 _DEFAULTS = [getattr(field, "default", None) for field in fields(Event)]
 _DEFAULTS[FIELDS.index("samples")] = None  # an event says its samples

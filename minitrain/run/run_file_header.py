@@ -121,6 +121,7 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "capacity_bytes": ABOVE_0.or_null(),
         "num_events": whole(0, size),
         "network": TEXT,
+        "priced_by": TEXT,
         "num_nodes": whole(1, _MOST_RANKS + size),
         "options": OBJECT,
         "oom": OBJECT.or_null(),
@@ -128,6 +129,7 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "trained_model": OBJECT.or_null(),
         "memory_by_kind": OBJECT.or_null(),
         "meshes": LIST,
+        "peak_host_memory_bytes": AT_LEAST_0,
         "fields": LIST,
     }
 

@@ -6,8 +6,9 @@ of a rank stand in program order, rank after rank. `samples` and `group` are lis
 times are in seconds, memory in elements, and floats are written so that reading gives the same float.
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
-has `network` ("flat" or "hierarchical") and `num_nodes`. That of a transformer's has `trained_model`, `memory_by_kind`
-(bytes at the peak) and `meshes` (size by axis of each mesh of ranks).
+has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
+`priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by axis
+of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -48,6 +49,8 @@ from minitrain.run.trained_model import TrainedModel
 
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """What is true of the run where its first line says nothing: it fits into one tier, or older writers did not tell."""
+ROOFLINE = "roofline"
+"""How operations were priced where the first line says nothing."""
 _DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
 _SET_PLACES = (FIELDS.index("samples"), FIELDS.index("group"))
 _Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
@@ -88,6 +91,10 @@ class SavableRun(Protocol):
         """In how many units of the smallest network tier the ranks sit."""
 
     @property
+    def priced_by(self) -> str:
+        """How operations were priced."""
+
+    @property
     def held_outside(self) -> MemoryOutsideStores | None:
         """What was held outside the stores."""
 
@@ -98,6 +105,10 @@ class SavableRun(Protocol):
     @property
     def memory_by_kind(self) -> Mapping[str, float] | None:
         """Bytes of each kind at the peak."""
+
+    @property
+    def peak_host_memory_bytes(self) -> float:
+        """The most that any rank kept in its host's memory."""
 
     @property
     def meshes(self) -> Sequence[Mapping[str, int]]:
@@ -132,8 +143,12 @@ def _lines(run: SavableRun) -> Iterator[str]:
     network = {name: getattr(run, name) for name in _NETWORK}
     if network != _NETWORK:
         header |= network
+    if run.priced_by != ROOFLINE:
+        header["priced_by"] = run.priced_by
     if run.held_outside is not None:
         header["held_outside"] = asdict(run.held_outside)
+    if run.peak_host_memory_bytes:
+        header["peak_host_memory_bytes"] = run.peak_host_memory_bytes
     if run.trained_model is not None:
         header["trained_model"] = run.trained_model.to_save()
         header["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
@@ -225,7 +240,9 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "trained_model": None if trained is None else _trained_model(trained),
         "memory_by_kind": _kinds(header, journals),
         "meshes": header.get("meshes", []),
+        "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
+        "priced_by": header.get("priced_by", ROOFLINE),
     }
 
 

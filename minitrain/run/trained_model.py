@@ -80,6 +80,10 @@ class RunOfTransformer(Protocol):
         """Bytes of each kind at the peak."""
 
     @property
+    def peak_host_memory_bytes(self) -> float:
+        """The most that any rank kept in its host's memory."""
+
+    @property
     def communication_by_axis(self) -> Mapping[str, Any]:
         """What a rank communicates along each axis."""
 
@@ -94,6 +98,7 @@ def figures_of(run: RunOfTransformer) -> dict[str, Any]:
         "tokens_per_second_per_rank": run.tokens_per_second_per_rank,
         "hfu": run.hfu,
         "memory_by_kind_bytes": None if memory is None else dict(memory),
+        "peak_host_memory_bytes": run.peak_host_memory_bytes,
         "communication_by_axis": {axis: total._asdict() for axis, total in run.communication_by_axis.items()},
         **run.trained_model.figures(),
     }
@@ -104,6 +109,7 @@ _OF_RUNS = (
     "tokens_per_second_per_rank",
     "hfu",
     "memory_by_kind_bytes",
+    "peak_host_memory_bytes",
     "communication_by_axis",
 )
 

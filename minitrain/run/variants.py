@@ -25,9 +25,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from minitrain.errors import UsageError
 from minitrain.events import TIME
 from minitrain.rank.model import Model
-from minitrain.run.contention import with_contention
+from minitrain.run.contention import EXACT, with_contention
 from minitrain.run.log_interning import sharing_sizes
 from minitrain.run.memory_reports import MemoryOutsideStores, kinds_of_journals
 from minitrain.run.parameters import RunParameters
@@ -131,7 +132,9 @@ def _strictness(models: Sequence[Any]) -> Iterator[None]:
 def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[str, Any]:
     """Return what the parameters add to a run whose events are kept."""
     fields: dict[str, Any] = {}
-    if parameters.contention:
+    if parameters.contention == EXACT:
+        fields["logs"], fields["links"] = _on_shared_links(parameters, models)
+    elif parameters.contention:
         fields["logs"] = with_contention([model.log for model in models])
     if parameters.memory_by_kind:
         fields["memory_journals"] = journals = [model.memory_journal for model in models]
@@ -139,6 +142,19 @@ def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[st
     if parameters.strict:
         fields["held_outside"] = _outside_stores(models)
     return fields
+
+
+def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the logs of a run whose transfers share the links of its hardware, and what these carried."""
+    from minitrain.platform.replaying import replayed_logs  # noqa: PLC0415
+
+    system = getattr(models[0]._runtime_predictor, "system", None)
+    if system is None:
+        raise UsageError(
+            'contention="exact" needs the links of a hardware config, and this run is priced by a predictor without '
+            "one; name a config, or use contention=True"
+        )
+    return replayed_logs([model.log for model in models], system, parameters.placement)
 
 
 def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:

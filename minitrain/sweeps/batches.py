@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import Pricing
+from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
@@ -212,8 +212,8 @@ class SharedByBatch:
             return None
         if parameters.get("placement") is not None:
             return None
-        pricing = Pricing(*(parameters.get(name, DEFAULTS[name]) for name in _PRICING))
-        return hardware, world_size, network, pricing
+        given = {name: parameters[name] for name in _PRICING if name in parameters}
+        return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
 
     def _divergence_history(self) -> DivergenceHistory:
         """Return what the folded runs of this batch share."""

@@ -7,6 +7,7 @@ import numpy as np
 from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline
 from minitrain.analysis.waits import GAP_KINDS
+from minitrain.events import HOST_MOVES, OFFLOAD
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bars import Bars
 
@@ -82,4 +83,6 @@ def _moved(line: Timeline, event: int) -> str:
     stream = line.streams[line.stream[event]]
     if stream.peer is not None:
         return f"{amount} {'to' if stream.kind == 'send' else 'from'} rank {stream.peer}".strip()
+    if stream.kind in HOST_MOVES:
+        return f"{amount} {'to' if stream.kind == OFFLOAD else 'from'} the host".strip()
     return f"{amount} among ranks {ranges(stream.group)}".strip() if stream.group else amount

@@ -19,13 +19,20 @@ import numpy as np
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.matching import messages
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace
-from minitrain.events import COMM, COMPUTE, RECV, SEND
+from minitrain.events import COMM, COMPUTE, FETCH, HOST_MOVES, OFFLOAD, RECV, SEND
 from minitrain.files import write_bytes, write_text
 from minitrain.trace import protobuf
 
 SCHEMA_VERSION = "0.0.4"
-_COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 4, 5, 6, 7
-_NODE_TYPES = {COMPUTE: _COMP_NODE, SEND: _SEND_NODE, RECV: _RECV_NODE, COMM: _COLL_NODE}
+_LOAD_NODE, _STORE_NODE, _COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 2, 3, 4, 5, 6, 7
+_NODE_TYPES = {
+    COMPUTE: _COMP_NODE,
+    SEND: _SEND_NODE,
+    RECV: _RECV_NODE,
+    COMM: _COLL_NODE,
+    OFFLOAD: _STORE_NODE,
+    FETCH: _LOAD_NODE,
+}
 _COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "all_to_all": 6, "reduce_scatter": 7, "barrier": 9}
 # field numbers of et_def.proto: of an attribute, of a node
 _ATTR_NAME, _ATTR_INT64, _ATTR_BOOL, _ATTR_STRING = 1, 9, 27, 29
@@ -110,6 +117,9 @@ def _attributes(timeline: Timeline, event: int, typ: str, tag: int) -> Iterator[
     stream = timeline.streams[timeline.stream[event]]
     yield protobuf.text(_ATTR_NAME, "is_cpu_op") + protobuf.present(_ATTR_BOOL, 0)
     if stream.kind == COMPUTE:
+        return
+    if stream.kind in HOST_MOVES:
+        yield _int64("tensor_size", round(timeline.size_bytes[event]))
         return
     yield _int64("comm_size", round(timeline.size_bytes[event]))
     if stream.kind == COMM:

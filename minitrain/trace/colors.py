@@ -76,6 +76,8 @@ _KINDS = (
     Kind("barrier", "#AAAAAA"),
     Kind("send", "#332288", _WHITE, dark="#6F5FE8", dark_ink=_WHITE),
     Kind("recv", "#8C7BC8", _WHITE, dark="#B9ACEB", dark_ink="#111111"),
+    Kind("offload", "#999933"),
+    Kind("fetch", "#DDCC77"),
     Kind(WAITING, "rgba(128,128,128,0.16)", "#777777", "/"),
 )
 _BY_NAME = {kind.name: kind for kind in _KINDS}

@@ -30,6 +30,8 @@ _NCCL = {
     "barrier": "ncclDevKernel_Barrier",
     "send": "ncclDevKernel_Send",
     "recv": "ncclDevKernel_Recv",
+    "offload": "Memcpy DtoH",
+    "fetch": "Memcpy HtoD",
 }
 
 

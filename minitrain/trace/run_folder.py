@@ -95,7 +95,8 @@ def conditions(run: Run) -> str:
     if run.trained_model is not None:
         layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample"
     network = f", {run.network} network" if run.num_nodes > 1 else ""  # in one tier, all are the same
-    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}{network}"
+    priced = "" if run.priced_by == "roofline" else f", priced by {run.priced_by}"
+    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}{network}{priced}"
 
 
 def _memory(run: Run) -> str:

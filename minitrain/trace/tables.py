@@ -96,6 +96,8 @@ def run_table(run: Run) -> Table:
         rows["tokens"] = f"{run.tokens_per_second:,.0f} a second, {each:,.0f} a device"
         rows["HFU"] = "-" if run.hfu is None else f"{run.hfu * 100:.1f} %, with what backward computes again"
         rows |= {"peak by kind": memory_text(run), "communication": communication_text(run)}
+    if run.peak_host_memory_bytes:
+        rows["host memory"] = f"{run.peak_host_memory_bytes / GIB:.2f} GiB a rank at most"
     if run.held_outside is not None:
         rows["held outside stores"] = _outside(run, run.held_outside)
     if run.oom is not None:

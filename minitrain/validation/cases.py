@@ -56,6 +56,12 @@ class Case:
     about: str = ""
 
     @property
+    def group(self) -> str:
+        """Return which figure of its table the row belongs to: weights in shards are another question than parts."""
+        device = self.system.name.split("_")[0].upper()
+        return f"{device}, FSDP" if self.layout.zero >= 2 else device
+
+    @property
     def period(self) -> int:
         """Return by how many microbatches a step may grow at once: a whole round through the stages."""
         return self.layout.pp if self.layout.num_chunks > 1 else 1
@@ -143,6 +149,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "zero": min(1, layout.zero) if layout.dp > 1 else 0,
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": _overlaps(row, framework, layout),
+        "overlap_messages": _overlaps_messages(row, layout),
         "scatter_gather": "megatron" in row.text("framework").lower(),
     }
 
@@ -164,6 +171,13 @@ def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
     if "no dp overlap" in row.text("overlap").lower():
         return False
     return framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
+
+
+def _overlaps_messages(row: Row, layout: Layout) -> bool:
+    """Return whether messages between stages are hidden, as a row says; Megatron-LM does so with several chunks."""
+    text = row.text("overlap").lower()
+    says_so = ("p2p" in text and "overlap" in text and "no p2p overlap" not in text) or "pp overlap" in text
+    return says_so and "scatter/gather" not in text and layout.pp > 1
 
 
 def _platform(row: Row, framework: Framework, wanted: str | Platform | None) -> Platform | None:

@@ -60,7 +60,7 @@ FRAMEWORKS = (
     Framework(
         name="Megatron-DeepSpeed",
         words=r"megatron-deepspeed",
-        platforms=((r".", "megatron-2021"),),
+        platforms=((r"a100", "bloom"), (r".", "megatron-2021")),
         dropout=0.1,
         attention="unfused",
         gradient_bytes=2,
@@ -70,7 +70,13 @@ FRAMEWORKS = (
     ),
     Framework(name="NeMo", words=r"nemo", platforms=((r"h100|h200|b200", "nemo-h100"),), dropout=0.1, overlap="always"),
     Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
-    Framework(name="Megatron-Core", words=r"megatron-core|megatron-lm|megatron", dropout=0.1, overlap="always"),
+    Framework(
+        name="Megatron-Core",
+        words=r"megatron-core|megatron-lm|megatron",
+        platforms=((r"h100|h200|b200", "nemo-h100"),),
+        dropout=0.1,
+        overlap="always",
+    ),
     Framework(
         name="MosaicML Composer",
         words=r"llm-foundry|composer|mosaic",

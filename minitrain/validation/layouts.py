@@ -106,9 +106,11 @@ def _microbatches(row: Row, dp: int) -> tuple[int, int]:
 def _sequence_parallel(row: Row, tp: int, assumed: list[str]) -> bool:
     """Return whether sequence parallelism is on; off where the row does not say."""
     text = row.text("sp").lower()
-    if not text and tp > 1:
-        assumed.append("sp not stated: off")
-    return tp > 1 and text in ("1", "true", "yes")
+    if text or tp == 1:
+        return tp > 1 and text in ("1", "true", "yes")
+    needs_it = "tp-comm-overlap" in row.text("overlap").lower()  # Megatron-LM accepts that with it alone
+    assumed.append(f"sp not stated: {'on, as tp-comm-overlap needs it' if needs_it else 'off'}")
+    return needs_it
 
 
 def _chunks(row: Row, pp: int, assumed: list[str]) -> int:

@@ -28,12 +28,12 @@ class Prediction:
     Args:
         seconds: the step time, s.
         terms: what it is made of on the rank that computes longest, s, by the names of `TERMS`.
-        memory_bytes: the peak memory of a device.
+        memory: the bytes of the fullest device, by what they count: "allocated", "reserved" and "device".
     """
 
     seconds: float
     terms: Mapping[str, float]
-    memory_bytes: float
+    memory: Mapping[str, float]
 
 
 def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
@@ -55,7 +55,7 @@ def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
     return Prediction(
         seconds=_extended(first.seconds, second.seconds, rounds),
         terms={name: _extended(first.terms[name], second.terms[name], rounds) for name in TERMS},
-        memory_bytes=second.memory_bytes,
+        memory=second.memory,
     )
 
 
@@ -93,7 +93,14 @@ def _run(case: Case, num_microbatches: int, without: Sequence[str]) -> Run:
 
 def _predicted(run: Run) -> Prediction:
     """Return the figures of a run."""
-    return Prediction(run.step_time, _terms(run), run.peak_memory_bytes)
+    memory = run.device_memory
+    assert memory is not None  # a run that was just made has one
+    kinds = {
+        "allocated": memory.allocated_bytes,
+        "reserved": memory.reserved_bytes,
+        "device": memory.total_bytes,
+    }
+    return Prediction(run.step_time, _terms(run), kinds)
 
 
 def _terms(run: Run) -> dict[str, float]:

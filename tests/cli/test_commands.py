@@ -301,7 +301,24 @@ def test_prove_proves_strategies_with_their_options() -> None:
 
 def test_prove_has_the_default_sizes_of_python() -> None:
     sizes = {name: known.default for name, known in inspect.signature(mt.prove).parameters.items()}
-    assert (sizes["world_size"], sizes["num_layers"], sizes["global_batch_size"]) == (WORLD_SIZE, LAYERS, BATCH)
+    assert (sizes["world_size"], sizes["global_batch_size"], sizes["strict"]) == (WORLD_SIZE, BATCH, True)
+    assert mt.prove("single", world_size=1, global_batch_size=1).run.num_layers == LAYERS
+
+
+def test_prove_computes_a_small_transformer_in_parts() -> None:
+    arguments = ["prove", "megatron", "--model", "tiny", "--seq", "8", "--world-size", "4", "--option", "tp=2"]
+    (line,) = minitrain(*arguments).stdout.splitlines()
+    assert line.startswith("megatron on 4 ranks trains tiny as one device does: the largest relative difference is ")
+    (outcome,) = printed_json(*arguments)
+    assert (outcome["model"], outcome["num_layers"], outcome["proven"]) == ("tiny", 6, True)
+    assert outcome["largest_relative_difference"] < 1e-9
+
+
+def test_prove_says_which_models_it_can_compute() -> None:
+    result = CliRunner().invoke(app, ["prove", "ddp", "--model", "llama3-8b"])
+    assert result.exit_code == 1
+    assert "num_parameters (8,030,261,248) must be at most 2,097,152" in result.stderr
+    assert 'use workload="tiny"' in result.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])

@@ -235,6 +235,32 @@ def test_a_gradient_weighted_wrongly_is_found_by_its_numbers_alone() -> None:
         mt.prove(partial(train, twice=True), workload=LLAMA_LIKE, world_size=2, global_batch_size=8, strict=False)
 
 
+async def forgets_norms(model: Any) -> Any:
+    """Train on shards of the sequence, and leave norms with the gradient of one of them."""
+    weights, opt_states, activations, grads, grad_weights = model.storage()
+    last = model.num_layers - 1
+    for k in range(model.num_layers):
+        weights[k], opt_states[k] = model.load_weights(k, part=model.rank, num_parts=model.world_size)
+    activations[0] = model.get_input_activation(range(model.global_batch_size))
+    for k in range(model.num_layers):
+        whole = activations[k] if k == 0 else await model.all_gather(activations[k], k)
+        summed = model.all_reduce if k == last else model.reduce_scatter
+        activations[k + 1] = await summed(model.forward(k, whole, weights[k]), k + 1)
+    grads["whole"] = model.loss(activations.pop(last + 1))
+    for k in reversed(range(1, model.num_layers)):
+        activations["whole"] = await model.all_gather(activations[k], k)
+        grad_weights[k], grads["new"] = model.backward(k, activations["whole"], grads["whole"], weights[k])
+        grads[k - 1] = await model.reduce_scatter(grads.pop("new"), k)
+        grads["whole"] = await model.all_gather(grads.pop(k - 1), k)
+        weights[k], opt_states[k] = model.update(k, grad_weights[k], weights[k], opt_states[k])
+
+
+def test_norms_that_have_seen_one_shard_of_the_sequence_are_not_updated() -> None:
+    message = r"what all parts of layer 5 hold .* must cover the whole sequence, shards 1 of 2 are missing; all_reduce"
+    with pytest.raises(mt.LawError, match=message):
+        mt.prove(forgets_norms, workload=LLAMA_LIKE, world_size=2, global_batch_size=2)
+
+
 async def weights_first(model: Any) -> Any:
     """Ask for the gradient of a weight before that of the input."""
     weights, opt_states, activations, grads, grad_weights = model.storage()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +99,35 @@ def test_folding_gives_the_same_floats(strategy: str, hardware: str) -> None:
     sizes: dict[str, Any] = {"world_size": 8, "global_batch_size": 16, "microbatch_size": 1, "hardware": hardware}
     full, folded = (simulated(strategy, **sizes, fold=fold) for fold in (False, True))
     assert (folded.step_time, folded.peak_memory, folded.mfu) == (full.step_time, full.peak_memory, full.mfu)
+
+
+LAYER_OF_22B = [  # forward and backward, ms: Korthikanti et al. (2022), table 4
+    (False, "none", 7.7, 11.9),
+    (True, "none", 7.2, 11.8),
+    (False, "full", 7.7, 19.5),
+    (False, "selective", 7.7, 13.2),
+    (True, "selective", 7.2, 13.1),
+]
+
+
+def forward_and_backward_s(num_layers: int, **options: Any) -> tuple[float, float]:
+    """Return how long forward and backward of some layers of GPT 22B take, ends included."""
+    model = replace(mt.models()["megatron-22b"], num_layers=num_layers)
+    run = mt.simulate("megatron", **{**GPT_22B, "workload": model}, fidelity="kernels", **options)
+    loss, update = (next(event.time for event in run.logs[0] if event.typ == typ) for typ in ("loss", "update"))
+    return loss, update - loss
+
+
+def test_a_layer_takes_what_was_measured() -> None:
+    errors = []
+    for sequence_parallel, recompute, *measured_ms in LAYER_OF_22B:
+        options = {"sequence_parallel": sequence_parallel, "recompute": recompute}
+        few, more = (forward_and_backward_s(n, **options, overlap_parts=True, contention=True) for n in (2, 4))
+        predicted_ms = [(long - short) / 2 * 1e3 for short, long in zip(few, more, strict=True)]
+        pairs = [*zip(predicted_ms, measured_ms, strict=True), (sum(predicted_ms), sum(measured_ms))]
+        errors += [abs(predicted / measured - 1) for predicted, measured in pairs]
+    assert max(errors) < 0.05
+    assert sum(errors) / len(errors) < 0.02
 
 
 def test_the_default_is_the_roofline() -> None:
@@ -195,3 +226,13 @@ def test_strict_runs_can_be_priced_by_kernels() -> None:
 
 def test_pricing_reads_the_same_from_text_and_list() -> None:
     assert Pricing("kernels", without="waves") == Pricing("kernels", without=["waves"])
+
+
+def test_a_run_says_how_it_was_priced(tmp_path: Path) -> None:
+    run = simulated(platform="megatron-2021", without=["waves"])
+    assert run.priced_by == "kernels, platform megatron-2021, without waves"
+    assert repr(run).count("a100_80g, priced by kernels, platform megatron-2021") == 1
+    run.save(tmp_path / "run.jsonl")
+    assert mt.load_run(tmp_path / "run.jsonl").priced_by == run.priced_by
+    assert simulated(fidelity="roofline").priced_by == "roofline"
+    assert "priced" not in repr(simulated(fidelity="roofline"))

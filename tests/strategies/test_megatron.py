@@ -91,6 +91,13 @@ def test_what_replicas_exchange_hides_behind_the_last_microbatch(zero: int) -> N
     assert communicated(hidden) == communicated(exposed)
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_messages_that_are_hidden_take_no_longer_than_those_that_are_not(num_chunks: int) -> None:
+    given = {"pp": 4, "tp": 2, "num_chunks": num_chunks, "global_batch_size": 8 * B, "layers_per_stage": None}
+    exposed, hidden = (train(8, overlap_messages=overlap, **given) for overlap in (False, True))
+    assert hidden.step_time < exposed.step_time
+
+
 def test_the_sum_of_a_layer_is_priced_as_a_ring_of_the_tensor_parallel_group() -> None:
     run = train(8, tp=4)
     event = next(event for event in run.logs[5] if event.typ == "all_reduce" and event.size_bytes == SBH)
@@ -169,6 +176,8 @@ GRID = [
     {"tp": 2, "pp": 2, "scatter_gather": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "overlap_replicas": True},
     {"tp": 2, "pp": 2, "overlap_parts": True},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "overlap_messages": True, "sequence_parallel": True},
+    {"pp": 4, "overlap_messages": True},
     {"tp": 4, "sequence_parallel": True, "overlap_parts": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True},
     {"tp": 8, "sequence_parallel": True},

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, NOTE, ON_COMPUTE, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, Stream
+from minitrain.events import COMM, HOST_MOVES, NOTE, ON_COMPUTE, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, Stream
 from minitrain.events import LAUNCHED as LAUNCHED_AT
 from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
@@ -85,6 +85,7 @@ class ClockRecomputation:
         self.sequences: dict[tuple[int, ...] | None, dict[int, GroupSequence]] = {}
         self.messages: list[MessageSide] = []
         self.num_operations = 0
+        self._host_busy_until: dict[tuple[int, str], float] = defaultdict(float)
 
     def add(self, model: Model) -> None:
         """Follow the compute stream of a rank, and note its communications.
@@ -115,7 +116,9 @@ class ClockRecomputation:
         row = place * STRIDE
         stream, time, price, note = rows[row + STREAM], rows[row + TIME], rows[row + PRICE], rows[row + NOTE]
         end: float | None = None if price is PENDING else time + price.seconds
-        if stream.kind == COMM:
+        if stream.kind in HOST_MOVES:
+            self._require_host_start(rank, stream.kind, rows[row + LAUNCHED_AT], time, price.seconds)
+        elif stream.kind == COMM:
             self._sequence(rank, stream.group).add(rows[row + LAUNCHED_AT], time, end, rows[row + TYP])
         else:
             self.num_operations += 1
@@ -129,6 +132,13 @@ class ClockRecomputation:
         if note.awaited is not None:
             awaits[note.awaited] = max(awaits.get(note.awaited, 0.0), end)
         return 0.0
+
+    def _require_host_start(self, rank: int, kind: str, launched: float, time: float, seconds: float) -> None:
+        """Require that a move to or from the host began when the one before it was over."""
+        start = max(launched, self._host_busy_until[rank, kind])
+        if time != start:
+            raise clock_error(rank, f"the start of a {kind}", time, start)
+        self._host_busy_until[rank, kind] = time + seconds
 
     def _sequence(self, rank: int, group: tuple[int, ...] | None) -> GroupSequence:
         """Return the sequence for a rank's next collective in a group; a group of one needs no transport."""

@@ -23,14 +23,16 @@ from minitrain.accounting.strict.laws import (
     require_valid,
 )
 from minitrain.accounting.strict.ledger import Line
-from minitrain.accounting.strict.price_recomputation import Moved, facts_of, moved_by
+from minitrain.accounting.strict.price_recomputation import Moved, Offloaded, facts_of, moved_by
 from minitrain.accounting.strict.provenance import Alias, new_origin
-from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, InTransit, Unusable
-from minitrain.events import STRIDE
+from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, InTransit, OffloadedOrigin, Unusable
+from minitrain.errors import LawError
+from minitrain.events import OFFLOAD, STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import FIELDS, WeightGrad, clone
 from minitrain.tensors.experts import COPIES, ExpertGrad, RouterGrad
+from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.parts import PARTIAL, WeightGradPart
 
 T = TypeVar("T")
@@ -224,6 +226,46 @@ class StrictCommunication(StrictExperts):
             result._origin = Unusable("came through the transport behind the sender's back; use model.send")
         else:
             self._follow_received(row, [result], [step], line)
+
+    def _offload(self, v: Any) -> Operation:
+        """Submit a copy of a valid tensor to the host."""
+        ledger = self._ledger
+        if not is_surely_valid(ledger, v):
+            require_valid(ledger, OFFLOAD, (v,))
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        operation = super()._offload(v)
+        kept = operation.outcome
+        kept._origin = OffloadedOrigin(ledger, v._origin.step, (kept.kind, kept.fields))
+        self._moved[operation.row] = Offloaded(kept._units)
+        return operation
+
+    def _fetch(self, v: Any) -> Operation:
+        """Submit a copy from the host of what this rank has offloaded."""
+        ledger, origin = self._ledger, getattr(v, "_origin", None)
+        if isinstance(v, OnHost) and not (
+            isinstance(origin, OffloadedOrigin) and origin.ledger is ledger and origin.fields == (v.kind, v.fields)
+        ):
+            raise LawError(
+                f"fetch on rank {ledger.rank}: {v!r} did not come out of an offload of this rank, or was altered "
+                "since; only what operations give can be used",
+                rank=ledger.rank,
+                layer=v.layer,
+                value=v,
+            )
+        if ledger.units - ledger.stored > ledger.most_outside:
+            ledger.sample(len(self._rows))
+        line = ledger.calling_line(_frame(1))
+        HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
+        try:
+            operation = super()._fetch(v)
+        finally:
+            HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
+        result: Any = operation.outcome
+        assert isinstance(origin, OffloadedOrigin)
+        result._origin = new_origin(ledger, result._units, FIELDS[result.__class__](result), origin.step, line)
+        self._moved[operation.row] = Offloaded(v._units)
+        return operation
 
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit a communication to run beside what follows; see `Model.launch`."""

@@ -23,6 +23,7 @@ class StrictModel(StrictCommunication):
         load_router, load_experts, route, combine, backward_combine, backward_route: likewise for layers with experts.
         set_final_weight: requires a valid weight and keeps a copy that occupies nothing.
         _collective, _send, _receive: require valid tensors and remember the line; reductions overwrite their tensors.
+        _offload, _fetch: require valid tensors, and give what comes back its provenance.
         after_collective, after_message, follows_tensors: give results their provenance, and require that nothing is
             counted twice.
         launch: holds what the operation was given, and its result, until it is awaited.

@@ -10,17 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitrain.accounting.strict.clock_recomputation import clock_error
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UPDATE, Stream
+from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UNITS_PER_ELEMENT, UPDATE, Stream
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
 from minitrain.tensors.parts import WeightGradPart
 
 Moved = Any
 """What an operation moved: class and fields of a tensor, a list of such, the lists of all members, or None."""
+
+
+class Offloaded(NamedTuple):
+    """What a move to or from host memory moved.
+
+    Args:
+        units: how much, in units of 2**-40 elements.
+    """
+
+    units: int
 
 
 def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
@@ -63,6 +73,7 @@ class PriceRecomputation:
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor.slowed(1.0)  # a copy that remembers no price
         self.workload = predictor.workload
+        self._are_alike = self.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
         self._seen: set[Hashable] = set()
         self._sizes: dict[Any, int] = {}
 
@@ -77,13 +88,13 @@ class PriceRecomputation:
             raise StrategyError(
                 f"rows of the log of rank {model._rank} are gone; a log is for reading", rank=model._rank
             )
-        layers = repeat(0) if self.workload.is_uniform else rows[LAYER::STRIDE]
+        layers = repeat(0) if self._are_alike else rows[LAYER::STRIDE]
         passes = zip(
             rows[TYP::STRIDE], map(len, rows[SAMPLES::STRIDE]), map(id, rows[PRICE::STRIDE]), layers, strict=False
         )
         self._check_each(model, passes, range(0, len(rows), STRIDE))
         known = model._shard_counts
-        layers = repeat(0) if self.workload.is_uniform else _column(rows, known, LAYER)
+        layers = repeat(0) if self._are_alike else _column(rows, known, LAYER)
         asked = zip(
             _column(rows, known, TYP), map(id, _column(rows, known, PRICE)), known.values(), layers, strict=False
         )
@@ -124,14 +135,18 @@ class PriceRecomputation:
             )
 
     def _transfer(self, rank: int, typ: str, stream: Stream, moved: Moved, world_size: int) -> Price:
-        """Return the price of a collective, or of one side of a message."""
+        """Return the price of a collective, of one side of a message, or of a move to or from the host."""
+        size_bytes: float
+        if isinstance(moved, Offloaded):
+            size_bytes = moved.units / UNITS_PER_ELEMENT * self.workload.bytes_per_element
+            return self.predictor.host_transfer(typ, size_bytes)  # type: ignore[attr-defined,no-any-return]  # or nothing was moved
         if stream.kind != COMM:
             peers = (rank, stream.peer) if typ == "send" else (stream.peer, rank)
             return self.predictor.p2p(typ, self._size(moved), *peers)
         is_world = stream.group is None
         ranks = tuple(range(world_size)) if stream.group is None else stream.group
         if typ == "all_to_all":
-            size_bytes: float = max(self._size(member) for member in moved)
+            size_bytes = max(self._size(member) for member in moved)
         else:
             size_bytes = self._size(moved, whole=is_world)
         return self.predictor.collective(typ, size_bytes, ranks)

@@ -70,6 +70,24 @@ class InTransit(Unusable):
         self.step = step
 
 
+class OffloadedOrigin(Unusable):
+    """What stands in the slot of a copy in the host's memory, which holds nothing of the device's.
+
+    Args:
+        ledger: that of the rank which offloaded the tensor.
+        step: the step of the tensor.
+        fields: what the copy said when it was made.
+    """
+
+    __slots__ = ("fields", "ledger", "step")
+
+    def __init__(self, ledger: Ledger, step: int | None, fields: tuple[Any, ...]) -> None:
+        self.reason = "is in host memory; fetch it"
+        self.ledger = ledger
+        self.step = step
+        self.fields = fields
+
+
 class HandedIn(Unusable):
     """What stands in the slot of a final weight that was handed in: a copy that occupies nothing.
 

@@ -1,0 +1,129 @@
+"""The links of a cluster that a hardware config describes.
+
+Each processor has a port to the switch of its node (the smallest tier), and a PCIe switch with the node's interfaces
+and its host. Interfaces lead to a switch for each unit of the next tier, and so on; a unit's way up carries what all of
+its processors may send at once, divided by `oversubscription`. Capacities are those that the config's tiers reach,
+so that a transfer with its links for itself takes what the run's price says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, final
+
+from minitrain.errors import UsageError, require_count
+from minitrain.hardware.config import SystemConfig
+from minitrain.hardware.network import Network
+from minitrain.platform.links import BITS_PER_BYTE, VirtualNetworkLink
+from minitrain.platform.routes import Routes
+from minitrain.platform.topologies import Links, star
+from minitrain.platform.wiring import GIGA, Wiring
+
+
+@final
+class ClusterLinks:
+    """The links of a cluster.
+
+    Args:
+        config: the hardware config.
+        world_size: processors, from 0 up; processor r is the endpoint "gpu{r}".
+        placement: node of each processor; filled in order by default.
+        nics: interfaces of a node, which its processors share; as the config says if None, one a processor by default.
+        oversubscription: how many times more the processors of a unit can send than leaves it.
+
+    Raises:
+        UsageError: a number is outside its rule, or the config has no tier of that size.
+    """
+
+    def __init__(
+        self,
+        config: SystemConfig,
+        world_size: int,
+        *,
+        placement: Sequence[int] | None = None,
+        nics: int | None = None,
+        oversubscription: float = 1.0,
+    ) -> None:
+        self.config = config
+        self.world_size = require_count("world_size", world_size)
+        self.tiers = sorted(config.networks, key=lambda tier: tier.size)
+        self.node_size = self.tiers[0].size
+        stated = next((tier.nics for tier in self.tiers[1:] if tier.nics), None)
+        self.nics = require_count("nics", (stated or self.node_size) if nics is None else nics)
+        if not oversubscription > 0:
+            raise UsageError(f"oversubscription must be above 0, got {oversubscription!r}; 1 is a network without")
+        self.oversubscription = oversubscription
+        if self.tiers[-1].size < world_size:
+            raise UsageError(
+                f"the largest tier of {config.name} spans {self.tiers[-1].size} processors, not {world_size}; use fewer"
+            )
+        size = self.node_size
+        self.node_of = [rank // size for rank in range(world_size)] if placement is None else list(placement)
+        self.nodes: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.node_of):
+            self.nodes.setdefault(node, []).append(rank)
+        self.placement = placement
+        self.routes = Routes(self._links())
+
+    def _links(self) -> Links:
+        """Return all links."""
+        links: Links = []
+        for node, ranks in self.nodes.items():
+            links += star(f"node{node}.switch", [f"gpu{rank}" for rank in ranks], _bps(self.tiers[0]))
+            links += self._host_links(node, ranks)
+        return links + self._outer_links() if len(self.nodes) > 1 else links
+
+    def _host_links(self, node: int, ranks: Sequence[int]) -> Links:
+        """Return the PCIe links of a node: processors, interfaces and host around one switch for each interface."""
+        host_bps = self.config.mem2.GBps * GIGA * BITS_PER_BYTE
+        links: Links = []
+        for rank in ranks:
+            switch, port = f"node{node}.pcie{self.nic(rank)}", f"gpu{rank}.port"
+            links.append(VirtualNetworkLink(f"gpu{rank}.pcie", f"gpu{rank}", port, host_bps))
+            links.append(VirtualNetworkLink(f"{port}-{switch}", port, switch, host_bps))
+        for switch in dict.fromkeys(f"node{node}.pcie{self.nic(rank)}" for rank in ranks):
+            links.append(VirtualNetworkLink(f"{switch}-host", switch, f"node{node}.host", host_bps * self.node_size))
+        return links
+
+    def _outer_links(self) -> Links:
+        """Return the interfaces of all nodes, and the switches of the tiers beyond."""
+        links: Links = []
+        first = self.tiers[1]
+        for node, ranks in self.nodes.items():
+            up = f"tier1.unit{node * self.node_size // first.size}"
+            for nic in dict.fromkeys(map(self.nic, ranks)):
+                name = f"node{node}.nic{nic}"
+                links.append(VirtualNetworkLink(f"{name}.bus", f"node{node}.pcie{nic}", name, _bps(first)))
+                links.append(VirtualNetworkLink(name, name, up, _bps(first)))
+        num_places = (max(self.nodes) + 1) * self.node_size
+        for level, (inner, outer) in enumerate(pairwise(self.tiers[1:]), start=1):
+            num_units = -(-num_places // inner.size)
+            if num_units == 1:
+                break
+            bps = _bps(outer) * inner.size / self.oversubscription
+            for unit in range(num_units):
+                up, here = f"tier{level + 1}.unit{unit * inner.size // outer.size}", f"tier{level}.unit{unit}"
+                links.append(VirtualNetworkLink(f"{here}.up", here, up, bps))
+        return links
+
+    def nic(self, rank: int) -> int:
+        """Return which of its node's interfaces a processor uses."""
+        neighbours = self.nodes[self.node_of[rank]]
+        return neighbours.index(rank) * self.nics // max(len(neighbours), self.nics)
+
+    def fresh(self) -> ClusterLinks:
+        """Return the same links, with nothing on them."""
+        sizes: dict[str, Any] = {"nics": self.nics, "oversubscription": self.oversubscription}
+        return ClusterLinks(self.config, self.world_size, placement=self.placement, **sizes)
+
+    def wiring(self, processors: Sequence[int]) -> Wiring:
+        """Return the ways between some processors, in the order of the ranks that run on them."""
+        nodes = [self.node_of[processor] for processor in processors]
+        names = [f"gpu{processor}" for processor in processors]
+        return Wiring(self.routes, names, nodes, [f"node{node}.host" for node in nodes], self.tiers, prices_hold=True)
+
+
+def _bps(tier: Network) -> float:
+    """Return what a processor reaches into a tier, bits/s."""
+    return tier.bandwidth * GIGA * tier.efficiency * BITS_PER_BYTE

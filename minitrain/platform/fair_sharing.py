@@ -1,0 +1,238 @@
+"""Flows that share lanes fairly: each gets as much as any other can get without somebody having less (max-min).
+
+A flow is a transfer at some full rate, which it has where it is alone. Where the flows of a lane ask for more than it
+carries, rates are raised together until a lane is full; the flows of that lane stay as they are, and the others go on
+(progressive filling: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2). A flow that passes several
+lanes has one rate on all of them.
+
+A flow that never had less than its full rate ends at its beginning plus its price, to the last float. Only flows that
+share a crowded lane, directly or through others, are rated again when one of them begins or ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, final
+
+from minitrain.platform.clock import Timer
+
+if TYPE_CHECKING:
+    from simpy import Environment
+
+    from minitrain.platform.links import Lane
+
+_TOLERANCE = 1e-12
+"""Rates add up with rounding errors; a lane is crowded beyond its capacity times one plus this."""
+
+
+@final
+class Flow:
+    """One transfer under way.
+
+    Args:
+        name: what logs call it.
+        lanes: what it passes, and how often.
+        size_bytes: what it moves.
+        full_rate: what it moves in a second where it is alone, bytes/s.
+        ended: called when it has ended.
+        unshared_end: when it ends if it never has less than its full rate, s; its beginning plus size over rate if
+            None.
+
+    Attributes:
+        rate: what it moves in a second now, bytes/s.
+        begun: when it began, s.
+        was_slowed: whether it ever had less than its full rate.
+        slowed_by: the lane that kept it below its full rate last, and whom it shared that lane with.
+    """
+
+    __slots__ = (
+        "begun",
+        "ended",
+        "full_rate",
+        "lanes",
+        "left_bytes",
+        "name",
+        "rate",
+        "since",
+        "slowed_by",
+        "unshared_end",
+        "version",
+        "was_slowed",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        lanes: Mapping[Lane, float],
+        size_bytes: float,
+        full_rate: float,
+        ended: Callable[[], None],
+        unshared_end: float | None = None,
+    ) -> None:
+        self.name = name
+        self.lanes = lanes
+        self.left_bytes = size_bytes
+        self.full_rate = full_rate
+        self.unshared_end = unshared_end
+        self.ended = ended
+        self.rate = 0.0
+        self.begun = self.since = 0.0
+        self.was_slowed = False
+        self.slowed_by: tuple[Lane, tuple[str, ...]] | None = None
+        self.version = 0
+
+    def end(self) -> float:
+        """Return when it ends if its rate stays, s."""
+        if not self.was_slowed:
+            return self.begun + self.left_bytes / self.full_rate if self.unshared_end is None else self.unshared_end
+        return self.since + max(self.left_bytes, 0.0) / self.rate
+
+
+@final
+class FairSharing:
+    """All flows of a platform.
+
+    Args:
+        env: whose clock counts.
+        records: whether lanes note what they carry.
+    """
+
+    def __init__(self, env: Environment, *, records: bool = True) -> None:
+        self.env = env
+        self.records = records
+        self._ends: list[tuple[float, int, int, Flow]] = []
+        self._order = count()
+        self._timer = Timer(env, self._end_flows)
+
+    def begin(self, flow: Flow) -> None:
+        """Let a flow begin now."""
+        flow.begun = flow.since = self.env.now
+        crowded = []
+        for lane, times in flow.lanes.items():
+            lane.flows[flow] = times
+            lane.demand += flow.full_rate * times
+            if _is_crowded(lane):
+                crowded.append(lane)
+        if crowded:
+            self._rate_again(crowded)
+        else:
+            self._set_rate(flow, flow.full_rate)
+        self._note(flow.lanes)
+        self._expect()
+
+    def _end_flows(self) -> None:
+        """End all flows that end now, then rate again those that shared with them."""
+        now, ended = self.env.now, []
+        while self._ends and self._ends[0][0] <= now:
+            _, _, version, flow = heappop(self._ends)
+            if flow.version == version:
+                flow.version += 1
+                ended.append(flow)
+        touched = {lane: None for flow in ended for lane in flow.lanes}
+        was_crowded = [lane for lane in touched if _is_crowded(lane)]
+        for flow in ended:
+            for lane, times in flow.lanes.items():
+                del lane.flows[flow]
+                lane.demand = lane.demand - flow.full_rate * times if lane.flows else 0.0
+        if was_crowded:
+            self._rate_again(was_crowded)
+        self._note(touched)
+        self._expect()
+        for flow in ended:
+            flow.ended()
+
+    def _rate_again(self, crowded: Iterable[Lane]) -> None:
+        """Give the flows that depend on some lanes their fair rates."""
+        lanes, flows = _dependent(crowded)
+        rates = fair_rates(lanes, flows)
+        for flow in flows:
+            self._set_rate(flow, rates[flow])
+        for lane in lanes:
+            names = tuple(flow.name for flow in lane.flows)
+            for flow in lane.flows:
+                if flow.rate < flow.full_rate and (flow.slowed_by is None or len(names) > 1):
+                    flow.slowed_by = lane, names
+        self._note(lane for flow in flows for lane in flow.lanes)
+
+    def _set_rate(self, flow: Flow, rate: float) -> None:
+        """Let a flow go on at another rate."""
+        now = self.env.now
+        if rate == flow.rate:
+            return
+        if now > flow.since:
+            flow.left_bytes -= (now - flow.since) * flow.rate
+            flow.since = now
+        flow.rate = rate
+        flow.was_slowed |= rate != flow.full_rate
+        flow.version += 1
+        heappush(self._ends, (max(flow.end(), now), next(self._order), flow.version, flow))
+
+    def _note(self, lanes: Iterable[Lane]) -> None:
+        """Let lanes note what passes from now on."""
+        if self.records:
+            for lane in dict.fromkeys(lanes):
+                lane.note(self.env.now)
+
+    def _expect(self) -> None:
+        """Set the timer to the next end."""
+        ends = self._ends
+        while ends and ends[0][3].version != ends[0][2]:
+            heappop(ends)
+        if ends:
+            self._timer.set(ends[0][0])
+        else:
+            self._timer.cancel()
+
+
+def _is_crowded(lane: Lane) -> bool:
+    """Return whether the flows of a lane ask for more than it carries."""
+    return lane.demand > lane.bytes_per_s * (1 + _TOLERANCE)
+
+
+def _dependent(crowded: Iterable[Lane]) -> tuple[list[Lane], list[Flow]]:
+    """Return the lanes and flows whose rates depend on one another, through crowded lanes alone."""
+    lanes = dict.fromkeys(crowded)
+    flows: dict[Flow, None] = {}
+    waiting = list(lanes)
+    while waiting:
+        for flow in waiting.pop().flows:
+            if flow in flows:
+                continue
+            flows[flow] = None
+            for lane in flow.lanes:
+                if lane not in lanes and _is_crowded(lane):
+                    lanes[lane] = None
+                    waiting.append(lane)
+    return list(lanes), list(flows)
+
+
+def fair_rates(lanes: Iterable[Lane], flows: Iterable[Flow]) -> dict[Flow, float]:
+    """Return the max-min fair rates of flows, bytes/s.
+
+    Args:
+        lanes: those that may be full; what passes them is among `flows`.
+        flows: the flows.
+    """
+    rates: dict[Flow, float] = {}
+    active = {lane: dict(lane.flows) for lane in lanes}
+    left = {lane: lane.bytes_per_s for lane in active}
+    open_flows = dict.fromkeys(flows)
+    while open_flows:
+        levels = {lane: left[lane] / sum(times.values()) for lane, times in active.items() if times}
+        lane_level = min(levels.values(), default=math.inf)
+        flow_level = min(flow.full_rate for flow in open_flows)
+        level = min(lane_level, flow_level)
+        done = [flow for flow in open_flows if flow.full_rate <= level]
+        if not done:
+            full = [lane for lane, reached in levels.items() if reached <= level]
+            done = list(dict.fromkeys(flow for lane in full for flow in active[lane]))
+        for flow in done:
+            del open_flows[flow]
+            rates[flow] = level
+            for lane in flow.lanes:
+                if lane in active:
+                    left[lane] = max(left[lane] - level * active[lane].pop(flow), 0.0)
+    return rates

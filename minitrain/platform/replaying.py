@@ -1,0 +1,233 @@
+"""`replay`: finished runs on the links of one cluster, and what they lose to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+from minitrain.errors import UsageError
+from minitrain.events import EventLog
+from minitrain.hardware.config import SystemConfig, load_config
+from minitrain.platform.cluster_links import ClusterLinks
+from minitrain.platform.fair_sharing import FairSharing
+from minitrain.platform.platform import VirtualHardwarePlatform
+from minitrain.platform.replay import Replay, SharedLink
+from minitrain.platform.routes import Routes
+from minitrain.platform.wiring import Wiring
+
+if TYPE_CHECKING:
+    from minitrain.platform.links import Lane
+    from minitrain.run.result import Run
+
+Delays = Mapping[tuple[int, int], SharedLink]
+"""Why transfers took longer than their price, by rank and place in its log."""
+
+
+@final
+@dataclass(frozen=True)
+class LinkUse:
+    """What links carried during a run.
+
+    Args:
+        delays: why transfers took longer than their price.
+        lanes: each direction of each link that carried something.
+        until: the end of the run, s.
+    """
+
+    delays: Delays
+    lanes: Sequence[Lane]
+    until: float
+
+    @cached_property
+    def utilization(self) -> dict[str, float]:
+        """The share of what each direction of a link could have carried that it did carry, the most used first."""
+        shares = {lane.name: lane.utilization(self.until) for lane in self.lanes}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+@final
+@dataclass(frozen=True)
+class Replayed:
+    """Runs on shared links.
+
+    Args:
+        runs: the runs as they went together; `run.links` says what was shared.
+        alone: step time of each with the links for itself, s.
+        utilization: share of what each direction of a link could have carried that it did carry, most used first.
+    """
+
+    runs: tuple[Run, ...]
+    alone: tuple[float, ...]
+    utilization: Mapping[str, float]
+
+    @property
+    def together(self) -> tuple[float, ...]:
+        """The step time of each beside the others, s."""
+        return tuple(run.step_time for run in self.runs)
+
+    def __str__(self) -> str:
+        rows = zip(self.runs, self.alone, self.together, strict=True)
+        lines = [
+            f"{run.strategy}: {alone * 1e3:.3f} ms alone, {together * 1e3:.3f} ms together "
+            f"({together / alone - 1:+.1%}), {len(run.links.delays) if run.links else 0} transfers delayed"
+            for run, alone, together in rows
+        ]
+        busiest = next(iter(self.utilization.items()), None)
+        return "\n".join([*lines, *([] if busiest is None else [f"busiest link: {busiest[0]} ({busiest[1]:.1%})"])])
+
+
+def replay(
+    runs: Run | Sequence[Run],
+    platform: Any = None,
+    *,
+    placement: Sequence[Sequence[int]] | None = None,
+    nics: int | None = None,
+    oversubscription: float = 1.0,
+    processor_share: bool = True,
+) -> Replayed:
+    """Time finished runs again, all beginning at once, on the links of one cluster.
+
+    Args:
+        runs: a run, or several that share the cluster.
+        platform: a `VirtualHardwarePlatform` whose devices are the processors, a hardware config or its name, or
+            `ClusterLinks`; the config of the first run if None.
+        placement: processors of each run, one a rank; one run after the other by default.
+        nics: interfaces of a node, which its processors share; as the config says by default.
+        oversubscription: how many times more the processors of a network's unit can send than leaves it.
+        processor_share: whether transfers slow down the computing beside them, as `contention=True` does.
+
+    Returns:
+        The runs as they went together, and what each takes alone.
+
+    Raises:
+        UsageError: no run, a folded one or one whose events were not kept, a placement that does not fit, or two ranks
+            on one processor.
+    """
+    all_runs = tuple(runs) if isinstance(runs, Sequence) else (runs,)
+    if not all_runs:
+        raise UsageError("replay needs at least one run; give it what simulate returns")
+    for run in all_runs:
+        _require_events(run)
+    places = _places(all_runs, placement)
+    make = _links_of(all_runs, platform, places, nics, oversubscription)
+    alone = []
+    for run, place in zip(all_runs, places, strict=True):
+        made = make()
+        alone += _together([run], [made.wiring(place)], made, processor_share)
+    made = make()
+    runs_together = _together(all_runs, [made.wiring(place) for place in places], made, processor_share)
+    until = max(run.step_time for run in runs_together)
+    utilization = LinkUse({}, _used(made), until).utilization
+    return Replayed(tuple(runs_together), tuple(run.step_time for run in alone), utilization)
+
+
+class _OwnLinks:
+    """A platform of the user's in the place of a cluster."""
+
+    def __init__(self, platform: VirtualHardwarePlatform, config: SystemConfig) -> None:
+        profile = platform.profile
+        self.names = [device.device_id for device in profile.compute_devices]
+        self.routes = Routes(profile.network_links, self.names)
+        self.tiers = sorted(config.networks, key=lambda tier: tier.size)
+
+    def wiring(self, processors: Sequence[int]) -> Wiring:
+        """As `ClusterLinks.wiring`: the ways between devices, in the profile's order."""
+        if max(processors) >= len(self.names):
+            raise UsageError(
+                f"the platform has {len(self.names)} devices, but a rank is placed on device {max(processors)}; add "
+                "devices, or place ranks on those that there are"
+            )
+        nodes = [processor // self.tiers[0].size for processor in processors]
+        return Wiring(self.routes, [self.names[one] for one in processors], nodes, (), self.tiers, prices_hold=False)
+
+
+def _links_of(
+    runs: Sequence[Run], platform: Any, places: Sequence[Sequence[int]], nics: int | None, oversubscription: float
+) -> Any:
+    """Return what makes fresh links."""
+    config = None if isinstance(platform, VirtualHardwarePlatform | ClusterLinks) else platform
+    config = _config_of(runs[0]) if config is None else load_config(config)
+    if isinstance(platform, VirtualHardwarePlatform):
+        return lambda: _OwnLinks(platform, config)
+    if isinstance(platform, ClusterLinks):
+        return platform.fresh
+    size = 1 + max(max(place) for place in places)
+    return lambda: ClusterLinks(config, size, nics=nics, oversubscription=oversubscription)
+
+
+def _config_of(run: Run) -> SystemConfig:
+    """Return the hardware config that a run was priced by."""
+    if run.models:
+        system = getattr(run.models[0]._runtime_predictor, "system", None)
+        if isinstance(system, SystemConfig):
+            return system
+    return load_config(run.hardware)
+
+
+def _require_events(run: Run) -> None:
+    if len(run.logs) != run.world_size or not all(isinstance(log, EventLog) for log in run.logs):
+        raise UsageError(
+            f"replay needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
+            'without fold and with log="full"'
+        )
+
+
+def _places(runs: Sequence[Run], placement: Sequence[Sequence[int]] | None) -> list[Sequence[int]]:
+    """Return the processors of each run."""
+    if placement is None:
+        begins = [sum(run.world_size for run in runs[:place]) for place in range(len(runs))]
+        return [range(begin, begin + run.world_size) for begin, run in zip(begins, runs, strict=True)]
+    if len(placement) != len(runs) or any(len(p) != run.world_size for p, run in zip(placement, runs, strict=False)):
+        sizes = ", ".join(str(run.world_size) for run in runs)
+        raise UsageError(f"placement must list the processors of each run, {sizes} of them; got {placement!r:.80}")
+    flat = [processor for place in placement for processor in place]
+    if len(set(flat)) != len(flat) or min(flat) < 0:
+        raise UsageError("placement must name each processor once, from 0 up; two ranks cannot compute on one")
+    return list(placement)
+
+
+def _together(runs: Sequence[Run], wirings: Sequence[Wiring], made: Any, processor_share: bool) -> list[Run]:
+    """Return runs as they go together on some links."""
+    from simpy import Environment  # noqa: PLC0415  (where a platform runs)
+
+    env = Environment()
+    sharing = FairSharing(env)
+    names = [run.strategy if len(runs) > 1 else "" for run in runs]
+    replays = [
+        Replay(run.logs, wiring, sharing, name, processor_share=processor_share)  # type: ignore[arg-type]  # `_require_events` has looked
+        for run, wiring, name in zip(runs, wirings, names, strict=True)
+    ]
+    for one in replays:
+        one.begin()
+    env.run()
+    found = [replace(run, logs=one.logs) for run, one in zip(runs, replays, strict=True)]
+    lanes = _used(made)
+    return [
+        replace(run, links=LinkUse(one.delays, lanes, run.step_time)) for run, one in zip(found, replays, strict=True)
+    ]
+
+
+def _used(made: Any) -> list[Lane]:
+    return [lane for lane in made.routes.lanes if lane.steps]
+
+
+def replayed_logs(
+    logs: Sequence[EventLog], config: SystemConfig, placement: Sequence[int] | None
+) -> tuple[Sequence[EventLog], LinkUse]:
+    """Return the logs of a run on the links of its hardware config, and what these carried.
+
+    Args:
+        logs: the log of each rank.
+        config: the hardware config.
+        placement: node of each rank; filled in order if None.
+    """
+    from simpy import Environment  # noqa: PLC0415
+
+    links = ClusterLinks(config, len(logs), placement=placement)
+    env = Environment()
+    one = Replay(logs, links.wiring(range(len(logs))), FairSharing(env))
+    one.begin()
+    env.run()
+    return one.logs, LinkUse(one.delays, _used(links), max(log[-1].end for log in one.logs if len(log)))

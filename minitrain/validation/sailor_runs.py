@@ -1,0 +1,259 @@
+"""Tables of runs on clusters whose layers' times were measured: stages and replicas on nodes of one kind or several.
+
+Columns: case, cluster, model, microbatch, global_batch, pp, dp, layers_by_stage ("0-11;12-25", the embedding is layer 0
+and the head the last one), "replicas_by_stage (GPU x tp)" ("RTX-3090 x8+RTX-2080 x8;..."), iteration_s and, if there is
+one, peak_memory_bytes. Training is in single precision, on samples of 2048 tokens, by Megatron-DeepSpeed (1F1B).
+
+Times of layers come from a table (n1 of the package, or `--layers`), which contain the sums over parts. What nodes
+exchange takes what the network was measured to carry: 25 GB/s an interface and GPU between GH200 nodes; 0.115 GB/s a
+node between those of the mixed cluster (n3 of the same source).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from minitrain.hardware import load_config
+from minitrain.hardware.layer_predictor import LayerPredictor
+from minitrain.hardware.measured_layers import LayerTime, MeasuredLayers
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.price import RankPredictors
+from minitrain.run.simulation import simulate
+from minitrain.validation.errors_by_table import RowResult
+from minitrain.validation.machines import device_of
+from minitrain.validation.rows import LackingError, Row
+from minitrain.validation.tables_of_package import tables_folder
+from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.transformer_workload import find_workload
+
+if TYPE_CHECKING:
+    from minitrain.hardware.config import SystemConfig
+    from minitrain.run.result import Run
+
+_REPLICA = re.compile(r"\s*(\S+)\s+x(\d+)\s*")
+_SHAPES: dict[str, dict[str, Any]] = {  # by the first letters of a model's name
+    "opt-350": {"num_layers": 24, "hidden_size": 1024, "num_heads": 16, "vocab_size": 50272},
+    "gpt-neo": {"num_layers": 32, "hidden_size": 2560, "num_heads": 32, "vocab_size": 128256},
+}
+_TABLE_NAMES = {"opt-350": "OPT-350", "gpt-neo": "GPT-Neo-2.7"}
+_SEQ_LEN = 2048
+_MIXED_NODE_GBPS = 0.115
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What runs where.
+
+    Args:
+        stages: for each stage the device of each replica.
+        tp: parts of a layer.
+        units: the engine's layers of each stage.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    tp: int
+    units: tuple[int, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Return the ranks."""
+        return len(self.stages) * len(self.stages[0]) * self.tp
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the kinds of device."""
+        return tuple(sorted({device for stage in self.stages for device in stage}))
+
+    def device(self, rank: int) -> str:
+        """Return a rank's device: parts are neighbours, beyond them come replicas, then stages."""
+        place, replica = divmod(rank // self.tp, len(self.stages[0]))
+        return self.stages[place][replica]
+
+
+def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
+    """Yield the result of a row.
+
+    Args:
+        row: the row.
+        layers: the table of measured layers; the package's if None.
+
+    Raises:
+        LackingError: the row lacks what the model needs.
+        MinitrainError: it cannot be simulated.
+    """
+    family = next((name for name in _SHAPES if row.text("model").lower().startswith(name)), None)
+    if family is None:
+        raise LackingError(f"model is {row.text('model')!r}, whose sizes are not known: use {', '.join(_SHAPES)}")
+    cluster = _cluster(row)
+    microbatch, dp = row.count("microbatch"), len(cluster.stages[0])
+    num, rest = divmod(row.count("global_batch"), microbatch * dp)
+    if rest or not num:
+        raise LackingError(f"global_batch {row.text('global_batch')} is no multiple of microbatch x dp")
+    model = Transformer(
+        seq_len=_SEQ_LEN, precision="fp32", attention="unfused", name=row.text("model"), **_SHAPES[family]
+    )
+    tables = {name: _table(layers, name, _TABLE_NAMES[family]) for name in cluster.devices}
+    run = _Step(cluster, model, tables, microbatch)
+    memory = row.number("peak_memory_bytes")
+    yield RowResult(
+        table=row.table,
+        row_id=row.row_id,
+        about=f"{row.text('model')}, {' and '.join(cluster.devices)}, {cluster.world_size} ranks, pp {len(cluster.stages)}",
+        group="mixed" if len(cluster.devices) > 1 else cluster.devices[0],
+        device=cluster.devices[0],
+        model=row.text("model"),
+        world_size=cluster.world_size,
+        measured_s=row.positive("iteration_s"),
+        predicted_s=run.seconds(num),
+        measured_bytes=memory,
+        predicted_bytes=None if memory is None else run.allocated_bytes(),
+        memory_kind="" if memory is None else "allocated",
+        platform="measured layers",
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A training step on a cluster, with as many microbatches as are asked for."""
+
+    cluster: Cluster
+    model: Transformer
+    tables: dict[str, MeasuredLayers]
+    microbatch: int
+
+    def seconds(self, num_microbatches: int) -> float:
+        """Return the step time: what further microbatches take is the same for each."""
+        few = 2 * len(self.cluster.stages)
+        if num_microbatches <= few + 1:
+            return self._run(num_microbatches).step_time
+        first, second = self._run(few).step_time, self._run(few + 1).step_time
+        return first + (second - first) * (num_microbatches - few)
+
+    def allocated_bytes(self) -> float:
+        """Return the memory of the fullest device."""
+        memory = self._run(2 * len(self.cluster.stages)).device_memory
+        assert memory is not None  # a run that was just made has one
+        return memory.allocated_bytes
+
+    def _run(self, num_microbatches: int) -> Run:
+        cluster, dp = self.cluster, len(self.cluster.stages[0])
+        return simulate(
+            "megatron",
+            world_size=cluster.world_size,
+            global_batch_size=dp * self.microbatch * num_microbatches,
+            hardware=RankPredictors([self._predictor(cluster.device(rank)) for rank in range(cluster.world_size)]),
+            check=False,
+            microbatch_size=self.microbatch,
+            tp=cluster.tp,
+            pp=len(cluster.stages),
+            layers_per_stage=list(cluster.units),
+            scatter_gather=True,
+        )
+
+    def _predictor(self, device: str) -> LayerPredictor:
+        return _predictor(device, len(self.cluster.devices) > 1, self.cluster, self.model, self.tables[device])
+
+
+@lru_cache(maxsize=64)
+def _predictor(
+    device: str, is_mixed: bool, cluster: Cluster, model: Transformer, table: MeasuredLayers
+) -> LayerPredictor:
+    """Return what prices the operations of a device; ranks of one kind share it."""
+    base = RuntimePredictor(
+        cluster.world_size,
+        _system(device, cluster.tp, is_mixed=is_mixed),
+        network="auto",
+        workload=find_workload(model),
+    )
+    return LayerPredictor(table, base)
+
+
+def _system(device: str, node_size: int, *, is_mixed: bool) -> SystemConfig:
+    """Return the config of a node whose ranks share what it has into the network."""
+    system = load_config(device)
+    if not is_mixed:
+        return system
+    inner, outer = sorted(system.networks, key=lambda tier: tier.size)[:2]
+    within = replace(inner, size=node_size, must_be_filled=False)
+    return replace(system, networks=(within, replace(outer, bandwidth=_MIXED_NODE_GBPS / node_size, efficiency=1.0)))
+
+
+@lru_cache(maxsize=32)
+def _table(path: str | None, device: str, model: str) -> MeasuredLayers:
+    """Return the times of a model's layers on a device."""
+    file = Path(path) if path is not None else tables_folder() / "n1.csv"
+    read = MeasuredLayers.read(file, gpu=_DEVICE_NAMES.get(device, device), model=model, includes_transfers=True)
+    return replace(read, rows=tuple(_at_most_that_of_more(row, read) for row in read.rows))
+
+
+def _at_most_that_of_more(row: LayerTime, table: MeasuredLayers) -> LayerTime:
+    """Return a row whose times are no longer than those of larger microbatches, which a first, cold one may be."""
+    alike = [
+        other
+        for other in table.rows
+        if (other.tp, other.first_layer, other.last_layer) == (row.tp, row.first_layer, row.last_layer)
+        and other.microbatch >= row.microbatch
+    ]
+    return replace(
+        row,
+        forward_s=min(other.forward_s for other in alike),
+        backward_s=min(other.backward_s for other in alike),
+    )
+
+
+_DEVICE_NAMES = {
+    "gh200_96g_nvl4": "GH-96",
+    "titan_rtx": "Titan-RTX",
+    "rtx_2080ti": "RTX-2080",
+    "rtx_3090": "RTX-3090",
+    "v100_32g_nvl8": "V100-16",
+    "a100_40g": "A100-40",
+    "a100_80g": "A100-80",
+}
+
+
+def _cluster(row: Row) -> Cluster:
+    """Return what runs where.
+
+    Raises:
+        LackingError: it does not say, or parts differ between replicas.
+    """
+    column = next((name for name in row.values if name.startswith("replicas_by_stage")), "")
+    stages = [_replicas(text, row) for text in row.text(column).split(";")]
+    degrees = {tp for stage in stages for _, tp in stage}
+    if len(degrees) != 1 or len({len(stage) for stage in stages}) != 1:
+        raise LackingError("parts or replicas differ between stages, which no strategy here does")
+    units = _units(row.text("layers_by_stage"))
+    if len(units) != len(stages):
+        raise LackingError(f"layers_by_stage has {len(units)} stages, and replicas_by_stage {len(stages)}")
+    return Cluster(tuple(tuple(device for device, _ in stage) for stage in stages), degrees.pop(), units)
+
+
+def _replicas(text: str, row: Row) -> list[tuple[str, int]]:
+    """Return the device and the parts of each replica of a stage."""
+    found = [_REPLICA.fullmatch(part) for part in text.split("+")]
+    if not all(found):
+        raise LackingError(f"replicas_by_stage has {text!r}, where GPU xN+GPU xN is needed")
+    pairs = [(match.group(1), int(match.group(2))) for match in found if match]
+    return [(device_of(Row(row.table, {"gpu": name}, row.line)), tp) for name, tp in pairs]
+
+
+def _units(text: str) -> tuple[int, ...]:
+    """Return how many of the engine's layers each stage has, from ranges of a table's layers.
+
+    >>> _units("0-11;12-25")
+    (23, 27)
+    """
+    try:
+        ranges = [tuple(map(int, part.split("-"))) for part in text.split(";")]
+    except ValueError:
+        raise LackingError(f"layers_by_stage is {text!r}, where ranges such as 0-11;12-25 are needed") from None
+    last = ranges[-1][-1]
+    return tuple(sum(1 if layer in (0, last) else 2 for layer in range(part[0], part[-1] + 1)) for part in ranges)

@@ -1,0 +1,184 @@
+"""`validate`: simulate measured runs and compare."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, final
+
+from minitrain.hardware.platforms import Platform, find_platform
+from minitrain.hardware.pricing import Pricing
+from minitrain.validation.errors_by_table import RowResult, Skipped, Summary, memory_errors, summarize, time_errors
+from minitrain.validation.row_results import Question, answer
+from minitrain.validation.rows import Row, read_rows
+from minitrain.validation.tables_of_package import TABLES, rows_of
+
+MEMORY_KINDS = ("states", "allocated", "reserved", "device")
+"""What a measured memory may count: model states alone, what the allocator gave out, holds, or what the driver shows."""
+
+_CHUNK = 4  # rows that a process takes at a time
+Progress = Callable[[int, int], None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableErrors:
+    """The errors of a table, or of one figure of it.
+
+    Args:
+        table: its name.
+        group: which figure; "" for all.
+        of: "time", or what memory counts.
+        errors: the summary.
+        fitted: what was fitted on it; "" for nothing.
+    """
+
+    table: str
+    group: str
+    of: str
+    errors: Summary
+    fitted: str
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {
+            "table": self.table,
+            "group": self.group or None,
+            "of": self.of,
+            "num_runs": self.errors.num_runs,
+            "mean": self.errors.mean,
+            "median": self.errors.median,
+            "p90": self.errors.p90,
+            "bias": self.errors.bias,
+            "fitted": self.fitted or None,
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Measured runs, and what they were predicted to take.
+
+    Args:
+        results: one a measured figure, in the order of the tables.
+        skipped: the rows that were not simulated, and why.
+        without: the terms of the price that were left out.
+    """
+
+    results: tuple[RowResult, ...]
+    skipped: tuple[Skipped, ...] = ()
+    without: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a plain value a measured figure, with at least table, row_id, measured_s, predicted_s and error."""
+        return [result.summary() for result in self.results]
+
+    @property
+    def tables(self) -> list[TableErrors]:
+        """Return the errors of each table, and below it of its groups if there are several."""
+        return [errors for name in self._names() for errors in self._of_table(name)]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return the errors by table as plain values."""
+        return [errors.summary() for errors in self.tables]
+
+    def worst(self, num: int = 10) -> list[RowResult]:
+        """Return the rows whose time is furthest off."""
+        timed = [result for result in self.results if result.error is not None]
+        return sorted(timed, key=lambda result: -abs(result.error or 0.0))[:num]
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(result.table for result in self.results))
+
+    def _of_table(self, name: str) -> Iterator[TableErrors]:
+        """Yield the errors of a table."""
+        mine = [result for result in self.results if result.table == name]
+        fitted = TABLES[name].fitted if name in TABLES else ""
+        groups = list(dict.fromkeys(result.group for result in mine))
+        yield from _errors(name, "", mine, fitted)
+        if len(groups) > 1:
+            for group in groups:
+                yield from _errors(name, group, [result for result in mine if result.group == group], fitted)
+
+
+def _errors(name: str, group: str, results: Sequence[RowResult], fitted: str) -> Iterator[TableErrors]:
+    """Yield the errors of times, and of each kind of memory, of some rows."""
+    found = summarize(time_errors(results))
+    if found is not None:
+        yield TableErrors(name, group, "time", found, fitted)
+    for kind in MEMORY_KINDS:
+        found = summarize(memory_errors(results, kind))
+        if found is not None:
+            yield TableErrors(name, group, f"memory, {kind}", found, "")
+
+
+def validate(
+    tables: str | Sequence[str] | None = None,
+    csv: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    *,
+    platform: str | Platform | None = None,
+    layers: str | os.PathLike[str] | None = None,
+    without: Sequence[str] = (),
+    jobs: int | None = 1,
+    progress: Progress | None = None,
+) -> Validation:
+    """Simulate published runs with `fidelity="kernels"`, and compare with what was measured.
+
+    Args:
+        tables: names of the package's tables (see `minitrain.validation.tables_of_package`); all of them if None and
+            no file is given.
+        csv: files of measured runs, in the common columns or in those of one of the package's tables.
+        platform: the platform for every row, instead of the one that follows from its framework and device;
+            "components" for none.
+        layers: a table of measured layers, for runs on clusters of several devices.
+        without: terms of the price to leave out, as for `simulate`.
+        jobs: processes; one a core if None.
+        progress: called with the number of rows done, and with that of all.
+
+    Returns:
+        The results; rows that lack what the model needs are in `skipped`, with their reason.
+
+    Raises:
+        UsageError: there is no such table, file, platform or term.
+    """
+    files = [csv] if isinstance(csv, str | os.PathLike) else list(csv)
+    names = [tables] if isinstance(tables, str) else tables
+    rows = rows_of(names) if names is not None or not files else []
+    rows += [row for file in files for row in read_rows(file)]
+    terms = Pricing("kernels", without=without).without
+    chosen = None if platform is None else find_platform(platform)
+    table = None if layers is None else os.fspath(layers)
+    questions = [Question(row, chosen, table, tuple(terms)) for row in rows]
+    answers: list[RowResult | Skipped] = []
+    for place, found in enumerate(_answers(questions, jobs), 1):
+        answers += found
+        if progress is not None:
+            progress(place, len(questions))
+    return Validation(
+        tuple(found for found in answers if isinstance(found, RowResult)),
+        tuple(found for found in answers if isinstance(found, Skipped)),
+        tuple(terms),
+    )
+
+
+def _answers(questions: Sequence[Question], jobs: int | None) -> Iterable[list[RowResult | Skipped]]:
+    """Return the answers in the order of the questions, made in some processes."""
+    num_jobs = jobs or os.cpu_count() or 1
+    if num_jobs == 1 or len(questions) <= _CHUNK:
+        return map(answer, questions)
+    return _in_processes(questions, num_jobs)
+
+
+def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
+    """Yield the answers; whoever stops listening ends the processes."""
+    pool = ProcessPoolExecutor(num_jobs)
+    try:
+        yield from pool.map(answer, questions, chunksize=_CHUNK)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+__all__ = ["MEMORY_KINDS", "Row", "TableErrors", "Validation", "validate"]
