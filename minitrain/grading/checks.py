@@ -19,6 +19,7 @@ from minitrain.grading.replay import Player, replayed
 from minitrain.grading.result import CheckResult, printable
 from minitrain.grading.usage import ActivationMeter, communication_by_kind
 from minitrain.grading.wire import MOST_STEPS
+from minitrain.numerics.layers import problem_of
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.proof import compare_with_reference
 from minitrain.run.result import Run
@@ -42,6 +43,17 @@ class Judged(dict[str, CheckResult]):
     """The results of one run by check, and the run itself where it came to its end."""
 
     run: Run | None = None
+
+
+def know_outcome(exercise: Exercise, case: Case) -> None:
+    """Compute what a single device trains, and the budgets: of a transformer that takes time, which is the grader's."""
+    if case.workload is not None:
+        budget_for(exercise, case)
+        from minitrain.numerics.transformer_reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
+        from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415
+
+        problem: Any = problem_of(Problem(), find_workload(case.workload))
+        transformer_reference(problem, case.global_batch_size)
 
 
 def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: float = float("inf")) -> Judged:
@@ -261,5 +273,7 @@ def _too_much(exercise: Exercise, case: Case, replay: _Replay, excess: Excess) -
 
 def _by_kind(moved: Mapping[str, float]) -> str:
     """Return bytes by kind in words."""
-    kinds = ", ".join(f"{kind} {size / 2**20:.0f}" for kind, size in moved.items())
-    return f"{sum(moved.values()) / 2**20:.0f} MiB over all ranks" + (f" ({kinds})" if kinds else "")
+    total = sum(moved.values())
+    unit, name = (2**20, "MiB") if total >= 2**23 or not total else (2**10, "KiB")  # of small models
+    kinds = ", ".join(f"{kind} {size / unit:.0f}" for kind, size in moved.items())
+    return f"{total / unit:.0f} {name} over all ranks" + (f" ({kinds})" if kinds else "")

@@ -2,7 +2,7 @@
 
 | file | what it holds |
 |---|---|
-| `exercise.json` | title, function, public sizes, three hints of growing directness, a hint for each check |
+| `exercise.json` | title, function, public sizes, three hints of growing directness, hints by check, workload |
 | `hidden.json` | further sizes; learners of a teacher's own exercises do not get it |
 | `statement.md`, `starter.py` | what the learner reads, and begins with |
 | `reference.py` | the solution, which sets the budgets |
@@ -39,6 +39,7 @@ class Case:
         global_batch_size: samples of the step.
         options: of the strategy.
         hidden: whether learners do not see it.
+        workload: name of the transformer that is trained, which has `num_layers` units; None for the usual layers.
     """
 
     world_size: int
@@ -46,10 +47,11 @@ class Case:
     global_batch_size: int
     options: Mapping[str, Any]
     hidden: bool = False
+    workload: str | None = None
 
     @property
-    def sizes(self) -> dict[str, Any]:
-        """The sizes, as `simulate` takes them."""
+    def numbers(self) -> dict[str, int]:
+        """The sizes that are numbers."""
         return {
             "world_size": self.world_size,
             "num_layers": self.num_layers,
@@ -57,24 +59,34 @@ class Case:
         }
 
     @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes, as `simulate` takes them: a transformer has its own number of layers."""
+        if self.workload is None:
+            return self.numbers
+        others = {name: number for name, number in self.numbers.items() if name != "num_layers"}
+        return {**others, "workload": self.workload}
+
+    @property
     def key(self) -> str:
         """The case as text, the same for equal cases."""
-        return json.dumps([*self.sizes.values(), dict(self.options)], sort_keys=True)
+        workload = [] if self.workload is None else [self.workload]
+        return json.dumps([*self.numbers.values(), dict(self.options), *workload], sort_keys=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the case as `exercise.json` has it."""
-        return {**self.sizes, "options": dict(self.options)}
+        return {**self.numbers, "options": dict(self.options)}
 
     @classmethod
     def of_key(cls, key: str) -> Case:
         """Return the case that a key stands for."""
-        world_size, num_layers, global_batch_size, options = json.loads(key)
-        return cls(world_size, num_layers, global_batch_size, options)
+        world_size, num_layers, global_batch_size, options, *workload = json.loads(key)
+        return cls(world_size, num_layers, global_batch_size, options, workload=workload[0] if workload else None)
 
     def __str__(self) -> str:
         ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
         options = "".join(f", {name} {value}" for name, value in self.options.items())
-        return f"{ranks}, {self.num_layers} layers, batch {self.global_batch_size}{options}"
+        layers = f"{self.num_layers} layers" if self.workload is None else f"{self.num_layers} units of {self.workload}"
+        return f"{ranks}, {layers}, batch {self.global_batch_size}{options}"
 
 
 @dataclass(frozen=True)
@@ -167,12 +179,15 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
     try:
         data = json.loads((path / "exercise.json").read_text(encoding="utf-8"))
         hidden = path / "hidden.json"
+        workload = data.get("workload")
         return Exercise(
             folder=path,
             title=data["title"],
             function=data["function"],
-            public=[_case(case, hidden=False) for case in data["public"]],
-            hidden=[_case(case, hidden=True) for case in json.loads(hidden.read_text())] if hidden.is_file() else [],
+            public=[_case(case, workload, hidden=False) for case in data["public"]],
+            hidden=[_case(case, workload, hidden=True) for case in json.loads(hidden.read_text())]
+            if hidden.is_file()
+            else [],
             hints=data.get("hints", ()),
             hints_by_check=data.get("hints_by_check", {}),
             hardware=data.get("hardware", "h100_80g_nvl8"),
@@ -195,10 +210,10 @@ def _slack(data: Mapping[str, float]) -> dict[str, float]:
     return {kind: float(times) for kind, times in data.items()}
 
 
-def _case(data: Mapping[str, Any], *, hidden: bool) -> Case:
+def _case(data: Mapping[str, Any], workload: str | None, *, hidden: bool) -> Case:
     """Return a case from its JSON form."""
     sizes = {name: data[name] for name in ("world_size", "num_layers", "global_batch_size")}
-    return Case(**sizes, options=data.get("options", {}), hidden=hidden)
+    return Case(**sizes, options=data.get("options", {}), hidden=hidden, workload=workload)
 
 
 def shipped_exercises(folder: Path | None = None) -> list[Exercise]:

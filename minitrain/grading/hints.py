@@ -111,6 +111,20 @@ _MISTAKES = (
         "the input and the gradient of a backward belong to one microbatch: are they stored under one key?",
     ),
     _Mistake(
+        "partial", r"must be a complete sum|has all parts",
+        "what one part makes is a partial sum: `await model.all_reduce(partial, layer, group=parts)` before anything "
+        "else takes it, in both passes",
+    ),
+    _Mistake(
+        "sequence", r"must hold the whole sequence",
+        "a layer computes on whole sequences: all_gather the shards over the ranks of the parts, for the pass alone",
+    ),
+    _Mistake(
+        "norms", r"\(norms, biases\) must cover the whole sequence",
+        "norms and biases are on every rank and each has seen its shard of the sequence: before the update, all_reduce "
+        "a layer's gradient over the ranks of the parts",
+    ),
+    _Mistake(
         "complete", r"must be complete",
         "a shard cannot compute: `weights['full'] = await model.all_gather(weights[layer], layer)` first",
     ),
@@ -191,7 +205,7 @@ def command_for(exercise: Exercise, case: Case) -> str:
     """Return the command that simulates a submission, `FILE`, with some sizes."""
     options: dict[str, Any] = {
         "--world-size": case.world_size,
-        "--layers": case.num_layers,
+        **({"--layers": case.num_layers} if case.workload is None else {"--model": case.workload}),
         "--batch": case.global_batch_size,
         "--hw": exercise.hardware,
     }

@@ -31,6 +31,16 @@ _MOST_GROUPS = 8
 Lines = Sequence[Sequence[Any]]
 
 
+def gib(size_bytes: float) -> str:
+    """Return a size in GiB, or in KiB where that would be nothing but zeros.
+
+    >>> gib(3 * 2**28), gib(3 * 2**10)
+    ('0.750 GiB', '3.0 KiB')
+    """
+    is_small = 0 < size_bytes < GIB / 100
+    return f"{size_bytes / 2**10:.1f} KiB" if is_small else f"{size_bytes / GIB:.3f} GiB"
+
+
 @dataclass(frozen=True, slots=True)
 class Excess:
     """A bound that a rank does not keep.
@@ -69,8 +79,8 @@ def excess_of(run: Run, activation_bytes: Sequence[float], budget: Budget) -> Ex
             return Excess(
                 rank,
                 "a rank holds more than the budget: it has too many activations at a time",
-                f"at most {limit / GIB:.3f} GiB of activations",
-                f"{held / GIB:.3f} GiB",
+                f"at most {gib(limit)} of activations",
+                gib(held),
                 lambda player: player.activation_units,
                 _ACTIVATIONS,
             )
@@ -78,8 +88,8 @@ def excess_of(run: Run, activation_bytes: Sequence[float], budget: Budget) -> Ex
         return Excess(
             run.peak_memory_per_rank.index(run.peak_memory),
             "a rank holds more than the budget",
-            f"at most {budget.memory_bytes / GIB:.3f} GiB",
-            f"{run.peak_memory_bytes / GIB:.3f} GiB",
+            f"at most {gib(budget.memory_bytes)}",
+            gib(run.peak_memory_bytes),
             lambda player: _ledger(player).units,
         )
     return None
@@ -167,7 +177,7 @@ class _Alike:
         if samples and self.kind.startswith("Activation"):
             of += f", {named('sample', samples)}"
         made = f", made at {self.line}" if self.line else ""
-        return f"{size_bytes / GIB:.3f} GiB: {self.part}{of}{made}{self.where}"
+        return f"{gib(size_bytes)}: {self.part}{of}{made}{self.where}"
 
 
 def _held(player: Player, now: int, kinds: Collection[str], place: Callable[[int], str | None]) -> Iterator[str]:
@@ -176,7 +186,7 @@ def _held(player: Player, now: int, kinds: Collection[str], place: Callable[[int
     groups: dict[_Alike, list[Any]] = defaultdict(list)
     units: dict[_Alike, int] = defaultdict(int)
     for (number, _), (tensor, buffer) in _buffers(player).items():
-        kind = type(tensor).__name__
+        kind = next(base.__name__ for base in type(tensor).__mro__ if base.__name__ in KINDS)
         where = "" if buffer.holders else ", just made" if number == now else ", held in a variable"
         alike = _Alike(kind, place(number) or "", _part(tensor), where)
         groups[alike].append(tensor)
@@ -186,7 +196,7 @@ def _held(player: Player, now: int, kinds: Collection[str], place: Callable[[int
         yield alike.text(groups[alike], units[alike] * scale)
     rest = _ledger(player).units - sum(units.values())
     if rest > 0 and len(kinds) == len(KINDS):
-        yield f"{rest * scale / GIB:.3f} GiB: what operations under way will bring"
+        yield f"{gib(rest * scale)}: what operations under way will bring"
 
 
 def _part(tensor: Any) -> str:

@@ -55,13 +55,13 @@ def _is_new(case: Case, known: Sequence[Case], drawn: Collection[Case]) -> bool:
 
 def _draw(dice: random.Random, known: Sequence[Case]) -> Case:
     """Return sizes between those that are known."""
-    sizes = {name: _between(dice, [case.sizes[name] for case in known]) for name in known[0].sizes}
+    sizes = {name: _between(dice, [case.numbers[name] for case in known]) for name in known[0].numbers}
     options: dict[str, Any] = {}
     for name in sorted({name for case in known for name in case.options}):
         values = [case.options[name] for case in known if name in case.options]
         if len(values) == len(known) or dice.random() < len(values) / len(known):
             options[name] = _between(dice, values)
-    return Case(**sizes, options=options, hidden=True)
+    return Case(**sizes, options=options, hidden=True, workload=known[0].workload)
 
 
 def _between(dice: random.Random, values: Sequence[Any]) -> Any:
@@ -73,7 +73,8 @@ def _between(dice: random.Random, values: Sequence[Any]) -> Any:
 
 def _is_legal(exercise: Exercise, case: Case, known: Sequence[Case]) -> bool:
     """Return whether the reference trains with some sizes, within what it may need."""
-    if all(_fills_ranks(other.sizes, other.options) for other in known) and not _fills_ranks(case.sizes, case.options):
+    fills = [_fills_ranks(other.numbers, other.options) for other in (*known, case)]
+    if all(fills[:-1]) and not fills[-1]:
         return False
     try:
         budget = budget_for(exercise, case)

@@ -19,7 +19,7 @@ from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
-from minitrain.run.trained_model import TrainedModel, figures_of
+from minitrain.run.trained_model import ExpertFigures, TrainedModel, figures_of
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures, DeviceMemoryFigures):
+class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -150,11 +150,6 @@ class Run(EnergyFigures, DeviceMemoryFigures):
         if self.mfu is None or self.trained_model is None or not self.useful_flop:
             return None
         return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
-
-    @property
-    def dropped_token_fraction(self) -> float | None:
-        """Share of the copies of tokens that experts did not take; None where ranks share no experts."""
-        return None if self.trained_model is None else self.trained_model.dropped_token_fraction
 
     @property
     def tokens_per_second(self) -> float | None:
