@@ -73,7 +73,7 @@ FLOORS = (
         ),
     ),
     Floor("runs seen", (Room("trace", "pages, tables, exports"),)),
-    Floor("many runs", (Room("sweeps", "grids over processes"), Room("validation", "published runs"))),
+    Floor("many runs", (Room("sweeps", "grids over processes"), Room("validation", "measured runs, compared"))),
     Floor("teaching", (Room("grading", "judges a submission"), Room("exercises", "what is asked"))),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),
@@ -81,6 +81,7 @@ FLOORS = (
 )
 DOORS = (
     Door("run/result.py", "trace", "a run draws and exports itself when somebody looks"),
+    Door("run/result.py", "validation", "a run says how far validated runs like it were off"),
     Door("run/comparison.py", "trace", "a comparison prints its table and writes its page when somebody looks"),
     Door("run/variants.py", "accounting", "simulate chooses strict accounting or totals by its parameters"),
     Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.validation.validate import Validation, validate
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
     from minitrain.workloads.precision import Precision
@@ -74,6 +75,7 @@ _HOMES = {
     "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "validation.validate": ("Validation", "validate"),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
     "workloads.precision": ("Precision",),
@@ -106,6 +108,7 @@ __all__ = [
     "Sweep",
     "Transformer",
     "UsageError",
+    "Validation",
     "compare",
     "from_schedule",
     "grade",
@@ -122,6 +125,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "validate",
 ]
 
 

@@ -16,6 +16,7 @@ from .ddp_overlap import ddp_overlap
 from .deepseek_like import deepseek_like
 from .dualpipe_v import dualpipe_v
 from .fsdp import fsdp
+from .gathered_context import gathered_context
 from .gpipe import gpipe
 from .hsdp import hsdp
 from .interleaved_1f1b import interleaved_1f1b
@@ -28,6 +29,7 @@ from .pp_dp import pp_dp
 from .pp_hsdp import pp_hsdp
 from .pp_zero1 import pp_zero1
 from .pp_zero3 import pp_zero3
+from .ring_attention import ring_attention
 from .single import single
 from .zb_h1 import zb_h1
 from .zb_h2 import zb_h2
@@ -43,6 +45,7 @@ __all__ = [
     "deepseek_like",
     "dualpipe_v",
     "fsdp",
+    "gathered_context",
     "gpipe",
     "hsdp",
     "interleaved_1f1b",
@@ -55,6 +58,7 @@ __all__ = [
     "pp_hsdp",
     "pp_zero1",
     "pp_zero3",
+    "ring_attention",
     "single",
     "zb_h1",
     "zb_h2",

@@ -30,6 +30,7 @@ from minitrain.cli.strategies import strategies
 from minitrain.cli.sweep import sweep
 from minitrain.cli.teach import learn
 from minitrain.cli.trace import trace as saved_runs
+from minitrain.cli.validate import validate
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
@@ -50,6 +51,7 @@ app.add_typer(models, name="models")
 app.command()(prove)
 app.command()(strategies)
 app.command()(sweep)
+app.command()(validate)
 app.add_typer(saved_runs, name="trace")
 
 TRACES = Path("traces")

@@ -18,14 +18,19 @@ RECV = "recv"
 LOAD_WEIGHTS = "load_weights"
 ROUTING = ("route", "combine", "backward_combine", "backward_route")
 """Passes of a layer with experts that go before the experts or behind them."""
-_PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight", *ROUTING)
-PASSES = frozenset(_PASSES_IN_ORDER)
+_PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
+_STEPS_IN_ORDER = (
+    *("keys_values", "attend", "project"),  # of an attention whose keys and values come from several ranks
+    *("backward_project", "backward_attend", "backward_keys_values"),
+    *ROUTING,
+)
+PASSES = frozenset((*_PASSES_IN_ORDER, *_STEPS_IN_ORDER))
 UPDATE = "update"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
 OFFLOAD, FETCH = "offload", "fetch"
 HOST_MOVES = (OFFLOAD, FETCH)
-EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS, *HOST_MOVES)
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, *_STEPS_IN_ORDER, UPDATE, *COMMUNICATIONS, *HOST_MOVES)
 """Every type of event: what a rank computes, in the order of a step, its collectives and messages, then host memory."""
 
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")
@@ -38,8 +43,9 @@ class Event:
 
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
-            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload or fetch; around experts
-            also route, combine, backward_combine and backward_route.
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload or fetch; of an attention
+            in steps, keys_values, attend, project, backward_project, backward_attend or backward_keys_values; around
+            experts, route, combine, backward_combine and backward_route.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.

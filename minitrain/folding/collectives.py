@@ -11,6 +11,7 @@ from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.tensors import Sharded, WeightGrad
+from minitrain.tensors.attention import KeysValues, KeysValuesGrad
 from minitrain.tensors.experts import COPIES, PIECES, ExpertGrad, moved
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import (
@@ -23,6 +24,8 @@ from minitrain.tensors.parts import (
 )
 from minitrain.transport.collectives import describe
 from minitrain.transport.partial_sums import gathered, remember
+
+_OF_CLASSES = (KeysValues, KeysValuesGrad)
 
 
 def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> Any:
@@ -66,14 +69,14 @@ def perform_of_classes(attempt: FoldAttempt, op: str, value: Any, result: Any, g
         return [
             perform_of_classes(attempt, op, item, of_item, group) for item, of_item in zip(value, result, strict=True)
         ]
-    if type(result) is not type(value) and isinstance(value, PARTIAL):
-        return result  # all parts came together among classes
+    if isinstance(value, _OF_CLASSES) or (type(result) is not type(value) and isinstance(value, PARTIAL)):
+        return result  # all came together among classes
     if op == "all_to_all":
         if not group.axes <= attempt.kept:
             attempt.diverge("all_to_all over some axes that fold and some that do not", group.axes)
         return result
     if op == "reduce_scatter":  # its shards are those of the group's ranks, not of its classes
-        result = _with_samples(value, result.samples, value.shards, value.num_shards)
+        result = _with_samples(result, result.samples, value.shards, value.num_shards)
     return perform(attempt, op, result, group)
 
 
@@ -95,9 +98,9 @@ def _is_symmetric(op: str, value: Any) -> bool:
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "all_gather": (Sharded, *SHARDS_OF_SEQUENCE),
-    "all_reduce": (WeightGrad, *PARTIAL),
-    "reduce_scatter": (WeightGrad, *PARTIAL),
+    "all_gather": (Sharded, *SHARDS_OF_SEQUENCE, KeysValues),
+    "all_reduce": (WeightGrad, *PARTIAL, KeysValuesGrad),
+    "reduce_scatter": (WeightGrad, *PARTIAL, KeysValuesGrad),
     "all_to_all": tuple(COPIES),
 }
 

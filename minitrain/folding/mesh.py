@@ -57,7 +57,7 @@ class FoldedGroup(Group):
         size = prod(attempt.axes[axis] for axis in axes)
         is_world = size == attempt.world_size
         shapes: Sequence[Sequence[int]] = [range(size)]
-        if nodes is not None and self.kept <= attempt.apart:  # any other group of several classes is refused
+        if nodes is not None:
             shapes = groups_by_shape(attempt, nodes, self.lowest_class(), axes)
         self.communicator: Any = FoldedCommunicator(shapes, is_world=is_world)
         self._index = self._indices()

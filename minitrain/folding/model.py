@@ -12,9 +12,10 @@ from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
 from minitrain.folding.experts import FoldedExperts
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
-from minitrain.folding.per_rank_sets import PerRankSet
+from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
+from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
@@ -24,6 +25,7 @@ from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
+from minitrain.tensors.context import ContextShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
 
@@ -68,8 +70,8 @@ class FoldedModel(FoldedExperts):
         mesh, group, _member: give groups that stand for those of every rank of the class.
         _collective: completes at once, as all ranks of the class do the same at the same time.
         _send, _receive: go to and come from another class.
-        load_weights, load_router, load_experts, get_input_activation: take shards, parts and samples that differ
-            between ranks.
+        load_weights, load_router, load_experts, get_input_activation, get_input_shard: take shards, parts and
+            samples that differ between ranks.
         route: refuses experts of which some get more tokens than others.
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
@@ -163,7 +165,7 @@ class FoldedModel(FoldedExperts):
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
-        if not member.kept <= self.attempt.apart:
+        if not member.kept <= self.attempt.apart and not tells_classes_apart(v):
             self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
             )
@@ -292,6 +294,13 @@ class FoldedModel(FoldedExperts):
         sample_laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+        """Return the model's input for some samples, each rank its own, and shards that are the class's."""
+        self._require_one("a number of shards", num_shards)
+        found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards)
+        found.samples = self.get_input_activation(samples).samples
+        return found
+
     def _is_whole_batch(self, samples: Any) -> bool:
         """Return whether a set holds every sample, without listing them."""
         whole = samples == PerRankSet.of(self.attempt, range(self.global_batch_size))
@@ -308,14 +317,14 @@ class FoldedModel(FoldedExperts):
         for tensor in chain(*(tensors.values() for tensors in held)):
             for name in ("shards", "samples", "parts", "own", "sequence_shards"):
                 if hasattr(tensor, name):
-                    setattr(tensor, name, _of_lowest(getattr(tensor, name)))
+                    setattr(tensor, name, of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
         """Put the values of the lowest rank into the log."""
         rows = self._rows
         for place in (LAYER, SAMPLES):
             values = rows[place::STRIDE]
-            lowest = {id(value): _of_lowest(value) for value in values if value.__class__ in _PER_RANK}
+            lowest = {id(value): of_lowest(value) for value in values if value.__class__ in _PER_RANK}
             if lowest:  # events share their sets
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
 
@@ -326,13 +335,6 @@ _PER_RANK = frozenset({PerRankInt, PerRankSet})
 def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
     """Return the size of the tier that carries a message between two ranks."""
     return nodes.p2p(0, pair[0], pair[-1]).tier.size
-
-
-def _of_lowest(value: Any) -> Any:
-    """Return the value of the class's lowest rank."""
-    if isinstance(value, PerRankSet):
-        return value.of_lowest_rank()
-    return value.const if isinstance(value, PerRankInt) else value
 
 
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:

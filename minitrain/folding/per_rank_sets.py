@@ -235,6 +235,13 @@ class PerRankSet(Set[Any]):
         return f"{{{start}..{stop - 1}{', ...' if several else ''}}}" + (" (and so on)" if self.slopes else "")
 
 
+def of_lowest(value: Any) -> Any:
+    """Return the value of the class's lowest rank."""
+    if isinstance(value, PerRankSet):
+        return value.of_lowest_rank()
+    return value.const if isinstance(value, PerRankInt) else value
+
+
 def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """Return the same integers as intervals in order that do not touch."""
     found: list[Interval] = []

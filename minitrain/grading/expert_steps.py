@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minitrain.accounting.strict.model import StrictModel
+from minitrain.grading.recorded_attention import RecordedAttention
+from minitrain.grading.recorded_program import name_of
 from minitrain.rank.model import Model
-from minitrain.tensors import Activation, ActivationGrad, Weight
+from minitrain.tensors import Activation, ActivationGrad, Tensor, Weight
 from minitrain.tensors.experts import (
     ExpertOptState,
     ExpertOutputsGrad,
@@ -23,12 +24,13 @@ from minitrain.tensors.experts import (
 )
 
 
-class RecordedExperts(StrictModel):
+class RecordedExperts(RecordedAttention):
     """The operations around experts of a rank that records; see `minitrain.grading.recorder.RecordingModel`."""
 
     def _write(self, kind: str, *what: Any, made: Sequence[Any]) -> None:
         """Write a step, whose tensors it names, and name its results."""
-        raise NotImplementedError
+        named = (name_of(value) if isinstance(value, Tensor) else value for value in what)
+        self._made(self.program.add(kind, *named), *made)
 
     def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
         """Record the load of a router piece."""

@@ -7,102 +7,19 @@ at every step as the strategy had, wherever the strategy kept them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from minitrain.accounting.strict.stores import FollowedStore
 from minitrain.errors import StrategyError
 from minitrain.grading.expert_steps import RecordedExperts
-from minitrain.grading.wire import MOST_STEPS
+from minitrain.grading.recorded_program import Program, name_of
 from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Account, Store
-from minitrain.source_lines import strategy_frame
-from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.workloads.workload import Recompute
 
 T = TypeVar("T")
-
-Step = list[Any]
-
-
-class Program:
-    """The steps of one rank.
-
-    Attributes:
-        steps: so far.
-        lines: where in the strategy each of them stands, as "file.py:12"; None where nothing is known.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.lines: list[str | None] = []
-
-    def add(self, *step: Any) -> int:
-        """Add a step and return its number."""
-        if len(self.steps) >= MOST_STEPS:
-            raise RuntimeError(f"a rank did {MOST_STEPS} operations; is there a loop that never ends?")
-        self.steps.append([*step])
-        frame = strategy_frame(sys._getframe(2))
-        self.lines.append(None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
-        return len(self.steps) - 1
-
-    def add_late(self, *step: Any) -> None:
-        """Add that a tensor or an operation was freed; Python may do that at any point of the program."""
-        self.steps.append([*step])
-        self.lines.append(None)
-
-
-class Made:
-    """The origin of a tensor, which it carries while a run is recorded: the step that made it.
-
-    Args:
-        program: of the rank that has it.
-        step: number of the step.
-        place: among the step's results.
-    """
-
-    __slots__ = ("place", "program", "step")
-
-    def __init__(self, program: Program, step: int, place: int = 0) -> None:
-        self.program = program
-        self.step = step
-        self.place = place
-
-    def __del__(self) -> None:
-        self.program.add_late("free", [self.step, self.place])
-
-    def add(self, other: Any) -> Made:
-        """Record a sum."""
-        return self._record("add", name_of(other))
-
-    def combine(self, other: Any) -> Made:
-        """Record a combination."""
-        return self._record("combine", name_of(other))
-
-    def shard(self, shard: int, num_shards: int) -> Made:
-        """Record a cut."""
-        return self._record("shard", shard, num_shards)
-
-    def _record(self, kind: str, *what: Any) -> Made:
-        """Record a step on this tensor."""
-        return Made(self.program, self.program.add(kind, [self.step, self.place], *what))
-
-
-def name_of(value: Any) -> Any:
-    """Return how a step names a tensor: by its origin, or by its fields if the strategy itself made it."""
-    content = value if isinstance(value, Made) else getattr(value, "_content", None)
-    if isinstance(content, Made):
-        return [content.step, content.place]
-    if isinstance(value, list | tuple):
-        return {"bucket": [name_of(item) for item in value]}
-    if isinstance(value, Tensor):
-        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
-        plain = {name: sorted(field) if isinstance(field, frozenset) else field for name, field in fields.items()}
-        plain.pop("load", None)  # what experts get is no plain value
-        return {"made": type(value).__name__, "fields": plain}
-    return {"alien": repr(value)[:200]}
 
 
 class Interned(dict[Hashable, int]):
@@ -170,6 +87,8 @@ class RecordingModel(RecordedExperts):
         load_weights, get_input_activation, set_final_weight: write a step, and name the results.
         forward, loss, backward, backward_input, backward_weight, update: the same.
         load_router, load_experts, route, combine, backward_combine, backward_route: the same.
+        get_input_shard, keys_values, attend, project: the same.
+        backward_project, backward_attend, backward_keys_values: the same.
         _collective, _send, _receive, launch: write a step when the communication is submitted.
         _offload: refuses, since exercises are graded by what the device holds.
         after_collective: names the results.
@@ -197,16 +116,6 @@ class RecordingModel(RecordedExperts):
     def _store(self, name: str) -> Store[Any]:
         super()._store(name)  # makes the ledger
         return RecordedStore(self._account, name, self.program)
-
-    def _made(self, step: int, *tensors: Any) -> None:
-        """Name the results of a step."""
-        for place, tensor in enumerate(tensors):
-            tensor._content = Made(self.program, step, place)
-
-    def _write(self, kind: str, *what: Any, made: Sequence[Any]) -> None:
-        """Write a step, whose tensors it names, and name its results."""
-        named = (name_of(value) if isinstance(value, Tensor) else value for value in what)
-        self._made(self.program.add(kind, *named), *made)
 
     def load_weights(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1

@@ -34,7 +34,10 @@ from minitrain.grading.wire import decoded
 
 _PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs")
-_OF_GRADING = ("recorder", "expert_steps", "worker", "confinement", "wire", "error_reports")
+_OF_GRADING = (
+    *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
+    *("worker", "confinement", "wire", "error_reports"),
+)
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""
 

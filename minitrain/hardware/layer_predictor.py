@@ -81,6 +81,12 @@ class LayerPredictor(DevicePredictor):
     def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
         if typ == "loss":
             return FREE
+        if mode.context is not None and mode.context.degree > 1:
+            raise UsageError(
+                f"{self.layers.source} has times of whole sequences, and {typ} of layer {layer} is of shards of one; "
+                "leave prices out, or give a rank whole sequences (cp=1)",
+                layer=layer,
+            )
         unit = self._unit(layer)
         row = layer if unit is None else _row_of(unit, self.layers.num_layers)
         ahead = self.layers.seconds("forward_s", row, num_samples, mode.num_parts) * self._share(unit)

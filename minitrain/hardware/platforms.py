@@ -30,12 +30,12 @@ class Platform:
         about: what it stands for.
         fitted_on: what its numbers come from, in words.
         clock: share of the arithmetic rates measured alone that a whole step sustains.
-        attention_clock: the same of attention's kernels, beside `clock`: what masks, biases or another build of a kernel
-            cost.
+        attention_clock: the same of attention's kernels, beside `clock`: what masks, biases or another build of a
+            kernel cost.
         eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
         launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
-        parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has, that
-            no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
+        parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
+            that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
             checkpoints do.

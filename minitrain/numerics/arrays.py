@@ -6,7 +6,7 @@ Arrays are never changed in place, so that tensors may share them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,16 +41,16 @@ class Flat:
 
     def add(self, other: Flat) -> Flat:
         """Return the sum."""
-        return replace(self, values=self.values + other.values)
+        return Flat(self.values + other.values, self.part)
 
     def shard(self, shard: int, num_shards: int) -> Flat:
         """Return the elements of one of `num_shards` shards; all others become NaN."""
         here = held([shard], num_shards, self.values.shape[-1])
-        return replace(self, values=np.where(here, self.values, np.nan))
+        return Flat(np.where(here, self.values, np.nan), self.part)
 
     def combine(self, other: Flat) -> Flat:
         """Return the elements of both."""
-        return replace(self, values=np.where(np.isnan(self.values), other.values, self.values))
+        return Flat(np.where(np.isnan(self.values), other.values, self.values), self.part)
 
 
 def held(shards: Iterable[int], num_shards: int, size: int) -> NDArray[np.bool_]:

@@ -84,6 +84,10 @@ class Attended:
     output: Array
     log_sum_exp: Array
 
+    def add(self, other: Attended) -> Attended:
+        """Return the same, as `+` of tensors asks for it."""
+        return self.merge(other)
+
     def merge(self, other: Attended) -> Attended:
         """Return what the same queries have got from the keys of both, which must be different ones."""
         total = np.logaddexp(self.log_sum_exp, other.log_sum_exp)

@@ -15,11 +15,11 @@ import numpy as np
 from minitrain.numerics.arithmetic import Array
 from minitrain.numerics.arrays import Flat
 from minitrain.numerics.problem import Problem
+from minitrain.numerics.sequence_model import NumericSequences, carry
 from minitrain.numerics.shared_experts import SharedExperts
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.numerics.unit_weights import Part
-from minitrain.rank.model import Model
-from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
 from minitrain.tensors.experts import (
     ExpertOptState,
     ExpertOutputsGrad,
@@ -31,16 +31,10 @@ from minitrain.tensors.experts import (
 )
 
 
-def carry(tensor: Tensor, content: Any) -> None:
-    """Attach an array to a tensor."""
-    tensor._content = content
-
-
-class NumericExperts(Model):
+class NumericExperts(NumericSequences):
     """The operations around experts of a rank that computes; see `minitrain.numerics.model.NumericModel`."""
 
     problem: Problem | TransformerProblem
-    _layers: Any
 
     @property
     def copies_by_expert(self) -> Mapping[int, Array]:
@@ -53,10 +47,6 @@ class NumericExperts(Model):
         found: SharedExperts = self._layers.shared_experts()
         return found
 
-    def _contents(self, op: str, *tensors: Any) -> list[Any]:
-        """Return what tensors carry."""
-        raise NotImplementedError
-
     def _exchange(self, values: Sequence[Any], results: Sequence[Any]) -> None:
         """Give the results of an exchange of copies their numbers."""
         self._contents("all_to_all", *values)
@@ -66,7 +56,7 @@ class NumericExperts(Model):
     def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
         """Load the initial weights of the router piece."""
         loaded = super().load_router(layer, shard, num_shards)
-        self._begin(loaded, layer, Part(piece="router"), shard, num_shards)
+        self._carry_initial(loaded, layer, Part(piece="router"), shard, num_shards)
         return loaded
 
     def load_experts(
@@ -75,10 +65,14 @@ class NumericExperts(Model):
         """Load the initial weights of a part of the experts."""
         loaded = super().load_experts(layer, shard, num_shards, part=part, num_parts=num_parts)
         piece: Literal["experts"] = "experts"
-        self._begin(loaded, layer, Part(expert_index=part, num_expert_parts=num_parts, piece=piece), shard, num_shards)
+        self._carry_initial(
+            loaded, layer, Part(expert_index=part, num_expert_parts=num_parts, piece=piece), shard, num_shards
+        )
         return loaded
 
-    def _begin(self, loaded: tuple[Weight, OptState], layer: int, part: Part, shard: int, num_shards: int) -> None:
+    def _carry_initial(
+        self, loaded: tuple[Weight, OptState], layer: int, part: Part, shard: int, num_shards: int
+    ) -> None:
         """Let a loaded piece carry its initial weights, and its optimizer's state zeros."""
         content = self._shared.load(layer, part)
         moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))

@@ -30,8 +30,12 @@ class Layers(Protocol):
         """Return the initial weight of a layer, or of a part of it."""
         ...
 
-    def inputs(self, samples: Iterable[int], global_batch_size: int) -> Any:
-        """Return the model's input for some samples."""
+    def positions(self, shards: Iterable[int], num_shards: int) -> Any:
+        """Return the positions of some shards of a sequence."""
+        ...
+
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Any:
+        """Return the model's input for some samples, at some positions of their sequence or all."""
         ...
 
     def forward(self, layer: int, inp: Any, x: Any, weight: Flat, global_batch_size: int) -> Any:
@@ -84,7 +88,20 @@ class DenseLayers:
             )
         return Flat(self.problem.initial_weight(layer).ravel())
 
-    def inputs(self, samples: Iterable[int], global_batch_size: int) -> Rows:
+    def positions(self, shards: Iterable[int], num_shards: int) -> None:
+        """Require a whole sequence: a sample is one row.
+
+        Raises:
+            UsageError: it is cut.
+        """
+        if len(list(shards)) < num_shards:
+            raise UsageError(
+                f"the dense layers of numerics have one row a sample, which cannot be cut into {num_shards} shards of "
+                'a sequence; train a transformer, as in workload="tiny"',
+                num_shards=num_shards,
+            )
+
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Rows:  # noqa: ARG002
         """Return the inputs of some samples."""
         return Rows(_rows_of(self.problem.inputs(global_batch_size), samples))
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import LawError
 from minitrain.numerics.arrays import Flat, held
-from minitrain.numerics.experts_of_rank import NumericExperts, carry
+from minitrain.numerics.experts_of_rank import NumericExperts
 from minitrain.numerics.layers import layers_of, problem_of
 from minitrain.numerics.problem import Problem
+from minitrain.numerics.sequence_model import carry
 from minitrain.numerics.transformer_problem import TransformerProblem
-from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.attention import KeysValuesGrad
 from minitrain.tensors.experts import COPIES, ExpertWeight
-from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import Recompute
 
 
@@ -37,9 +37,10 @@ class NumericModel(NumericExperts):
         named: those of `Model`.
 
     Adds:
-        load_weights, get_input_activation: let what they return carry the problem's arrays.
+        load_weights, get_input_activation, get_input_shard: let what they return carry the problem's arrays.
         forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
         load_router, load_experts, route, combine, backward_combine, backward_route: likewise, of layers with experts.
+        keys_values, attend, project, backward_project, backward_attend, backward_keys_values: the same.
         set_final_weight: requires a weight that carries an array.
         after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
             on.
@@ -53,7 +54,7 @@ class NumericModel(NumericExperts):
 
     def __init__(self, *args: Any, problem: Problem | TransformerProblem | str | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.problem = problem_of(problem or "numpy", self._runtime_predictor.workload)
+        self.problem = problem_of("numpy" if problem is None else problem, self._runtime_predictor.workload)
         self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
         self.final_expert_states: dict[int, Flat] = {}
@@ -88,7 +89,9 @@ class NumericModel(NumericExperts):
         total = reduce(type(contents[0]).combine if op == "all_gather" else _plus(contents[0]), contents)
         for index, result in enumerate(results):
             mine = contents[index].mine(total) if hasattr(total, "mine") else total
-            if op == "reduce_scatter" and len(results) > 1:
+            if result.__class__ is KeysValuesGrad:  # its shards need not be the index-th ones
+                mine = mine.at(self._layers.positions(result.shards, result.num_shards))
+            elif op == "reduce_scatter" and len(results) > 1:
                 mine = mine.shard(index, len(results))
             result._content = mine.finished() if hasattr(mine, "finished") else mine
 
@@ -104,24 +107,6 @@ class NumericModel(NumericExperts):
                 self._move(item, copy)
         else:
             result._content = self._contents("a message", value)[0]
-
-    def _contents(self, op: str, *tensors: Any) -> list[Any]:
-        """Return what tensors carry; None for a value that is no tensor, which another law refuses.
-
-        Raises:
-            LawError: a tensor carries nothing.
-        """
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and not hasattr(tensor, "_content"):
-                raise LawError(
-                    f"{op} on rank {self.rank}: {describe(tensor)} was made by hand, no operation of the model has "
-                    "computed it; use what load_weights, forward, backward and the collectives return",
-                    op=op,
-                    rank=self.rank,
-                    layer=tensor.layer,  # type: ignore[attr-defined]  # every tensor has a layer
-                    value=tensor,
-                )
-        return [getattr(tensor, "_content", None) for tensor in tensors]
 
     def load_weights(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1

@@ -42,8 +42,17 @@ class Tokens:
         return self.with_values(self.values + other.values)
 
     def shard(self, shard: int, num_shards: int) -> Tokens:
-        """Return one of `num_shards` equal pieces along the sequence."""
-        size = len(self.positions) // num_shards
+        """Return one of `num_shards` equal pieces along the sequence.
+
+        Raises:
+            LawError: the tokens do not divide.
+        """
+        size, rest = divmod(len(self.positions), num_shards)
+        if rest:
+            raise LawError(
+                f"{len(self.positions)} tokens of a sequence cannot be cut into {num_shards} equal shards; use a "
+                f"seq_len that is a multiple of {num_shards}"
+            )
         return self._pick(np.arange(shard * size, (shard + 1) * size))
 
     def combine(self, other: Tokens) -> Tokens:

@@ -17,8 +17,10 @@ from minitrain.errors import LawError
 from minitrain.numerics.arithmetic import Adam, Momentum
 from minitrain.numerics.arrays import Flat
 from minitrain.numerics.attention import Attention
-from minitrain.numerics.attention_core import Positions
+from minitrain.numerics.attention_core import KeysValues, Positions, positions_of_shard
+from minitrain.numerics.attention_steps import AttentionSteps, Heads
 from minitrain.numerics.ends import Embedding, Head, Logits, LogitsGrad, logits_of, rows_at
+from minitrain.numerics.latent_attention import LatentAttention
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad, PartialGrad
 from minitrain.numerics.shared_experts import Copies, SharedExperts
@@ -55,7 +57,7 @@ class TransformerLayers:
         self.problem = problem
         self._arithmetic: dict[str, UnitArithmetic] = {
             "embedding": Embedding(problem.model),
-            "attention": Attention(problem.model),
+            "attention": Attention(problem.model) if problem.model.latent is None else LatentAttention(problem.model),
             "mlp": Mlp(problem.model),
             "head": Head(problem.model),
         }
@@ -63,6 +65,7 @@ class TransformerLayers:
             self._arithmetic["moe"] = Moe(problem.model, problem.capacity_factor)
         self._shared_experts: SharedExperts | None = None
         self._halfway: dict[tuple[Any, ...], _Halfway] = {}
+        self.steps = AttentionSteps(Attention(problem.model))
 
     @property
     def optimizer(self) -> Adam | Momentum:
@@ -80,9 +83,13 @@ class TransformerLayers:
         which = Part(part, num_parts)
         return Flat(taken(self.problem.initial_weight(layer), self.problem.units[layer], which), which)
 
-    def inputs(self, samples: Iterable[int], global_batch_size: int) -> Tokens:
-        """Return the tokens of some samples."""
-        positions = np.arange(self.problem.seq_len)
+    def positions(self, shards: Iterable[int], num_shards: int) -> Positions:
+        """Return the positions of some shards of the sequence, in their order."""
+        return np.concatenate([positions_of_shard(self.problem.seq_len, shard, num_shards) for shard in sorted(shards)])
+
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Positions | None = None) -> Tokens:
+        """Return the tokens of some samples, at some positions or all."""
+        positions = np.arange(self.problem.seq_len) if positions is None else positions
         numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, positions)
         return Tokens(numbers, positions)
 
@@ -140,6 +147,24 @@ class TransformerLayers:
                 "backward_weight once after it"
             )
         return halfway.weight_gradient()
+
+    def keys_values(self, layer: int, inp: Any, x: Tokens, weight: Flat) -> KeysValues:
+        """Return the keys and values of an attention that is taken in steps."""
+        weights = by_name(weight.values, self.problem.units[layer], weight.part or WHOLE)
+        return self.steps.begin(layer, inp, x, weights)
+
+    def backward_keys_values(
+        self, layer: int, inp: Any, grad_queries: Heads, grad_memory: KeysValues
+    ) -> tuple[PartGrad, Any]:
+        """Return the gradients of weights and input of an attention that is taken in steps."""
+        found, of_inner, gradients = self.steps.end(layer, inp, grad_queries, grad_memory)
+        unit, x = self.problem.units[layer], found.x
+        assert found.grad is not None  # the steps have it by now
+        arithmetic = self._arithmetic["attention"]
+        border = Border(unit, arithmetic, found.weights, x, found.inner, found.grad, x.positions)
+        halfway = _Halfway(x.with_values(of_inner), border, gradients)
+        grad_input = self._of_input(halfway)
+        return halfway.weight_gradient(), grad_input
 
     def _go_halfway(self, layer: int, x: Tokens, grad: Any, weight: Flat, own: Positions) -> _Halfway:
         """Take a gradient back to the border of a unit."""

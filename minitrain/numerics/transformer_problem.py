@@ -5,7 +5,7 @@ model's precision. Norms begin near 1 and not at it, and biases not at 0, so tha
 
 Embeddings must not be tied: the table's gradient is then the sum of the embedding's and the head's, which no layer by
 itself has, and which a strategy would have to exchange between its first and its last stage. Dropout must be 0, since
-a proof compares one sample's outcome with itself, and so are ALiBi and multi-head latent attention left out.
+a proof compares one sample's outcome with itself. ALiBi is left out: attention without positions is computed.
 """
 
 from __future__ import annotations
@@ -117,10 +117,16 @@ def _faults(model: Transformer) -> Iterator[str]:
             f"dropout ({model.dropout}) and attention_dropout ({model.attention_dropout}) must be 0, since masks are "
             "not drawn; use dataclasses.replace(model, dropout=0.0, attention_dropout=0.0)"
         )
+    name, size = _rotary_size(model)
+    if size % 2:
+        yield f"{name} ({size}) must be even for rotary positions; use {size + 1}"
+
+
+def _rotary_size(model: Transformer) -> tuple[str, int]:
+    """Return what is rotated of a head, by the name of its size, and that size; 0 where nothing is."""
     if model.latent is not None:
-        yield "latent must be None: multi-head latent attention is priced, but not computed; use usual projections"
-    if model.positions == "rotary" and model.head_dim % 2:
-        yield f"head_dim ({model.head_dim}) must be even for rotary positions; use {model.head_dim + 1}"
+        return "latent.rope_head_dim", model.latent.rope_head_dim
+    return "head_dim", model.head_dim if model.positions == "rotary" else 0
 
 
 @lru_cache(maxsize=64)

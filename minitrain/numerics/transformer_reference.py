@@ -68,35 +68,61 @@ def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity_factor: f
     if unit.kind == "head":
         return normed @ w["tokens"]
     if unit.kind == "attention":
-        return x + _attention(w, normed, model)
+        return x + (_attention if model.latent is None else _latent_attention)(w, normed, model)
     return x + (_mlp(w, normed, model.mlp) if unit.kind == "mlp" else _moe(w, normed, model, capacity_factor))
 
 
 def _norm(w: Weights, x: Any, kind: str) -> Any:
-    """Return tokens through a norm."""
+    """Return tokens through a unit's norm."""
+    return _scaled(w["norm.weight"], x, kind) + w.get("norm.bias", 0)
+
+
+def _scaled(weight: Any, x: Any, kind: str) -> Any:
+    """Return tokens through a norm without a bias."""
     if kind == "layernorm":
         mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
-        return (x - mean) / jnp.sqrt(variance + 1e-5) * w["norm.weight"] + w.get("norm.bias", 0)
-    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-5) * w["norm.weight"]
+        return (x - mean) / jnp.sqrt(variance + 1e-5) * weight
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-5) * weight
 
 
 def _attention(w: Weights, x: Any, model: Transformer) -> Any:
     """Return the output projection of causal attention."""
-    length, dim = x.shape[1], model.head_dim
-    heads = {}
+    dim, heads = model.head_dim, {}
     for name, num_heads in (("query", model.num_heads), ("key", model.num_kv_heads), ("value", model.num_kv_heads)):
         heads[name] = (x @ w[name] + w.get(f"{name}.bias", 0)).reshape(*x.shape[:2], num_heads, dim)
     if model.positions == "rotary":
         heads.update({name: _rotated(heads[name]) for name in ("query", "key")})
     repeats = model.num_heads // model.num_kv_heads
     keys, values = (jnp.repeat(heads[name], repeats, axis=2) for name in ("key", "value"))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", heads["query"], keys) / math.sqrt(dim)
+    return _mixed(heads["query"], keys, values, model) @ w["output"] + w.get("output.bias", 0)
+
+
+def _latent_attention(w: Weights, x: Any, model: Transformer) -> Any:
+    """Return the output projection of multi-head latent attention, as its paper writes it (equations 37 to 47)."""
+    sizes: Any = model.latent
+    shape = (*x.shape[:2], model.num_heads, -1)
+    latent = x if sizes.query_rank is None else _scaled(w["query_norm.weight"], x @ w["query_down"], model.norm)
+    queries = (latent @ w["query" if sizes.query_rank is None else "query_up"]).reshape(shape)
+    turned = _rotated(queries[..., sizes.nope_head_dim :])
+    queries = jnp.concatenate([queries[..., : sizes.nope_head_dim], turned], axis=-1)
+    down = x @ w["kv_down"]
+    made = (_scaled(w["kv_norm.weight"], down[..., : sizes.kv_rank], model.norm) @ w["kv_up"]).reshape(shape)
+    key = _rotated(down[..., None, sizes.kv_rank :])
+    rotary = jnp.broadcast_to(key, (*made.shape[:3], sizes.rope_head_dim))
+    keys = jnp.concatenate([made[..., : sizes.nope_head_dim], rotary], axis=-1)
+    mixed = _mixed(queries, keys, made[..., sizes.nope_head_dim :], model)
+    return mixed @ w["output"] + w.get("output.bias", 0)
+
+
+def _mixed(queries: Any, keys: Any, values: Any, model: Transformer) -> Any:
+    """Return what all heads get from values, one behind the other."""
+    length = queries.shape[1]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1])
     seen = np.tril(np.ones((length, length), dtype=bool))
     if model.window is not None:
         seen &= ~np.tril(np.ones((length, length), dtype=bool), -model.window)
     shares = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", shares, values).reshape(*x.shape[:2], -1)
-    return mixed @ w["output"] + w.get("output.bias", 0)
+    return jnp.einsum("bhqk,bkhd->bqhd", shares, values).reshape(*queries.shape[:2], -1)
 
 
 def _rotated(heads: Any) -> Any:
@@ -130,7 +156,11 @@ def _moe(w: Weights, x: Any, model: Transformer, capacity_factor: float | None) 
         most = math.ceil(capacity_factor * x.shape[1] * count / model.num_experts)
         shares = jnp.where(jnp.cumsum(wanted, axis=1) <= most, shares, 0)
     total = _mlp(w, x, model.mlp, "shared.") if model.num_shared_experts else jnp.zeros_like(x)
-    for expert in range(model.num_experts):
-        own = {name: weight[expert] for name, weight in w.items() if name.startswith("experts.")}
-        total = total + shares[..., expert, None] * _mlp(own, x, model.mlp, "experts.")
-    return total
+    all_experts = {name: jnp.expand_dims(weight, _missing(name)) for name, weight in w.items() if "experts." in name}
+    outputs = _mlp(all_experts, x, model.mlp, "experts.")  # experts x samples x tokens x hidden_size
+    return total + jnp.einsum("bte,ebtd->btd", shares, outputs)
+
+
+def _missing(name: str) -> tuple[int, ...]:
+    """Return where a weight of all experts has no dimension for samples, and a bias none for tokens either."""
+    return (1, 2) if name.endswith(".bias") else (1,)

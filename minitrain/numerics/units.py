@@ -11,7 +11,7 @@ Backward goes through them the other way round. A part can take the gradient as 
 weight is a function to be called when it is wanted: `backward_input` leaves it to `backward_weight`.
 
 Sources: Vaswani et al. (2017); Shoeybi et al. (2019), figure 3, and Korthikanti et al. (2022), figure 5, for where
-the sums are. Left out: dropout, ALiBi, multi-head latent attention.
+the sums are. Left out: dropout, ALiBi.
 """
 
 from __future__ import annotations

@@ -20,12 +20,23 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import general_case, laws, sample_laws
+from minitrain.rank.context_shards import backward_shard, forward_shard, loss_of_shard
 from minitrain.rank.experts import backward_experts, forward_experts, update_piece
-from minitrain.rank.parts import backward_part, forward_part, load_part, price_of_loss, update_part
+from minitrain.rank.parts import (
+    backward_part,
+    forward_part,
+    load_part,
+    may_backward,
+    may_forward,
+    price_of_loss,
+    update_part,
+)
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.experts import COPIES, PIECES, ExpertWeight
+from minitrain.tensors.context import ContextGradShard, ContextShard
+from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.parts import WeightPart
 from minitrain.workloads.workload import Recompute
 
@@ -98,10 +109,6 @@ class Computation(RankState):
         laws.final_weight(self, layer, weight)
         self._final_of(weight)[layer] = weight
 
-    def _final_of(self, weight: Weight) -> dict[int, Weight]:
-        """Return where a final weight is kept: experts apart from the rest of their layer."""
-        return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
-
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples: an activation of layer 0.
 
@@ -139,9 +146,12 @@ class Computation(RankState):
         except AttributeError:  # no tensor, or one that was never in a store
             is_legal = False
         if not is_legal:
-            if weight.__class__ in PIECES or inp.__class__ in COPIES:
-                return forward_experts(self, layer, inp, weight)  # type: ignore[no-any-return]  # copies of tokens
-            laws.forward(self, "forward", layer, inp, weight)
+            if not may_forward(self, layer, inp, weight):
+                if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                    return forward_experts(self, layer, inp, weight)  # type: ignore[no-any-return]  # copies of tokens
+                laws.forward(self, "forward", layer, inp, weight)
+                if isinstance(inp, ContextShard):
+                    return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
             if isinstance(weight, WeightPart):
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
@@ -163,6 +173,8 @@ class Computation(RankState):
             LawError: `inp` is not the model's output.
         """
         laws.loss(self, inp)
+        if isinstance(inp, ContextShard):
+            return loss_of_shard(self, inp, passage_of(inp).made_in)
         samples = inp.samples
         if self._is_uniform:
             price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
@@ -206,9 +218,12 @@ class Computation(RankState):
         except AttributeError:  # as in forward
             is_legal = False
         if not is_legal:
-            if weight.__class__ in PIECES or inp.__class__ in COPIES:
-                return backward_experts(self, "backward", layer, inp, grad, weight)
-            laws.backward(self, "backward", layer, inp, grad, weight)
+            if not may_backward(self, layer, inp, grad, weight):
+                if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                    return backward_experts(self, "backward", layer, inp, grad, weight)
+                laws.backward(self, "backward", layer, inp, grad, weight)
+                if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
+                    return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
             if isinstance(weight, WeightPart):
                 return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
@@ -236,6 +251,8 @@ class Computation(RankState):
         if weight.__class__ in PIECES or inp.__class__ in COPIES:
             return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
         laws.backward(self, "backward_input", layer, inp, grad, weight)
+        if isinstance(inp, ContextShard):
+            return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
         if isinstance(weight, WeightPart):
             return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
         samples = inp.samples
@@ -264,6 +281,8 @@ class Computation(RankState):
         if inp.__class__ in COPIES:
             return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
         laws.backward(self, "backward_weight", layer, inp, grad, weight)
+        if isinstance(inp, ContextShard):
+            return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
         if isinstance(weight, WeightPart):
             return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples

@@ -11,6 +11,7 @@ of a split backward leaves it for the second half.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
@@ -46,13 +47,58 @@ def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: P
     if model._is_uniform:
         return
     keeper = _keeper(model, inp)
-    if passage_of(keeper).mode is not None:  # it went forward before, and is computed again
-        again = PassMode("full", mode.num_parts, mode.sequence_parallel)
-        model.recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, again)
+    _count_repetition(model, layer, keeper, mode)
     passage_of(keeper).mode = mode
     if layer == model._num_layers - 1:
         _mark_logits(model, keeper, len(inp.samples), mode)
     model._resize(keeper, _kept_units(model, layer, inp, keeper, mode))
+
+
+def _count_repetition(model: RankState, layer: int, keeper: Any, mode: PassMode) -> None:
+    """Count the operations of a layer that went forward before, and is computed again."""
+    if passage_of(keeper).mode is not None:
+        again = replace(mode, recompute="full")
+        model.recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(keeper.samples), layer, again)
+
+
+def keep_before_core(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
+    """Let the input of an attention that is taken in steps stand for what is kept up to the queries."""
+    _count_repetition(model, layer, inp, mode)
+    _keep_of_attention(model, layer, inp, mode)
+
+
+def keep_of_steps(model: RankState, layer: int, inp: Any, out: Any, mode: PassMode) -> None:
+    """Let the input of an attention that was taken in steps stand for all that is kept but keys and values."""
+    passage_of(out).made_in = mode
+    _keep_of_attention(model, layer, inp, mode)
+
+
+def _keep_of_attention(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
+    """Give the input of an attention the size of what it stands for."""
+    passage_of(inp).mode = mode
+    elements = model._runtime_predictor.workload.kept_elements(layer, len(inp.samples), mode)
+    model._resize(inp, int(elements * UNITS_PER_ELEMENT))
+
+
+def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) -> None:
+    """Hold what backward computes again of the core of an attention that is taken in steps, until the step is done.
+
+    Args:
+        model: the rank.
+        layer: the attention.
+        inp: its input.
+        keys_values: those that the step has to do with.
+    """
+    mode: PassMode = passage_of(inp).mode
+    if mode.recompute == "none":
+        return
+    workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
+    share = len(keys_values.shards) / keys_values.num_shards
+    whole, kept = (workload.kept_elements(layer, num_samples, each) for each in (replace(mode, recompute="none"), mode))
+    borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
+    model._counted.grow(borrowed)
+    model._counted.grow(-borrowed)
+    model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode) * share
 
 
 def _mark_logits(model: RankState, keeper: Any, num_samples: int, mode: PassMode) -> None:
@@ -131,7 +177,7 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     if model._is_uniform:
         return
     workload, num_samples, keeper = model._runtime_predictor.workload, len(inp.samples), _keeper(model, inp)
-    everything = PassMode("none", mode.num_parts, mode.sequence_parallel)
+    everything = replace(mode, recompute="none")
     whole = int(workload.kept_elements(layer, num_samples, everything) * UNITS_PER_ELEMENT)
     borrowed = max(0, whole - model._account.units_of(keeper))
     if mode.recompute == "full" and _is_made_again(inp) and layer:  # the layer before runs again too, to make the input

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.attention import OF_ATTENTION
+from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WeightGradPart
@@ -70,6 +72,8 @@ def require_whole(model: RankState, op: str, name: str, value: Any) -> None:
             value.layer,
             value=value,
         )
+    if isinstance(value, OF_ATTENTION):
+        raise broken(model, op, f"{name} must be what goes from layer to layer, got {describe(value)}", value.layer)
     if isinstance(value, SHARDS_OF_SEQUENCE):
         raise broken(
             model,
@@ -197,6 +201,15 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
             )
     if isinstance(weight_grad, WeightGradPart) and not weight_grad.covers_sequence():
         missing = ranges(set(range(weight_grad.num_sequence_shards)) - weight_grad.sequence_shards)
+        if isinstance(weight_grad, ContextWeightGrad):
+            raise broken(
+                model,
+                "update",
+                f"the gradient of layer {layer} must cover the whole sequence, shards {missing} of "
+                f"{weight_grad.num_sequence_shards} are missing; reduce it over the ranks that hold them",
+                layer,
+                value=weight_grad,
+            )
         raise broken(
             model,
             "update",

@@ -44,16 +44,18 @@ class KindAccount(Account):
 
     Attributes:
         held: units in stores now, by kind.
+        has_logits: whether any activation was ever marked.
         at_peak: the same when the total was highest since the last window was opened.
     """
 
-    __slots__ = ("_past", "at_peak", "held")
+    __slots__ = ("_past", "at_peak", "has_logits", "held")
 
     def __init__(self, measure: Callable[[Any], float]) -> None:
         super().__init__(measure)
         self.held = [0] * len(MEMORY_KINDS)
         self.at_peak = self.held.copy()
         self._past: list[list[int]] = []
+        self.has_logits = False
 
     def peak_by_kind(self) -> dict[str, float]:
         """Return the elements of each kind when the total was highest."""
@@ -85,6 +87,7 @@ class KindAccount(Account):
 
     def mark_logits(self, tensor: Any, units: int) -> None:
         """Count so many units of an activation as logits."""
+        self.has_logits = True
         if getattr(tensor, "_home", None) is self:
             self.move_logits(units - logits_of(tensor))
         super().mark_logits(tensor, units)
@@ -133,7 +136,7 @@ class KindStore(Store[V]):
             account.recount_launched(value, stored=True)
         kind = _kind_of[value.__class__]
         account.held[kind] += units
-        if kind == _ACTIVATIONS and logits_of(value):
+        if kind == _ACTIVATIONS and account.has_logits and logits_of(value):
             account.move_logits(logits_of(value))
         account.units = total = account.units + units
         if total > account.peak_units:
@@ -150,7 +153,7 @@ class KindStore(Store[V]):
         account.units -= units
         kind = _kind_of[value.__class__]
         account.held[kind] -= units
-        if kind == _ACTIVATIONS and logits_of(value):
+        if kind == _ACTIVATIONS and account.has_logits and logits_of(value):
             account.move_logits(-logits_of(value))
         if account.launched_tensors:
             account.recount_launched(value, stored=False)

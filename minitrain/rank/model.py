@@ -13,6 +13,8 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `load_weights`, `get_input_activation`, `set_final_weight` | by the strategy |
 | `forward`, `loss`, `backward`, `backward_input`, `backward_weight`, `update` | by the strategy |
 | `load_router`, `load_experts`, `route`, `combine`, `backward_combine`, `backward_route` | by the strategy |
+| `get_input_shard`, `keys_values`, `attend`, `project` | by the strategy |
+| `backward_project`, `backward_attend`, `backward_keys_values` | by the strategy |
 | `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
 | `_offload`, `_fetch` | when a move to or from host memory is |
@@ -31,8 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minitrain.rank.attention import Attention
 from minitrain.rank.communication import Communication
-from minitrain.rank.computation import Computation
 from minitrain.rank.experts import ExpertComputation
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.rank.kept_for_backward import mode_of
@@ -56,7 +58,7 @@ _OF_THE_ENGINE = frozenset(
 """What kinds of model override or use of one another, and no strategy needs."""
 
 
-class Model(Computation, ExpertComputation, Communication):
+class Model(Attention, ExpertComputation, Communication):
     """One rank of a training run.
 
     Args:

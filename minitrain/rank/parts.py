@@ -6,6 +6,7 @@ here where a weight is a part, after it has checked the laws.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from minitrain.hardware.price import Price
@@ -111,4 +112,34 @@ def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: A
 
 def _mode(inp: Activation, weight: WeightPart, recompute: Any) -> PassMode:
     """Return how a part is passed through: along a whole sequence, or one whose shards were gathered for it."""
-    return PassMode(mode_of(recompute).recompute, weight.num_parts, passage_of(inp).gathered_from is not None)
+    return _mode_of_part(recompute, weight.num_parts, passage_of(inp).gathered_from is not None)
+
+
+@lru_cache(maxsize=256)
+def _mode_of_part(recompute: Any, num_parts: int, sequence_parallel: bool) -> PassMode:
+    """Return the mode: one object for equal passes, which are many."""
+    return PassMode(mode_of(recompute).recompute, num_parts, sequence_parallel)
+
+
+def may_forward(model: RankState, layer: int, inp: Any, weight: Any) -> bool:
+    """Return whether a forward is the usual one of a part, for which the laws hold; others ask `laws.forward`."""
+    return bool(
+        weight.__class__ is WeightPart
+        and inp.__class__ is Activation
+        and weight.layer == layer == inp.layer
+        and len(weight.shards) == weight.num_shards
+        and getattr(weight, "_home", None) is model._account
+    )
+
+
+def may_backward(model: RankState, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
+    """Return whether a backward is the usual one of a part, for which the laws hold; others ask `laws.backward`."""
+    account = model._account
+    return bool(
+        may_forward(model, layer, inp, weight)
+        and grad.__class__ is ActivationGrad
+        and grad.layer == layer
+        and (inp.samples is grad.samples or inp.samples == grad.samples)
+        and getattr(inp, "_home", None) is account
+        and getattr(grad, "_home", None) is account
+    )

@@ -67,7 +67,8 @@ class RunParameters:
             operations (see `minitrain.accounting.strict`).
         strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
         memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
-        numerics: "numpy", or a `minitrain.numerics.Problem`, to let tensors carry numbers; the log stays the same.
+        numerics: "numpy", or a `minitrain.numerics.Problem` or `TransformerProblem`, to let tensors carry numbers; the
+            log stays the same.
         model_kind: class of the ranks' models, for whoever extends `Model` to follow a run; by default, that of
             `strict` and `numerics`.
         fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`). A

@@ -299,6 +299,20 @@ class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
         step, journals = self.step_time, self.memory_journals
         return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
+    @property
+    def sureness(self) -> str:
+        """How far validated runs like this one were off, in words; see `minitrain.validation.nearest`.
+
+        Only prices of kernels were compared with measurements.
+        """
+        from minitrain.validation.nearest import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
+
+        if not self.priced_by.startswith("kernels"):
+            return NOTHING_LIKE_IT
+        model = getattr(getattr(self.models[0].runtime_predictor, "workload", None), "model", None)
+        found = how_sure(self.hardware, is_gated=getattr(model, "mlp", "") == "swiglu", world_size=self.world_size)
+        return NOTHING_LIKE_IT if model is None or found is None else str(found)
+
     def to_pandas(self) -> Any:
         """Return all events as a pandas DataFrame, ordered by (time, rank), a column for each field of `Event`.
 
@@ -311,7 +325,8 @@ class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
         from minitrain.trace.run_folder import conditions  # noqa: PLC0415
 
         step, peak = duration(self.step_time), self.peak_memory_bytes / GIB
-        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}, peak {peak:.4g} GiB>"
+        sure = f", {self.sureness}" if self.priced_by.startswith("kernels") else ""
+        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}{sure}, peak {peak:.4g} GiB>"
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""

@@ -256,7 +256,7 @@ def _kinds(header: Mapping[str, Any], journals: Sequence[Sequence[MemoryChange]]
 
 def _trained_model(values: Mapping[str, Any]) -> TrainedModel:
     """Return the transformer that a file speaks of."""
-    known = _known(values, TrainedModel)
+    known = {field.name: values[field.name] for field in fields(TrainedModel) if field.name in values}
     return TrainedModel(**known | {"layer_names": tuple(known["layer_names"])})
 
 

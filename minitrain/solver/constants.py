@@ -5,9 +5,10 @@ without a complaint. Here `flop + byte` is an error. The registry holds these fe
 makes it quick: pint's own takes 0.1 s to build.
 """
 
+import math
 from typing import Any
 
-from minitrain.errors import MinitrainError
+from minitrain.errors import MinitrainError, UsageError
 
 try:
     import pint
@@ -58,3 +59,22 @@ BYTES_FP32 = 4 * ureg.byte
 BYTES_FP16 = 2 * ureg.byte
 BYTES_INT8 = 1 * ureg.byte
 """Bytes of a parameter by precision."""
+
+
+def require_quantity(what: str, value: Any, unit: str, *, may_be_zero: bool = False) -> None:
+    """Raise a UsageError unless a value is a positive, finite quantity of some dimension.
+
+    Args:
+        what: what messages call it.
+        value: a quantity of `ureg`.
+        unit: one of that dimension.
+        may_be_zero: whether 0 will do.
+    """
+    is_right = isinstance(value, Q_) and value.is_compatible_with(unit)
+    size = value.to(unit).magnitude if is_right else math.nan
+    if math.isfinite(size) and (size > 0 or (may_be_zero and size == 0)):
+        return
+    raise UsageError(
+        f"{what} must be a quantity {'>= 0' if may_be_zero else '> 0'} in {unit} (ureg of minitrain.solver.constants), "
+        f'such as Q_(1, "{unit}"), got {value!r}'
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError
@@ -114,6 +115,7 @@ class Engine:
         Warns:
             PrecisionFallbackWarning: the device states no peak for the precision.
         """
+        _require_specs(model, system)
         _require(batch_size, precision, efficiency)
         hardware = system.hardware
         bytes_per_parameter, peak_flops = _precision(hardware, precision)
@@ -139,9 +141,16 @@ class Engine:
         )
 
 
+def _require_specs(model: Any, system: Any) -> None:
+    """Raise a UsageError unless what is solved is a model and a system."""
+    for value, kind in ((model, ModelSpec), (system, SystemArchetype)):
+        if not isinstance(value, kind):
+            raise UsageError(f"Engine.solve takes a {kind.__name__}, got {value!r:.80}; mt.solve takes names too")
+
+
 def _require(batch_size: Any, precision: Any, efficiency: Any) -> None:
     """Raise a UsageError unless the parameters are within their rules."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}", batch_size=batch_size)
     if precision not in PRECISIONS:
         known = ", ".join(f'"{name}"' for name in PRECISIONS)

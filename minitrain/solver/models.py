@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.solver.constants import Q_, ureg
+from minitrain.solver.constants import Q_, require_quantity, ureg
 from minitrain.workloads.transformer import Transformer
 
 
@@ -20,11 +20,20 @@ class ModelSpec:
         name: what it is called.
         parameters: how many, in `ureg.count`.
         inference_flops: of one inference, in `ureg.flop`; 2 a parameter if None.
+
+    Raises:
+        UsageError: a figure is no quantity > 0 in its unit.
     """
 
     name: str
     parameters: Any
     inference_flops: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no time can be computed with."""
+        require_quantity(f"parameters of model {self.name}", self.parameters, "count")
+        if self.inference_flops is not None:
+            require_quantity(f"inference_flops of model {self.name}", self.inference_flops, "flop")
 
     def size_in_bytes(self, bytes_per_parameter: Any) -> Any:
         """Return the size of the weights, in `ureg.byte`."""

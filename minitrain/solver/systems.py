@@ -9,9 +9,20 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware import Rate, SystemConfig
-from minitrain.solver.constants import ureg
+from minitrain.solver.constants import require_quantity, ureg
 
-_FP32 = ("float32",)
+_UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "peak_flops": "flop/s",
+        "memory_bw": "byte/s",
+        "memory_capacity": "byte",
+        "peak_flops_fp32": "flop/s",
+        "int8_flops": "flop/s",
+        "tdp": "watt",
+        "dispatch_tax": "s",
+    }
+)
+_OPTIONAL = ("peak_flops_fp32", "int8_flops", "tdp")
 
 
 @final
@@ -29,6 +40,9 @@ class Hardware:
         tdp: rated power, watt; None if not given.
         dispatch_tax: what starting an inference costs, s.
         device: the hardware config that this is a view on, if any.
+
+    Raises:
+        UsageError: a figure is no quantity > 0 (>= 0 for the dispatch tax) in its unit.
     """
 
     name: str
@@ -40,6 +54,14 @@ class Hardware:
     tdp: Any = None
     dispatch_tax: Any = field(default_factory=lambda: 0 * ureg.us)
     device: SystemConfig | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no time can be computed with."""
+        for name, unit in _UNITS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                what = f"{name} of hardware {self.name}"
+                require_quantity(what, value, unit, may_be_zero=name == "dispatch_tax")
 
     @classmethod
     def from_device(cls, system: SystemConfig) -> Hardware:
@@ -91,6 +113,9 @@ class SystemArchetype:
         name: what it is called.
         hardware: the device.
         ram: what a model may fill; all of the device's memory if None.
+
+    Raises:
+        UsageError: `hardware` is no `Hardware`, or `ram` no quantity > 0 in bytes.
     """
 
     name: str
@@ -98,8 +123,15 @@ class SystemArchetype:
     ram: Any = None
 
     def __post_init__(self) -> None:
-        """Let a model fill the device's memory."""
-        if self.ram is None:
+        """Let a model fill the device's memory, unless told otherwise."""
+        if not isinstance(self.hardware, Hardware):
+            raise UsageError(
+                f"a SystemArchetype is made of a Hardware, got {self.hardware!r:.80}; "
+                f"for a hardware config use SystemArchetype.from_device(load_config(...))"
+            )
+        if self.ram is not None:
+            require_quantity(f"ram of system {self.name}", self.ram, "byte")
+        else:
             object.__setattr__(self, "ram", self.hardware.memory_capacity)
 
     @classmethod

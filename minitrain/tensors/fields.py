@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from minitrain.tensors.context import CONTEXT_KINDS
 from minitrain.tensors.experts import KINDS_OF_EXPERTS
 from minitrain.tensors.kinds import KINDS, Tensor
 from minitrain.tensors.parts import PARTED_KINDS
@@ -17,7 +18,7 @@ from minitrain.tensors.parts import PARTED_KINDS
 T = TypeVar("T")
 
 FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    kind: attrgetter(*kind.__dataclass_fields__) for kind in (*KINDS, *PARTED_KINDS, *KINDS_OF_EXPERTS)
+    kind: attrgetter(*kind.__dataclass_fields__) for kind in (*KINDS, *PARTED_KINDS, *CONTEXT_KINDS, *KINDS_OF_EXPERTS)
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

@@ -189,9 +189,9 @@ class Passage:
 
 def passage_of(tensor: Any) -> Passage:
     """Return how an activation came about and went on, to be read and written."""
-    if not hasattr(tensor, "_passage"):
-        tensor._passage = Passage()
-    found: Passage = tensor._passage
+    found: Passage | None = getattr(tensor, "_passage", None)
+    if found is None:
+        found = tensor._passage = Passage()
     return found
 
 
@@ -204,6 +204,9 @@ class Sampled(Tensor):
     __slots__ = ("_passage",)
 
     _passage: Passage
+
+    _must_agree: ClassVar[tuple[str, ...]]
+    """The fields that must be equal where tensors of this kind add, if they do."""
 
     samples: frozenset[int]
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +36,7 @@ from minitrain.tensors.kinds import (
 )
 
 _ALL = frozenset([0])
+_OF_A_SUM: tuple[str, ...] = ("layer", "samples", "num_parts")
 
 
 @dataclass(slots=True)
@@ -123,8 +125,9 @@ class WeightGradPart(WeightGrad):
 
     def __add__(self, other: WeightGrad) -> WeightGradPart:
         """Return the sum, which covers the samples of both; all but the samples must agree."""
-        names = (name for name in self._must_agree if name != "samples")
-        require_same("gradients that add", self, other, *names, "shards")
+        if not (other.__class__ is WeightGradPart and _BESIDE_SAMPLES(self) == _BESIDE_SAMPLES(other)):
+            names = (name for name in self._must_agree if name != "samples")
+            require_same("gradients that add", self, other, *names, "shards")
         total = self.with_sums(union(self.samples, other.samples), self.sequence_shards)
         if hasattr(self, "_units"):
             total._units = self._units  # type: ignore[misc]  # a slot of the base
@@ -139,6 +142,9 @@ class WeightGradPart(WeightGrad):
         return WeightGrad.memory(self) / self.num_parts
 
 
+_BESIDE_SAMPLES = attrgetter(*(name for name in WeightGradPart._must_agree if name != "samples"), "shards")
+
+
 @dataclass(slots=True)
 class PartialActivation(Activation):
     """What some parts of a layer have made of its input: it counts once all parts are added.
@@ -151,9 +157,19 @@ class PartialActivation(Activation):
     parts: frozenset[int] = _ALL
     num_parts: int = 1
 
+    _must_agree = _OF_A_SUM
+
     def __add__(self, other: PartialActivation) -> Any:
         """Return the sum: an `Activation` if it has all parts; the parts must differ."""
         return sum_of_parts(self, other)
+
+    def whole(self) -> Activation:
+        """Return the sum over all parts."""
+        return Activation(self.layer, self.layers, self.samples, self.total_samples)
+
+    def with_parts(self, parts: frozenset[int]) -> PartialActivation:
+        """Return the same sum over other parts."""
+        return PartialActivation(self.layer, self.layers, self.samples, self.total_samples, parts, self.num_parts)
 
 
 @dataclass(slots=True)
@@ -168,9 +184,19 @@ class PartialActivationGrad(ActivationGrad):
     parts: frozenset[int] = _ALL
     num_parts: int = 1
 
+    _must_agree = _OF_A_SUM
+
     def __add__(self, other: PartialActivationGrad) -> Any:
         """Return the sum: an `ActivationGrad` if it has all parts; the parts must differ."""
         return sum_of_parts(self, other)
+
+    def whole(self) -> ActivationGrad:
+        """Return the sum over all parts."""
+        return ActivationGrad(self.layer, self.layers, self.samples, self.total_samples)
+
+    def with_parts(self, parts: frozenset[int]) -> PartialActivationGrad:
+        """Return the same sum over other parts."""
+        return PartialActivationGrad(self.layer, self.layers, self.samples, self.total_samples, parts, self.num_parts)
 
 
 @dataclass(slots=True)
@@ -271,7 +297,7 @@ def sum_of_parts(left: Any, right: Any) -> Any:
     Raises:
         LawError: they are of different kinds, layers, samples or divisions, or a part is in both.
     """
-    require_same("partial sums that add", left, right, "layer", "samples", "num_parts")
+    require_same("partial sums that add", left, right, *left._must_agree)
     twice = left.parts & right.parts
     if twice:
         raise LawError(
@@ -286,10 +312,7 @@ def sum_of_parts(left: Any, right: Any) -> Any:
 
 def with_parts(value: Any, parts: frozenset[int]) -> Any:
     """Return a partial sum of other parts, and the sum itself where these are all."""
-    fields = value.layer, value.layers, value.samples, value.total_samples
-    if len(parts) == value.num_parts:
-        return (Activation if isinstance(value, Activation) else ActivationGrad)(*fields)
-    return type(value)(*fields, parts, value.num_parts)
+    return value.whole() if len(parts) == value.num_parts else value.with_parts(parts)
 
 
 def union_of_shards(left: Any, right: Any) -> Any:

@@ -12,6 +12,7 @@ from minitrain.workloads.matmul import MATMUL_LAYER
 
 MEMORY_HEIGHT = 190
 _TOP, _BOTTOM, _PANEL_GAP = 88, 52, 34
+_MANY_KINDS, _LEGEND_ROW = 12, 19  # of bars; px
 _TICK = 15  # px that a number on the axis of ranks needs
 GRID = "rgba(128,128,128,0.22)"
 INK = "#5A5F66"
@@ -55,6 +56,8 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
     """Return the layout of one run's figure."""
     num_ranks = bars.timeline.num_ranks
     rows = gantt_height(num_ranks, bars.num_lanes)
+    if len(bars.kinds) > _MANY_KINDS:  # whose legend would reach into that of the memory panel
+        rows = max(rows, _LEGEND_ROW * (len(bars.kinds) + 1))
     inner = rows + _PANEL_GAP + MEMORY_HEIGHT
     split = MEMORY_HEIGHT / inner, (MEMORY_HEIGHT + _PANEL_GAP) / inner
     capacity = _capacity(view, peak_gib)

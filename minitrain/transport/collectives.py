@@ -20,15 +20,30 @@ from typing import Any
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
+from minitrain.tensors.attention import KeysValues, KeysValuesGrad
+from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
 from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WEIGHT_PARTS, WeightGradPart
-from minitrain.transport import expert_exchange, partial_sums
+from minitrain.transport import context_sums, expert_exchange, partial_sums
 
 Results = list[Any]
 
-_PARTED = frozenset({*PARTIAL, WeightGradPart})
-_GATHERED_IN_PARTS = frozenset({*SHARDS_OF_SEQUENCE, *WEIGHT_PARTS})
+_REDUCED_IN: Mapping[type[Any], Any] = MappingProxyType(
+    {
+        **dict.fromkeys((*PARTIAL, PartialContextShard, PartialContextGradShard, WeightGradPart), partial_sums),
+        **dict.fromkeys((ContextWeightGrad, KeysValuesGrad), context_sums),
+        **dict.fromkeys(PIECES, expert_exchange),
+    }
+)
+_GATHERED_IN: Mapping[type[Any], Any] = MappingProxyType(
+    {
+        **dict.fromkeys((*SHARDS_OF_SEQUENCE, *WEIGHT_PARTS, ContextWeightGrad), partial_sums),
+        KeysValues: context_sums,
+        **dict.fromkeys(PIECES, expert_exchange),
+    }
+)
+"""The files that know tensors of parts and of shards of a sequence."""
 
 
 def describe(value: Any) -> str:
@@ -57,6 +72,8 @@ _SETS = (
     ("shards", "num_shards"),
     ("parts", "num_parts"),
     ("sequence_shards", "num_sequence_shards"),
+    ("keys", "num_shards"),
+    ("queries", "num_shards"),
 )
 
 
@@ -120,10 +137,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 def all_reduce(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     """Return the sum of all values, once for each member."""
     first = values[0]
-    if type(first) in _PARTED:
-        return partial_sums.all_reduce(values, ranks, mismatch)
-    if type(first) in PIECES:
-        return expert_exchange.reduced("all_reduce", values, ranks, mismatch)
+    if type(first) in _REDUCED_IN:
+        found: Results = _REDUCED_IN[type(first)].all_reduce(values, ranks, mismatch)
+        return found
     if type(first) is not WeightGrad:
         total = _sum("all_reduce", values)
         return [copy.copy(total) for _ in values]
@@ -137,10 +153,9 @@ def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     """Return to the k-th member the k-th shard of the sum of all values."""
     num_shards = len(values)
     first = values[0]
-    if type(first) in _PARTED:
-        return partial_sums.reduce_scatter(values, ranks, mismatch)
-    if type(first) in PIECES:
-        return expert_exchange.reduced("reduce_scatter", values, ranks, mismatch)
+    if type(first) in _REDUCED_IN:
+        found: Results = _REDUCED_IN[type(first)].reduce_scatter(values, ranks, mismatch)
+        return found
     if type(first) is not WeightGrad:
         total = _sum("reduce_scatter", values)
         return [total.shard(index, num_shards) for index in range(num_shards)]
@@ -185,10 +200,9 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int]) -> Results:
         layer, layers, step, num_shards = first.layer, first.layers, first.step, first.num_shards
         shards = _union([value.shards for value in values])
         return [kind(layer, layers, step, shards, num_shards) for _ in values]
-    if kind in _GATHERED_IN_PARTS:
-        return partial_sums.all_gather(values, ranks, mismatch)
-    if kind in PIECES:
-        return expert_exchange.gathered(values, ranks, mismatch)
+    if kind in _GATHERED_IN:
+        found: Results = _GATHERED_IN[kind].all_gather(values, ranks, mismatch)
+        return found
     whole = _combine(values)
     return [copy.copy(whole) for _ in values]
 

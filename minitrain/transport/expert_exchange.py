@@ -55,7 +55,17 @@ def _back(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> li
     return [moved(value, value.own, parts) for value in values]
 
 
-def reduced(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+def all_reduce(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return to each member the sum of gradients of one piece."""
+    return _reduced("all_reduce", values, ranks, mismatch)
+
+
+def reduce_scatter(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return to the k-th member the k-th shard of the sum of gradients of one piece."""
+    return _reduced("reduce_scatter", values, ranks, mismatch)
+
+
+def _reduced(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return the sum of gradients of one piece over the members' samples, to each or in shards.
 
     Raises:
@@ -87,7 +97,7 @@ def _fields(grad: Any, samples: frozenset[int]) -> tuple[Any, ...]:
     return (grad.layer, grad.layers, samples, grad.total_samples, grad.shards, grad.num_shards, *division)
 
 
-def gathered(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return to each member the shards of all, of one piece."""
     first = values[0]
     _agree("all_gather", values, ranks, mismatch, *first._must_agree)

@@ -11,7 +11,7 @@ from typing import Any
 
 from minitrain.tensors.fields import clone
 from minitrain.tensors.index_sets import ranges, singleton
-from minitrain.tensors.kinds import passage_of
+from minitrain.tensors.kinds import Activation, passage_of
 from minitrain.tensors.parts import (
     PARTIAL,
     SHARDS_OF_SEQUENCE,
@@ -71,7 +71,7 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) 
 
 def _sum(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> Any:
     """Return the sum of partial sums of different parts."""
-    _agree(op, values, ranks, mismatch, "layer", "samples", "num_parts")
+    _agree(op, values, ranks, mismatch, *values[0]._must_agree)
     parts = _union(values, "parts")
     if len(parts) != sum(len(value.parts) for value in values):
         raise mismatch(op, values, ranks, "must bring different parts of one sum, so that each is added once")
@@ -118,11 +118,14 @@ def _union(values: Sequence[Any], name: str) -> frozenset[int]:
 
 def remember(result: Any, value: Any) -> Any:
     """Let a result know how what it is made of was made: see `minitrain.rank.kept_for_backward`."""
-    passage_of(result).made_in = passage_of(value).made_in
+    passage = getattr(value, "_passage", None)
+    if passage is not None and passage.made_in is not None:  # gradients have none
+        passage_of(result).made_in = passage.made_in
     return result
 
 
 def gathered(result: Any, shard: Any) -> Any:
     """Let a gathered activation know the member's own shard, which stands for what its layer keeps."""
-    passage_of(result).gathered_from = shard
+    if isinstance(result, Activation):
+        passage_of(result).gathered_from = shard
     return remember(result, shard)

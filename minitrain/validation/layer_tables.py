@@ -1,8 +1,8 @@
 """Tables of layers' times: forward and backward of one layer, and forward and both halves of backward of a stage.
 
-Columns of the first kind: hidden, n_heads, seq_len, tp, mbs, sp, recompute, fwd_ms, bwd_ms. A model of two layers and one
-of one layer are trained by `megatron`; what the second layer adds to forward and to backward is the layer's time. Sums
-over parts are hidden behind gradients of weights, and slow these by what driving them takes of the device.
+Columns of the first kind: hidden, n_heads, seq_len, tp, mbs, sp, recompute, fwd_ms, bwd_ms. A model of two layers and
+one of one layer are trained by `megatron`; what the second layer adds to forward and to backward is the layer's time.
+Sums over parts are hidden behind gradients of weights, and slow these by what driving them takes of the device.
 
 Columns of the second kind: n_layers, hidden, n_heads, seq_len, mbs, pp, T_F_ms, T_B_ms, T_W_ms. A middle stage has
 (n_layers + 2) / pp layers, which embedding and head are counted among; its times are sums of prices.
@@ -20,6 +20,7 @@ from minitrain.run.simulation import simulate
 from minitrain.validation.errors_by_table import RowResult
 from minitrain.validation.machines import machine_of
 from minitrain.validation.rows import LackingError, Row
+from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
 
 _VOCABULARY = 51200  # of embedding and head, whose times are left out
@@ -76,12 +77,9 @@ def stage_results(row: Row, platform: str | Platform | None, without: Sequence[s
         platform=chosen,
         without=tuple(without),
     )
-    prices = parameters.predictor()
+    prices: Any = parameters.predictor()  # one for all ranks
     num_here = (num_layers + 2) // pp
-    terms = {
-        typ: num_here * sum(prices.compute(typ, mbs, layer).seconds for layer in (1, 2))  # type: ignore[union-attr]  # one for all ranks
-        for _, typ in _PASSES
-    }
+    terms = {typ: num_here * sum(prices.compute(typ, mbs, layer).seconds for layer in (1, 2)) for _, typ in _PASSES}
     measured_s = sum(row.positive(column) for column, _ in _PASSES) / 1e3
     yield replace(_result(row, "stage", measured_s, sum(terms.values()), 1, chosen.name), terms=terms)
 
@@ -96,7 +94,7 @@ def _model(row: Row, num_layers: int) -> Transformer:
         seq_len=row.count("seq_len"),
         attention="unfused",
         dropout=0.1,
-        precision="fp16",
+        precision=PRECISIONS["fp16"],
         name=row.text("model") or "custom",
     )
 

@@ -1,8 +1,8 @@
 """The transformer of a row: its sizes are the row's, its kind follows from the MLP and the framework.
 
 A gated MLP ("swiglu", "geglu") means a model like Llama: RMSNorm, rotary positions, no biases. "relu2" means one like
-Nemotron: LayerNorm, rotary positions, no biases. "gelu" means one like GPT: LayerNorm, learned positions, biases, unless
-the row says "no bias".
+Nemotron: LayerNorm, rotary positions, no biases. "gelu" means one like GPT: LayerNorm, learned positions, biases,
+unless the row says "no bias".
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, final
 
 from minitrain.events.event import COMPUTE
@@ -48,9 +49,10 @@ def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
     """
     num = case.layout.num_microbatches
     few, more = _few(case)
+    bare, terms = case.bare(), tuple(without)
     if num <= more:
-        return _predicted(_run(case, num, without))
-    first, second = _predicted(_run(case, few, without)), _predicted(_run(case, more, without))
+        return _step(bare, num, terms)
+    first, second = _step(bare, few, terms), _step(bare, more, terms)
     rounds = (num - few) / (more - few)
     return Prediction(
         seconds=_extended(first.seconds, second.seconds, rounds),
@@ -69,13 +71,14 @@ def _few(case: Case) -> tuple[int, int]:
     pp, rest = case.layout.pp, case.layout.num_microbatches % case.period
     if pp == 1:
         return 2, 3
-    return pp + rest, pp + rest + (case.period if case.period > 1 else pp)
+    return pp + rest, pp + rest + case.period
 
 
-def _run(case: Case, num_microbatches: int, without: Sequence[str]) -> Run:
-    """Simulate a case with some microbatches."""
+@lru_cache(maxsize=64)
+def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction:
+    """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
     layout = case.layout
-    return simulate(
+    run = simulate(
         case.strategy,
         world_size=layout.world_size,
         global_batch_size=layout.dp * layout.microbatch_size * num_microbatches,
@@ -83,12 +86,13 @@ def _run(case: Case, num_microbatches: int, without: Sequence[str]) -> Run:
         workload=case.model,
         fidelity="kernels",
         platform=case.platform,
-        without=tuple(without),
+        without=without,
         fold=layout.world_size > 1,
         check=False,
         microbatch_size=layout.microbatch_size,
         **case.options,
     )
+    return _predicted(run)
 
 
 def _predicted(run: Run) -> Prediction:

@@ -1,8 +1,8 @@
 """Rows of a table of measurements, as text that says what it lacks.
 
 A table is a CSV file in the common columns that `docs/accuracy.md` lists, or in those of one of the tables beside this
-file. Nothing is guessed: a value that is missing, or that is no number, makes the row one that cannot be simulated, with
-its reason.
+file. Nothing is guessed: a value that is missing, or that is no number, makes the row one that cannot be simulated,
+with its reason.
 """
 
 from __future__ import annotations

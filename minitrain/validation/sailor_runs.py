@@ -28,6 +28,7 @@ from minitrain.validation.errors_by_table import RowResult
 from minitrain.validation.machines import device_of
 from minitrain.validation.rows import LackingError, Row
 from minitrain.validation.tables_of_package import tables_folder
+from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.transformer_workload import find_workload
 
@@ -96,7 +97,7 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
     if rest or not num:
         raise LackingError(f"global_batch {row.text('global_batch')} is no multiple of microbatch x dp")
     model = Transformer(
-        seq_len=_SEQ_LEN, precision="fp32", attention="unfused", name=row.text("model"), **_SHAPES[family]
+        seq_len=_SEQ_LEN, precision=PRECISIONS["fp32"], attention="unfused", name=row.text("model"), **_SHAPES[family]
     )
     tables = {name: _table(layers, name, _TABLE_NAMES[family]) for name in cluster.devices}
     run = _Step(cluster, model, tables, microbatch)
@@ -104,7 +105,7 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
     yield RowResult(
         table=row.table,
         row_id=row.row_id,
-        about=f"{row.text('model')}, {' and '.join(cluster.devices)}, {cluster.world_size} ranks, pp {len(cluster.stages)}",
+        about=_about(row, cluster),
         group="mixed" if len(cluster.devices) > 1 else cluster.devices[0],
         device=cluster.devices[0],
         model=row.text("model"),
@@ -116,6 +117,12 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
         memory_kind="" if memory is None else "allocated",
         platform="measured layers",
     )
+
+
+def _about(row: Row, cluster: Cluster) -> str:
+    """Return what tables call a row."""
+    devices = " and ".join(cluster.devices)
+    return f"{row.text('model')}, {devices}, {cluster.world_size} ranks, pp {len(cluster.stages)}"
 
 
 @final

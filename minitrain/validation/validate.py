@@ -6,17 +6,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 from minitrain.hardware.platforms import Platform, find_platform
 from minitrain.hardware.pricing import Pricing
 from minitrain.validation.errors_by_table import RowResult, Skipped, Summary, memory_errors, summarize, time_errors
 from minitrain.validation.row_results import Question, answer
-from minitrain.validation.rows import Row, read_rows
+from minitrain.validation.rows import read_rows
 from minitrain.validation.tables_of_package import TABLES, rows_of
 
 MEMORY_KINDS = ("states", "allocated", "reserved", "device")
-"""What a measured memory may count: model states alone, what the allocator gave out, holds, or what the driver shows."""
+"""What a measured memory may count: states alone, what the allocator gave out, what it holds, what the driver shows."""
 
 _CHUNK = 4  # rows that a process takes at a time
 Progress = Callable[[int, int], None]
@@ -89,6 +90,12 @@ class Validation:
         """Return the rows whose time is furthest off."""
         timed = [result for result in self.results if result.error is not None]
         return sorted(timed, key=lambda result: -abs(result.error or 0.0))[:num]
+
+    def write_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page with predicted against measured times, errors by table and the worst rows; return its path."""
+        from minitrain.validation.page import write_validation_page  # noqa: PLC0415  (only when somebody looks)
+
+        return write_validation_page(os.fspath(path), self)
 
     def _names(self) -> list[str]:
         return list(dict.fromkeys(result.table for result in self.results))
@@ -179,6 +186,3 @@ def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list
         yield from pool.map(answer, questions, chunksize=_CHUNK)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-__all__ = ["MEMORY_KINDS", "Row", "TableErrors", "Validation", "validate"]

@@ -26,6 +26,7 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
+from minitrain.tensors.context import CONTEXT_KINDS
 from minitrain.tensors.parts import PARTED_KINDS
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _COMPUTE_SHARES: Mapping[str, float] = MappingProxyType(
     {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
 )
+
+_DIVIDED = frozenset((*PARTED_KINDS, *CONTEXT_KINDS))
 
 
 class MatmulLayer:
@@ -50,11 +53,15 @@ class MatmulLayer:
         """Return the rows of a matrix."""
         return HIDDEN_SIZE
 
+    def has_attention(self, layer: int) -> bool:  # noqa: ARG002
+        """Return False: each token is multiplied by itself."""
+        return False
+
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
         """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""
         if typ == "loss":
             return Cost(0, 0)
-        tokens = num_samples * BLOCK_SIZE
+        tokens = num_samples * BLOCK_SIZE // (mode.context.degree if mode.context else 1)
         rows = HIDDEN_SIZE // mode.num_parts  # a part takes some columns of the input and makes a sum of all outputs
         return Cost(
             2 * HIDDEN_SIZE * rows * tokens,
@@ -114,7 +121,7 @@ class MatmulLayer:
         if kind is OptState:
             num_shards: int = tensor.num_shards
             return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
-        if kind in PARTED_KINDS:
+        if kind in _DIVIDED:
             return _parted_bytes(tensor)
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "

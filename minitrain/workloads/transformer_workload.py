@@ -19,7 +19,10 @@ from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.parts import SHARDS_OF_SEQUENCE, PartialActivation
+from minitrain.tensors.attention import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, QueriesGrad
+from minitrain.tensors.parts import PartialActivation
+from minitrain.workloads import attention_steps
+from minitrain.workloads.attention_step_kernels import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.faults import count_fault, refuse
@@ -32,6 +35,8 @@ from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
 from minitrain.workloads.unit_kernels import Style, loss_kernels, update_kernels
 from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
+
+_SAMPLED = (Activation, ActivationGrad)
 
 ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
@@ -63,6 +68,7 @@ class TransformerWorkload:
         alike: dict[Unit, int] = {}
         self._first_like = [alike.setdefault(replace(unit, layer=None), k) for k, unit in enumerate(self.units)]
         self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
+        self._bytes_by_kind: dict[type[Any], int] = {}
         self._held: dict[tuple[int, int | Piece], int] = {}  # parameters, by layer and number of parts, or piece
         self.experts = ExpertLayers(model, self.units, self.seq_len)
 
@@ -78,6 +84,10 @@ class TransformerWorkload:
     def layer_names(self) -> tuple[str, ...]:
         """What figures call the layers: "embedding", "attention 0", "mlp 0" ..."""
         return tuple(unit.name for unit in self.units)
+
+    def has_attention(self, layer: int) -> bool:
+        """Return whether tokens need one another in a layer."""
+        return self.units[layer].core is not None
 
     @cached_property
     def blocks(self) -> tuple[range, ...]:
@@ -98,6 +108,8 @@ class TransformerWorkload:
         work = self._work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
+        if typ in attention_steps.STEPS:
+            return attention_steps.step_cost(self.model, self.units[layer], work, typ, mode)
         return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> Cost:
@@ -117,6 +129,8 @@ class TransformerWorkload:
         work = self._work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
+        if typ in attention_steps.STEPS:
+            return step_kernels(self.model, self.units[layer], work, typ, mode, style)
         return pass_kernels(self.model, self.units[layer], work, typ, mode.recompute, style)
 
     def update_kernels(
@@ -142,11 +156,11 @@ class TransformerWorkload:
         statistics: maximum, sum and the target's logit of each token (Shoeybi et al. 2019, section 3).
         """
         if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
-            num_samples: int = len(tensor.samples)
-            return 3 * STATISTIC_BYTES * self.seq_len * num_samples
+            num_tokens: int = self.seq_len * len(tensor.samples)
+            return 3 * STATISTIC_BYTES * _share_of_sequence(tensor, num_tokens)
         if is_copies(tensor):
             return self.experts.exchanged_bytes(tensor)
-        if isinstance(tensor, Activation | ActivationGrad):
+        if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         sizes, num_parts = self.model.precision, division_of(tensor)
         if isinstance(tensor, Weight):
@@ -164,7 +178,7 @@ class TransformerWorkload:
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
-        if isinstance(tensor, Activation | ActivationGrad):
+        if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, division_of(tensor))
         num_held: int = len(tensor.shards)
@@ -174,7 +188,9 @@ class TransformerWorkload:
         """Return the bytes that a unit keeps for its backward: see `Unit.saved_bytes`."""
         found = self._kept.get((layer, mode))
         if found is None:
-            found = self.units[layer].saved_bytes(self._work(1, mode), mode.recompute)
+            unit, work = self.units[layer], self._work(1, mode)
+            in_steps = unit.core is not None and mode.context is not None
+            found = attention_steps.kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
             self._kept[layer, mode] = found
         return found * num_samples
 
@@ -189,12 +205,14 @@ class TransformerWorkload:
 
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
         """Return the FLOPs that a backward repeats for some samples, counted as those of `training_flop`."""
-        unit = self.units[layer]
-        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / mode.num_parts
+        unit, ranks = self.units[layer], mode.num_parts * (mode.context.degree if mode.context else 1)
+        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / ranks
 
     def _work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
-        return Work(num_samples, self.seq_len, Degrees(tp=mode.num_parts, sequence_parallel=mode.sequence_parallel))
+        cp = 1 if mode.context is None else mode.context.degree
+        degrees = Degrees(tp=mode.num_parts, cp=cp, sequence_parallel=mode.sequence_parallel)
+        return Work(num_samples, self.seq_len, degrees)
 
     def _parameters(self, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the parameters of a unit, of one of its parts, or of a piece of one with experts."""
@@ -213,22 +231,45 @@ class TransformerWorkload:
 
     def _bytes_per_parameter(self, tensor: Any) -> int:
         """Return what a parameter takes in a weight, a gradient or an optimizer state."""
-        sizes = self.model.precision
-        if isinstance(tensor, Weight):
-            return sizes.parameter_bytes
-        return sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+        found = self._bytes_by_kind.get(tensor.__class__)
+        if found is None:  # asking a kind what it extends takes long
+            sizes = self.model.precision
+            of_others = sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+            found = sizes.parameter_bytes if isinstance(tensor, Weight) else of_others
+            self._bytes_by_kind[tensor.__class__] = found
+        return found
 
     def _sampled_bytes(self, tensor: Activation | ActivationGrad) -> int:
         """Return the bytes of an activation, as its layer takes it from the one before, or of a gradient."""
         if is_copies(tensor):
             return self.experts.memory_bytes(tensor)
+        if isinstance(tensor, OF_ATTENTION):
+            return self._bytes_within_attention(tensor)
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
         if after < 0:
             return 0
-        size_bytes = self._output_bytes[after] * len(tensor.samples)
-        if isinstance(tensor, SHARDS_OF_SEQUENCE):
-            return size_bytes * len(tensor.shards) // tensor.num_shards
-        return size_bytes
+        return _share_of_sequence(tensor, self._output_bytes[after] * len(tensor.samples))
+
+    def _bytes_within_attention(self, tensor: Any) -> int:
+        """Return the bytes of what lies within an attention that is taken in steps."""
+        unit, work = self.units[tensor.layer], Work(len(tensor.samples), self.seq_len, Degrees(tp=tensor.num_parts))
+        if isinstance(tensor, KeysValues | KeysValuesGrad):
+            size_bytes = attention_steps.keys_values_bytes(unit, work)
+        elif isinstance(tensor, QueriesGrad):
+            size_bytes = attention_steps.queries_bytes(unit, work)
+        else:
+            size_bytes = attention_steps.attended_bytes(self.model, unit, work)
+        if isinstance(tensor, Attended):
+            size_bytes += attention_steps.log_sum_exp_bytes(unit, work)
+        return _share_of_sequence(tensor, size_bytes)
+
+
+def _share_of_sequence(tensor: Any, size: int) -> int:
+    """Return what a tensor has of a size, where it is cut along the sequence."""
+    if not hasattr(tensor, "num_shards"):
+        return size
+    share: int = size * len(tensor.shards) // tensor.num_shards
+    return share
 
 
 def _require_length(model: Transformer, seq_len: int) -> None:

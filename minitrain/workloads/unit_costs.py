@@ -23,24 +23,30 @@ from minitrain.workloads.shapes import AttentionCore, Gemm
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.workload import Cost
 
-_FLASH_BACKWARD = 2.5
+FLASH_BACKWARD = 2.5
 _MOVES_OF_HIDDEN_STATE = {"embedding": 2, "head": 2}  # a lookup reads and writes rows; the head has a norm alone
 _MOVES_OF_NORM_AND_RESIDUAL = 5
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Operations and bytes that add up."""
+class Asked:
+    """Operations and bytes that add up.
+
+    Args:
+        flop: floating-point operations.
+        num_bytes: bytes read and written.
+    """
 
     flop: float = 0
     num_bytes: float = 0
 
-    def __add__(self, other: _Asked) -> _Asked:
-        return _Asked(self.flop + other.flop, self.num_bytes + other.num_bytes)
+    def __add__(self, other: Asked) -> Asked:
+        return Asked(self.flop + other.flop, self.num_bytes + other.num_bytes)
 
-    def times(self, factor: float) -> _Asked:
-        return _Asked(self.flop * factor, self.num_bytes * factor)
+    def times(self, factor: float) -> Asked:
+        """Return a multiple."""
+        return Asked(self.flop * factor, self.num_bytes * factor)
 
 
 def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: str) -> Cost:
@@ -59,7 +65,7 @@ def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: 
     Raises:
         UsageError: heads, columns, experts or the sequence do not divide by their degree.
     """
-    parts: Iterable[_Asked]
+    parts: Iterable[Asked]
     if typ == "forward":
         parts = _forward(model, unit, work)
     elif typ == "backward_weight":
@@ -68,39 +74,39 @@ def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: 
         parts = [*_backward_input(model, unit, work), *_again(model, unit, work, recompute)]
         if typ == "backward":
             parts += _backward_weight(model, unit, work)
-    total = sum(parts, _Asked())
+    total = sum(parts, Asked())
     return Cost(total.flop, total.num_bytes)
 
 
-def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[_Asked]:
-    for gemm in _weight_gemms(unit, work):
-        yield _gemm(model, gemm, model.precision.parameter_bytes)
+def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[Asked]:
+    for gemm in weight_gemms(unit, work):
+        yield gemm_asks(model, gemm, model.precision.parameter_bytes)
     if unit.core is not None:
         yield _core(model, unit.core, work)
-    yield _hidden_state(model, unit, work)
+    yield hidden_state_asks(model, unit, work)
 
 
-def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[_Asked]:
-    for gemm in _weight_gemms(unit, work):
-        yield _gemm(model, gemm, model.precision.parameter_bytes)
+def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[Asked]:
+    for gemm in weight_gemms(unit, work):
+        yield gemm_asks(model, gemm, model.precision.parameter_bytes)
     if unit.core is not None:
         forward = _core(model, unit.core, work)
-        yield _Asked(forward.flop * (_FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
-    yield _hidden_state(model, unit, work).times(2)
+        yield Asked(forward.flop * (FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
+    yield hidden_state_asks(model, unit, work).times(2)
 
 
-def _backward_weight(model: Architecture, unit: Unit, work: Work) -> Iterator[_Asked]:
-    for gemm in _weight_gemms(unit, work):
-        yield _gemm(model, gemm, model.precision.gradient_bytes)
+def _backward_weight(model: Architecture, unit: Unit, work: Work) -> Iterator[Asked]:
+    for gemm in weight_gemms(unit, work):
+        yield gemm_asks(model, gemm, model.precision.gradient_bytes)
 
 
-def _gemm(model: Architecture, gemm: Gemm, weight_bytes: int) -> _Asked:
+def gemm_asks(model: Architecture, gemm: Gemm, weight_bytes: int) -> Asked:
     """Return one of the three multiplications of a weight: they differ in what is read and what is written."""
     activations = model.precision.activation_bytes * gemm.m * (gemm.k + gemm.n)
-    return _Asked(gemm.flop, gemm.batch * (activations + weight_bytes * gemm.k * gemm.n))
+    return Asked(gemm.flop, gemm.batch * (activations + weight_bytes * gemm.k * gemm.n))
 
 
-def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Iterator[_Asked]:
+def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Iterator[Asked]:
     """Yield what backward computes again."""
     if recompute == "full" and unit.layer is not None:
         yield from _forward(model, unit, work)
@@ -108,22 +114,23 @@ def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Itera
         yield _core(model, unit.core, work)
 
 
-def _weight_gemms(unit: Unit, work: Work) -> Iterator[Gemm]:
+def weight_gemms(unit: Unit, work: Work) -> Iterator[Gemm]:
+    """Return the multiplications with weights."""
     return (gemm for gemm in unit.gemms(work) if gemm.has_weight)
 
 
-def _core(model: Architecture, core: AttentionCore, work: Work) -> _Asked:
+def _core(model: Architecture, core: AttentionCore, work: Work) -> Asked:
     """Return the forward of what happens between queries and keys."""
     scores, values = core.gemms(work)
     ends = scores.m * scores.k + scores.n * scores.k + values.n * values.k + values.m * values.n
     element = model.precision.activation_bytes * scores.batch
     if not core.is_flash:
-        return _Asked(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
+        return Asked(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
     share = core.num_pairs(work.seq_len, causal=True) / work.seq_len**2
-    return _Asked((scores.flop + values.flop) * share, element * ends)
+    return Asked((scores.flop + values.flop) * share, element * ends)
 
 
-def _hidden_state(model: Architecture, unit: Unit, work: Work) -> _Asked:
+def hidden_state_asks(model: Architecture, unit: Unit, work: Work) -> Asked:
     """Return what norm and residual connection, or a lookup, read and write."""
     moves = _MOVES_OF_HIDDEN_STATE.get(unit.kind, _MOVES_OF_NORM_AND_RESIDUAL)
-    return _Asked(0, moves * work.num_tokens_between * model.hidden_size * model.precision.activation_bytes)
+    return Asked(0, moves * work.num_tokens_between * model.hidden_size * model.precision.activation_bytes)

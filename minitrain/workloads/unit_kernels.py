@@ -40,7 +40,7 @@ read and written (24); the gradient read for its norm, read and written to be cl
 
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
 _LOSS_LAUNCHES = (5, 4)
-_UNFUSED_LAUNCHES, _FLASH_LAUNCHES = (7, 12), (2, 4)
+UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
 
 
 @final
@@ -94,7 +94,7 @@ def core_kernels(model: Architecture, unit: Unit, work: Work, style: Style = DEF
     """Return the attention core alone, forward: what selective recomputation runs again; nothing where it is flash."""
     if unit.core is None or unit.core.is_flash:
         return KernelList()
-    return KernelList(tuple(_Lister(model, unit, work, style).core(is_backward=False)), _UNFUSED_LAUNCHES[0])
+    return KernelList(tuple(_Lister(model, unit, work, style).core(is_backward=False)), UNFUSED_LAUNCHES[0])
 
 
 def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
@@ -132,7 +132,7 @@ class _Lister:
         launches = _LAUNCHES[self.unit.kind][is_backward]
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
-            launches += (_FLASH_LAUNCHES if self.unit.core.is_flash else _UNFUSED_LAUNCHES)[is_backward]
+            launches += (FLASH_LAUNCHES if self.unit.core.is_flash else UNFUSED_LAUNCHES)[is_backward]
         return KernelList(tuple(kernels), launches)
 
     def core(self, *, is_backward: bool) -> Iterator[Kernel]:
@@ -208,7 +208,7 @@ class _Lister:
         yield from self._inner(is_backward=is_backward)
 
     def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
-        """Yield the sums over tokens that are biases' gradients; that before an activation function is fused with it."""
+        """Yield the sums over tokens that are biases' gradients; that of an MLP's first bias is fused with others."""
         if self.unit.kind == "attention":
             if self.model.qkv_bias:
                 yield self._memory("bias gradient", sum(gemm.m * gemm.n for gemm in self._projections()[:-1]), 1)

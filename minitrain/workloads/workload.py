@@ -7,6 +7,8 @@ and bytes. The default is `minitrain.workloads.matmul`.
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from minitrain.workloads.context import Context
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -37,11 +39,13 @@ class PassMode:
         recompute: what backward computes again: "none", "selective" or "full".
         num_parts: the parts that the layer is divided into, of which the rank computes one.
         sequence_parallel: whether what parts do not divide is divided along the sequence.
+        context: the shards of the sequence that the rank takes through the whole network; None for all of it.
     """
 
     recompute: Recompute = "none"
     num_parts: int = 1
     sequence_parallel: bool = False
+    context: Context | None = None
 
 
 USUAL = PassMode()
@@ -74,7 +78,7 @@ class Workload(Protocol):
         ...
 
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = ...) -> Cost:
-        """Return the cost of forward, loss, backward, backward_input or backward_weight for some samples.
+        """Return the cost of a pass of some samples, such as forward, loss, backward, backward_input, backward_weight.
 
         The loss is of layer `num_layers`, one after the last. It is asked for another `mode` than `USUAL` where layers
         differ, or are divided into parts.

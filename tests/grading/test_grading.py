@@ -24,7 +24,8 @@ from minitrain.grading.checks import judge
 from minitrain.grading.classes import Row
 from minitrain.grading.error_reports import describe
 from minitrain.grading.package import write_package
-from minitrain.grading.recorder import Interned, Program, RecordingModel, name_of
+from minitrain.grading.recorded_program import Program, name_of
+from minitrain.grading.recorder import Interned, RecordingModel
 from minitrain.grading.replay import replayed
 from minitrain.grading.report import FORMATS, as_csv, as_gradescope, as_json, as_junit, as_table, as_text
 from minitrain.grading.result import CHECKS, CheckResult

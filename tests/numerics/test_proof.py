@@ -21,8 +21,10 @@ DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetc
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
+IN_CONTEXT = ["ring_attention", "gathered_context"]
 WITH_WHOLE_LAYERS = ["megatron", "moe", "deepseek_like"]  # tp=1, ep=1: dense layers have no parts
-ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *WITH_WHOLE_LAYERS, *SCHEDULED]
+DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
+ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
 GENERATORS = [name for name in schedules.__all__ if name.islower() and name not in ("validate",)]
 
 Sizes = dict[str, Any]
@@ -37,7 +39,7 @@ def cases_of(name: str) -> list[Sizes]:
     """Return sizes for a strategy: more and fewer layers than ranks, uneven microbatches, its own options."""
     if name == "single":
         return [case(1, layers, 12, microbatch_size=size) for layers in (1, 5) for size in (None, 1, 5)]
-    if name in DATA_PARALLEL:
+    if name in (*DATA_PARALLEL, *IN_CONTEXT):
         extra: list[Sizes] = {
             "ddp_overlap": [case(4, 5, 12, bucket_size=2)],
             "zero3_prefetch": [case(4, 6, 24, lookahead=3, microbatch_size=2)],
@@ -45,8 +47,9 @@ def cases_of(name: str) -> list[Sizes]:
             "hsdp": [case(8, 3, 24, shard_size=2, microbatch_size=2), case(6, 3, 12, shard_size=3)],
         }.get(name, [])
         sizes = [(1, 3, 12), (2, 5, 12), (3, 2, 12), (4, 3, 24), (5, 7, 40), (8, 3, 48)]
+        whole = {"cp": 1} if name in IN_CONTEXT else {}
         return extra + [
-            case(*size, microbatch_size=micro)
+            case(*size, microbatch_size=micro, **whole)
             for size in sizes
             for micro in (None, 1, 5)
             if micro is None or micro <= size[2] // size[0]

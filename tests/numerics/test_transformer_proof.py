@@ -224,7 +224,7 @@ def test_megatron_of_any_size_trains_as_one_device_does_or_is_refused(
     sizes = case(tp * pp * replicas, tp=tp, pp=pp, sequence_parallel=sequence_parallel, **options)
     try:
         proven("megatron", LLAMA_LIKE, **sizes)
-    except mt.StrategyError:
+    except (mt.StrategyError, mt.UsageError):
         return
 
 
@@ -256,6 +256,14 @@ def test_too_many_samples_or_ranks_are_refused() -> None:
 def test_heads_that_do_not_divide_are_refused_as_without_numbers() -> None:
     with pytest.raises(mt.UsageError, match=r"num_kv_heads \(2\) must be a multiple of tp \(4\)"):
         mt.prove("megatron", workload=LLAMA_LIKE, world_size=4, tp=4)
+
+
+@pytest.mark.parametrize("options", [{"sequence_parallel": True}, {"pp": 2, "scatter_gather": True}])
+def test_a_sequence_that_does_not_divide_is_refused(options: Any) -> None:
+    with pytest.raises(
+        (mt.UsageError, mt.LawError), match=r"seq_len \(5\) must be a multiple of|5 tokens .* multiple of 2"
+    ):
+        mt.prove("megatron", workload="tiny", seq_len=5, world_size=4, tp=2, **options)
 
 
 def test_numbers_of_another_model_are_refused() -> None:

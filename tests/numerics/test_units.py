@@ -114,6 +114,11 @@ def test_sums_of_other_tokens_are_refused() -> None:
         x.add(x.shard(0, 2))
 
 
+def test_tokens_that_do_not_divide_are_not_cut() -> None:
+    with pytest.raises(mt.LawError, match="4 tokens of a sequence cannot be cut into 3 equal shards"):
+        Tokens(np.ones((1, 4, 2)), np.arange(4)).shard(0, 3)
+
+
 def test_shards_of_tokens_combine_in_the_order_of_the_sequence() -> None:
     x = Tokens(np.random.default_rng(0).standard_normal((2, 6, 3)), np.arange(6))
     again = x.shard(2, 3).combine(x.shard(0, 3)).combine(x.shard(1, 3))

@@ -4,6 +4,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pint
 import pytest
 
@@ -107,6 +108,45 @@ def test_calc_bottleneck_names_the_slower_one() -> None:
 def test_parameters_outside_their_rules_are_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Engine.solve(MODELS["BERT"], SYSTEMS["A100"], **parameters)
+
+
+TERA, GIGA, CAPACITY = Q_(1, "teraflop/s"), Q_(1, "gigabyte/s"), Q_(1, "GiB")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ModelSpec("x", 1e9),
+            r'parameters of model x must be a quantity > 0 in count .* such as Q_\(1, "count"',
+        ),
+        (lambda: ModelSpec("x", Q_(-1, "count")), "parameters of model x must be a quantity > 0 in count"),
+        (lambda: ModelSpec("x", Q_(float("nan"), "count")), "parameters of model x must be a quantity > 0"),
+        (lambda: ModelSpec("x", Q_(1, "byte")), "parameters of model x must be a quantity > 0 in count"),
+        (
+            lambda: ModelSpec("x", pint.UnitRegistry().Quantity(1, "count")),
+            "must be a quantity > 0 in count .ureg of minitrain",
+        ),
+        (lambda: ModelSpec("x", Q_(1, "count"), Q_(0, "flop")), "inference_flops of model x must be a quantity > 0"),
+        (lambda: Hardware("x", 1e12, GIGA, CAPACITY), "peak_flops of hardware x must be a quantity > 0 in flop/s"),
+        (lambda: Hardware("x", GIGA, TERA, CAPACITY), "peak_flops of hardware x must be a quantity > 0 in flop/s"),
+        (lambda: Hardware("x", TERA, 0 * GIGA, CAPACITY), "memory_bw of hardware x must be a quantity > 0 in byte/s"),
+        (lambda: Hardware("x", TERA, None, CAPACITY), "memory_bw of hardware x must be a quantity > 0 .* got None"),
+        (lambda: Hardware("x", TERA, GIGA, CAPACITY, tdp=400), "tdp of hardware x must be a quantity > 0 in watt"),
+        (lambda: Hardware("x", TERA, GIGA, CAPACITY, dispatch_tax=Q_(-1, "us")), "dispatch_tax .* quantity >= 0 in s"),
+        (lambda: SystemArchetype("x", SYSTEMS["A100"].hardware, 5), "ram of system x must be a quantity > 0 in byte"),
+        (lambda: SystemArchetype("x", "A100"), "a SystemArchetype is made of a Hardware, got 'A100'"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Engine.solve("BERT", SYSTEMS["A100"]), "takes a ModelSpec, got 'BERT'; mt.solve takes names too"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Engine.solve(MODELS["BERT"], "A100"), "takes a SystemArchetype, got 'A100'"),  # type: ignore[arg-type]  # that is the point
+    ],
+)
+def test_figures_without_their_units_or_impossible_are_refused_at_once(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_whole_numbers_of_numpy_are_batch_sizes() -> None:
+    assert mt.solve("BERT", "A100", batch_size=np.int64(8)) == mt.solve("BERT", "A100", batch_size=8)
 
 
 def test_our_own_names_and_objects_are_taken() -> None:

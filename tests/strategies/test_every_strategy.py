@@ -17,6 +17,7 @@ import minitrain as mt
 from minitrain import schedules
 from minitrain.events import Event
 from minitrain.tensors import HIDDEN_SIZE, WeightGrad
+from minitrain.tensors.context import num_summed
 from minitrain.transport import collectives
 
 LoopFactories = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
@@ -28,7 +29,8 @@ PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
 DIVIDED = ["megatron", "moe", "deepseek_like"]
-ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED]
+IN_CONTEXT = ["ring_attention", "gathered_context"]
+ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
 
 EXAMPLES: dict[str, Sizes] = {
     "single": {"world_size": 1},
@@ -44,6 +46,8 @@ EXAMPLES: dict[str, Sizes] = {
     "moe": {"ep": 2, "zero": 1},  # the default layers have no experts: test_moe divides those of transformers
     "deepseek_like": {"pp": 2, "ep": 2, "zero": 1},
     "megatron": {"pp": 2, "num_chunks": 2},  # test_megatron divides layers, so that several ranks see a sample
+    "ring_attention": {"cp": 1},  # test_context_parallelism cuts sequences
+    "gathered_context": {"cp": 1},
 }
 
 
@@ -74,7 +78,7 @@ def every_sum_is_of_different_samples(monkeypatch: pytest.MonkeyPatch) -> None:
         if op in ("all_reduce", "reduce_scatter"):
             for grads, total in zip(zip(*map(as_bucket, values), strict=True), as_bucket(results[0]), strict=True):
                 if isinstance(total, WeightGrad) and len({getattr(grad, "parts", None) for grad in grads}) == 1:
-                    assert sum(len(grad.samples) for grad in grads) == len(total.samples), f"{op}: {grads}"
+                    assert sum(map(num_summed, grads)) == num_summed(total), f"{op}: {grads}"
         return results
 
     monkeypatch.setattr(WeightGrad, "__add__", checked_add)
@@ -128,6 +132,8 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
             options = {"replicas": draw(copies), "reshard_after_forward": draw(st.booleans())}
         options |= {"bucket_size": draw(st.integers(1, num_layers))} if name == "ddp_overlap" else {}
         options |= {"lookahead": draw(st.integers(1, num_layers))} if name == "zero3_prefetch" else {}
+    elif name in IN_CONTEXT:
+        options, world, num_layers, batch = {"cp": 1}, pp, layers, pp * per_rank
     elif name in PIPELINES:
         chunks = draw(st.integers(1, 3)) if name == "interleaved_1f1b" else 1
         options = {"num_chunks": chunks} if name == "interleaved_1f1b" else {}
@@ -169,7 +175,7 @@ def test_every_strategy_trains_completely_on_sizes_that_divide(case: tuple[str, 
 def test_any_sizes_train_completely_or_are_refused_in_one_line(
     name: str, world: int, layers: int, batch: int, size: int | None, data: st.DataObject
 ) -> None:
-    options: Sizes = {}
+    options: Sizes = {"cp": 1} if name in IN_CONTEXT else {}  # whole sequences, so that one rank sees a sample
     for option in ("bucket_size", "lookahead", "shard_size", "replicas", "num_chunks", "pp", "ep", "zero"):
         if option in mt.strategies()[name].__code__.co_varnames[: mt.strategies()[name].__code__.co_argcount]:
             options |= data.draw(st.sampled_from([{}, {option: data.draw(st.integers(-1, 5))}]))

@@ -12,19 +12,21 @@ import minitrain as mt
 GOLDEN = Path(__file__).parents[2] / "traces" / "golden"
 OPTIONS: dict[str, dict[str, Any]] = {
     "fsdp": {"replicas": 2},
+    "gathered_context": {"workload": "tiny", "cp": 2},
     "megatron": {"tp": 2, "pp": 2, "sequence_parallel": True, "num_chunks": 2},
     "moe": {"workload": "tiny-moe", "ep": 2, "imbalance": 1.5, "capacity_factor": 1.25},
     "deepseek_like": {"workload": "tiny-moe", "pp": 2, "ep": 2, "zero": 1},
+    "ring_attention": {"workload": "tiny"},
 }
-SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16)}
+SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16), "ring_attention": (4, 6, 2)}
 
 
 @pytest.mark.parametrize("name", mt.strategies())
 def test_the_log_is_the_golden_one(name: str, tmp_path: Path, update_goldens: bool) -> None:
     world_size, num_layers, batch = SIZES.get(name, (4, 8, 8))
-    options = {"num_layers": num_layers, **OPTIONS.get(name, {})}
-    if "workload" in options:
-        del options["num_layers"]
+    options = OPTIONS.get(name, {})
+    if "workload" not in options:
+        options = {"num_layers": num_layers, **options}
     run = mt.simulate(name, world_size=world_size, global_batch_size=batch, **options)
     golden, now = GOLDEN / f"{name}.jsonl", tmp_path / "now.jsonl"
     run.save(golden if update_goldens else now)

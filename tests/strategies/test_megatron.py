@@ -69,6 +69,8 @@ def test_full_recomputation_counts_the_same_operations_with_parts_as_without() -
     whole, parts = (train(tp, tp=tp, recompute="full") for tp in (1, 4))
     assert parts.hfu is not None
     assert whole.hfu is not None
+    assert parts.mfu is not None
+    assert whole.mfu is not None
     assert parts.mfu / parts.hfu == pytest.approx(whole.mfu / whole.hfu)
 
 

@@ -30,6 +30,10 @@ class Perceptron:
         """Return the rows of a layer's matrix."""
         return WIDTHS[layer]
 
+    def has_attention(self, layer: int) -> bool:
+        """Return False: there are no tokens."""
+        return False
+
     def weight_elements(self, layer: int) -> int:
         """Return the size of a layer's matrix."""
         return WIDTHS[layer] * WIDTHS[layer + 1]

@@ -31,6 +31,8 @@ from minitrain.events import OFFLOAD, STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import FIELDS, WeightGrad, clone
+from minitrain.tensors.attention import KeysValuesGrad
+from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
 from minitrain.tensors.experts import COPIES, ExpertGrad, RouterGrad
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.parts import PARTIAL, WeightGradPart
@@ -42,7 +44,8 @@ _LAWS = {
     "reduce_scatter": require_reducible,
     "all_gather": require_gatherable,
 }
-_SUMMANDS = frozenset({WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL})
+_OF_CONTEXT = (ContextWeightGrad, KeysValuesGrad, PartialContextShard, PartialContextGradShard)
+_SUMMANDS = frozenset({WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL, *_OF_CONTEXT})
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 _frame = sys._getframe
 
@@ -117,7 +120,7 @@ class StrictCommunication(StrictExperts):
             result._units = units
             if op == "all_reduce":
                 origin.buffer.set_owner(result, fields_of(result), origin.step)
-            elif op == "reduce_scatter":
+            elif op == "reduce_scatter" and result.__class__ is not KeysValuesGrad:  # whose shards may lie apart
                 origin.buffer.make_view(result, fields_of(result), origin.step, line)
             elif operation.row in model._launch_holds:
                 model._follow_received(operation.row, [result], [origin.step], line)

@@ -33,10 +33,13 @@ from minitrain.rank.laws import require_all_samples
 from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
+from minitrain.tensors.context import ContextWeightGrad
 from minitrain.workloads.expert_layers import Piece, division_of
 from minitrain.workloads.workload import Recompute
 
 R = TypeVar("R")
+
+_WHOLE_GRADS = frozenset({WeightGrad, ContextWeightGrad})
 
 _frame = sys._getframe
 
@@ -172,7 +175,8 @@ class StrictComputation(Model):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         grad = super().loss(inp)
-        grad._origin = new_origin(ledger, ledger.size(grad), SAMPLED(grad), inp._origin.step, ledger.line(_frame(1)))
+        fields = FIELDS[grad.__class__](grad)
+        grad._origin = new_origin(ledger, ledger.size(grad), fields, inp._origin.step, ledger.line(_frame(1)))
         return grad
 
     def backward(
@@ -264,7 +268,7 @@ class StrictComputation(Model):
             require_valid(ledger, "update", (weight_grad, weight, opt_state))
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        if weight_grad.__class__ is WeightGrad and weight.__class__ is Weight and opt_state.__class__ is OptState:
+        if weight_grad.__class__ in _WHOLE_GRADS and weight.__class__ is Weight and opt_state.__class__ is OptState:
             require_update(ledger, layer, weight_grad, weight, opt_state)
             if len(weight_grad.samples) != self._global_batch_size:  # none comes twice, and all are of the batch
                 require_all_samples(self, layer, weight_grad)

@@ -51,7 +51,7 @@ class StrictExperts(StrictComputation):
         with _by_the_engine():
             loaded = super().load_router(layer, shard, num_shards)
         self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, ROUTER
-        self._follow(loaded, None, self._ledger.line(_frame(1)))
+        self._originate(loaded, None, self._ledger.line(_frame(1)))
         return loaded
 
     def load_experts(
@@ -62,7 +62,7 @@ class StrictExperts(StrictComputation):
         with _by_the_engine():
             loaded = super().load_experts(layer, shard, num_shards, part=part, num_parts=num_parts)
         self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, Piece("experts", num_parts)
-        self._follow(loaded, None, self._ledger.line(_frame(1)))
+        self._originate(loaded, None, self._ledger.line(_frame(1)))
         return loaded
 
     def route(
@@ -88,7 +88,7 @@ class StrictExperts(StrictComputation):
                 capacity_factor=capacity_factor,
                 drop_tokens=drop_tokens,
             )
-        self._follow((tokens,), weight.step, self._ledger.line(_frame(1)))
+        self._originate((tokens,), weight.step, self._ledger.line(_frame(1)))
         return tokens
 
     def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
@@ -96,7 +96,7 @@ class StrictExperts(StrictComputation):
         self._require("combine", weight, inp, outputs)
         with _by_the_engine():
             out = super().combine(layer, inp, outputs, weight)
-        self._follow((out,), weight.step, self._ledger.line(_frame(1)))
+        self._originate((out,), weight.step, self._ledger.line(_frame(1)))
         return out
 
     def backward_combine(
@@ -107,7 +107,7 @@ class StrictExperts(StrictComputation):
         self._sample()
         with _by_the_engine():
             made = super().backward_combine(layer, inp, outputs, grad)
-        self._follow((made,), grad._origin.step, self._ledger.line(_frame(1)))
+        self._originate((made,), grad._origin.step, self._ledger.line(_frame(1)))
         return made
 
     def backward_route(
@@ -117,7 +117,7 @@ class StrictExperts(StrictComputation):
         self._require("backward_route", weight, inp, grad, tokens_grad)
         with _by_the_engine():
             grads = super().backward_route(layer, inp, grad, tokens_grad, weight)
-        self._follow(grads, weight.step, self._ledger.line(_frame(1)))
+        self._originate(grads, weight.step, self._ledger.line(_frame(1)))
         return grads
 
     def _require(self, op: str, weight: Any, *values: Any) -> None:
@@ -134,7 +134,7 @@ class StrictExperts(StrictComputation):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
 
-    def _follow(self, made: Sequence[Any], step: int | None, line: Line) -> None:
+    def _originate(self, made: Sequence[Any], step: int | None, line: Line) -> None:
         """Give what an operation has made its origin."""
         for tensor in made:
             fields = FIELDS[tensor.__class__](tensor)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from minitrain.accounting.strict.ledger import Ledger
 from minitrain.errors import LawError
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.context import ContextWeightGrad, num_summed
 from minitrain.tensors.experts import COPIES
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.transport.collectives import describe
@@ -196,8 +198,9 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
     Sums over the parts of a layer are of the same samples; that no part is counted twice is a law of every run.
     """
     of_one_part = getattr(values[0], "parts", None) == getattr(values[-1], "parts", None)
-    if of_one_part and sum([len(value.samples) for value in values]) != len(result.samples):
-        sample, first, second = _first_twice([value.samples for value in values], operations)
+    if of_one_part and sum(map(num_summed, values)) != num_summed(result):
+        found, first, second = _first_twice([_added(value) for value in values], operations)
+        sample = found[0] if isinstance(found, tuple) else found
         raise LawError(
             f"{op}: sample {sample} is counted twice in the gradient of layer {result.layer}, brought by {first} and "
             f"by {second}; each sample goes to one rank of the group",
@@ -206,6 +209,14 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
             sample=sample,
         )
     _require_one_step(op, values, operations)
+
+
+def _added(value: Any) -> Set[Any]:
+    """Return what a gradient adds up: samples, or each sample in each shard of the sequence."""
+    if isinstance(value, ContextWeightGrad):
+        return set(product(value.samples, value.sequence_shards))
+    samples: frozenset[int] = value.samples
+    return samples
 
 
 def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: Sequence[Any]) -> None:
@@ -229,9 +240,9 @@ def require_exchangeable(op: str, values: Sequence[Any], operations: Sequence[An
         _require_one_step(op, values, operations)
 
 
-def _first_twice(brought: Sequence[frozenset[int]], operations: Sequence[Any]) -> tuple[int, str, str]:
+def _first_twice(brought: Sequence[Set[Any]], operations: Sequence[Any]) -> tuple[Any, str, str]:
     """Return the first number that two members bring, and who they are."""
-    owner: dict[int, str] = {}
+    owner: dict[Any, str] = {}
     for numbers, place in zip(brought, _places(operations), strict=True):
         twice = [number for number in numbers if number in owner]
         if twice:

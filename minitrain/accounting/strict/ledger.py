@@ -9,9 +9,10 @@ from typing import Any
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank.stores import Account
 from minitrain.source_lines import ENGINE, OWNERS, strategy_frame
+from minitrain.tensors.context import CONTEXT_KINDS, ContextWeightGrad
 from minitrain.tensors.parts import SHARDS_OF_SEQUENCE
 
-_ALONG_SEQUENCE = frozenset(SHARDS_OF_SEQUENCE)
+_ALONG_SEQUENCE = frozenset((*SHARDS_OF_SEQUENCE, *CONTEXT_KINDS)) - {ContextWeightGrad}
 
 
 class Line:

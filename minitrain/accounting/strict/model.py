@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minitrain.accounting.strict.communication import StrictCommunication
+from minitrain.accounting.strict.attention import StrictAttention
 
 
-class StrictModel(StrictCommunication):
+class StrictModel(StrictAttention):
     """One rank of a strict run.
 
     Args: those of `Model`.
@@ -21,6 +21,8 @@ class StrictModel(StrictCommunication):
         forward, loss, backward, backward_input, backward_weight, update: require valid tensors of one step before, and
             give the results their provenance; an update takes the buffers of the old weight and state over.
         load_router, load_experts, route, combine, backward_combine, backward_route: likewise for layers with experts.
+        get_input_shard, keys_values, attend, project: the same, for shards of a sequence.
+        backward_project, backward_attend, backward_keys_values: the same.
         set_final_weight: requires a valid weight and keeps a copy that occupies nothing.
         _collective, _send, _receive: require valid tensors and remember the line; reductions overwrite their tensors.
         _offload, _fetch: require valid tensors, and give what comes back its provenance.

@@ -36,7 +36,7 @@ class Offloaded(NamedTuple):
 def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
     """Return what a collective is priced by."""
     given, result = operations[0].value, results[0]
-    if isinstance(result, WeightGradPart) and op == "all_reduce" and result.sequence_shards != given.sequence_shards:
+    if result.__class__ is WeightGradPart and op == "all_reduce" and result.sequence_shards != given.sequence_shards:
         return _COMMON, FIELDS[WeightGradPart](result)
     if op == "all_to_all":
         return tuple(facts_of(operation.value) for operation in operations)
@@ -53,7 +53,7 @@ def facts_of(value: Any) -> Moved:
 
 _COMMON = "what all parts hold"
 _IN_SHARDS = (
-    *("Weight", "WeightGrad", "WeightPart", "WeightGradPart"),
+    *("Weight", "WeightGrad", "WeightPart", "WeightGradPart", "ContextWeightGrad"),
     *("RouterWeight", "RouterGrad", "ExpertWeight", "ExpertGrad"),
 )
 

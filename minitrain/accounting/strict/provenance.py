@@ -29,6 +29,7 @@ from minitrain.accounting.strict.laws import (
 )
 from minitrain.accounting.strict.ledger import Ledger, Line
 from minitrain.tensors import FIELDS
+from minitrain.tensors.context import num_summed
 from minitrain.tensors.parts import PARTIAL
 
 _frame = sys._getframe
@@ -318,7 +319,7 @@ def derive(origin: Origin | Alias, result: Any, how: str, parent: Any, other: An
             ledger, ledger.units_of(result), fields, origin.step, ledger.calling_line(_frame(1))
         )
         return
-    if not isinstance(parent, PARTIAL) and len(result.samples) != len(parent.samples) + len(other.samples):
+    if not isinstance(parent, PARTIAL) and num_summed(result) != num_summed(parent) + num_summed(other):
         raise counted_twice(ledger.rank, parent, other)
     origin.add_in_place(parent, result, fields)
 

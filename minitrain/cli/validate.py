@@ -1,0 +1,129 @@
+"""The command `minitrain validate`: published runs, simulated again and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+import minitrain as mt
+from minitrain.cli import options as given
+from minitrain.cli.failures import saying_what_is_kept
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.plain_text import printable
+
+_SKIPPED_SHOWN = 8
+
+Tables = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TABLES]", help="Tables of the package, such as c2 b2 a1; all of them by default."),
+]
+OwnTable = Annotated[
+    list[Path] | None,
+    typer.Option("--table", metavar="FILE.csv", help="Your own table of measured runs; repeat it for more."),
+]
+PlatformName = Annotated[
+    str | None,
+    typer.Option("--platform", metavar="NAME", help="One platform for all rows; components for none."),
+]
+LayersFile = Annotated[
+    Path | None,
+    typer.Option("--layers", metavar="FILE", help="Measured times of layers, for clusters of several devices."),
+]
+Without = Annotated[
+    str | None,
+    typer.Option("--without", metavar="TERMS", help="Terms of the price to leave out, such as waves,launches."),
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes; one a core by default.")
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page: predicted against measured.")]
+
+
+def validate(
+    tables: Tables = None,
+    table: OwnTable = None,
+    platform: PlatformName = None,
+    layers: LayersFile = None,
+    without: Without = None,
+    jobs: Jobs = None,
+    html: Html = None,
+    as_json: given.AsJson = False,
+    debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
+) -> None:
+    """Simulate published runs, and print how far each table's predictions are off.
+
+    The tables are listed in docs/accuracy.md. A row that lacks what the model needs is listed with its reason.
+    """
+    with (
+        user_prints_to_stderr(as_json),
+        Progress() as progress,
+        saying_what_is_kept(lambda: "nothing was kept; give fewer tables for a shorter run"),
+    ):
+        done = mt.validate(
+            tables or None,
+            table or (),
+            platform=platform,
+            layers=layers,
+            without=[term.strip() for term in (without or "").split(",") if term.strip()],
+            jobs=jobs,
+            progress=_Done(progress),
+        )
+        if html is not None:
+            done.write_html(html)
+    if as_json:
+        print_json(done.rows)
+        return
+    _print(done)
+    if html is not None:
+        print_lines([f"wrote {html}"])
+
+
+class _Done:
+    """Say how many rows are done."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._num = self._total = 0
+
+    def __call__(self, num: int, total: int) -> None:
+        if not self._total:
+            self._progress.say(lambda: f"{self._num} of {self._total} rows")
+        self._num, self._total = num, total
+
+
+def _print(done: mt.Validation) -> None:
+    """Print the errors by table, and what was left out."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("table", no_wrap=True)
+    shown.add_column("of", overflow="fold", min_width=6)
+    for column in ("runs", "mean %", "median %", "p90 %", "bias %"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    shown.add_column("fitted on it", overflow="fold", min_width=8)
+    for errors in done.tables:
+        found = errors.errors
+        figures = (f"{100 * value:.1f}" for value in (found.mean, found.median, found.p90))
+        name = "" if errors.group else errors.table
+        of = f"{errors.group}: {errors.of}" if errors.group else errors.of
+        fitted = "" if errors.group else errors.fitted or "nothing"
+        shown.add_row(name, printable(of), str(found.num_runs), *figures, f"{100 * found.bias:+.1f}", fitted)
+    print_table(shown)
+    if done.without:
+        print_lines([f"left out: {', '.join(done.without)}"])
+    _print_skipped(done)
+
+
+def _print_skipped(done: mt.Validation) -> None:
+    """Print why rows were not simulated, the most frequent reasons first."""
+    reasons: dict[tuple[str, str], int] = {}
+    for skipped in done.skipped:
+        reasons[skipped.table, skipped.reason] = reasons.get((skipped.table, skipped.reason), 0) + 1
+    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+    if ordered:
+        print_lines([f"{len(done.skipped)} rows were not simulated:"])
+    for (table, reason), number in ordered[:_SKIPPED_SHOWN]:
+        print_lines([printable(f"  {table}, {number}: {reason}")])
+    if len(ordered) > _SKIPPED_SHOWN:
+        print_lines([f"  and {len(ordered) - _SKIPPED_SHOWN} more reasons; --json and mt.validate().skipped have all"])

@@ -1,0 +1,41 @@
+"""Shards of a sequence when ranks are folded: ranks that have different ones are not folded into one.
+
+Such ranks do the same with other shards, and attention costs more towards the end of the sequence. So the axis along
+which shards differ is kept apart, as one along which the network has other prices. Tensors say which shards their class
+has, so that collectives among classes are completed as where ranks do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from minitrain.folding.attempt import FoldAttempt
+from minitrain.folding.per_rank_values import PerRankInt
+from minitrain.tensors.attention import KeysValues, KeysValuesGrad
+from minitrain.tensors.context import ContextWeightGrad
+
+
+def keep_shards_apart(attempt: FoldAttempt, shards: Any) -> Any:
+    """Return shards of the sequence, which must be the same for all ranks of a class.
+
+    Args:
+        attempt: how ranks are folded.
+        shards: what the strategy gave; what are no shards is for the engine to refuse.
+
+    Raises:
+        DivergesError: they differ between the ranks of a class.
+    """
+    if not isinstance(shards, Iterable):
+        return shards
+    listed = list(shards)
+    for shard in listed:
+        if isinstance(shard, PerRankInt):
+            attempt.prices_differ = True
+            attempt.diverge("a shard of the sequence that differs between ranks", shard.slopes)
+    return listed
+
+
+def tells_classes_apart(value: Any) -> bool:
+    """Return whether a tensor says what differs between classes: the shards of the sequence that their ranks have."""
+    return isinstance(value, ContextWeightGrad | KeysValues | KeysValuesGrad)

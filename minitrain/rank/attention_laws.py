@@ -1,0 +1,180 @@
+"""The laws of an attention that is taken in steps: what each step requires; see `minitrain.rank.laws`.
+
+What a step needs of a causal attention follows from the mask. Queries must have seen all keys that are not behind the
+last of them, and the gradient of keys must cover all queries that are not before the first of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import LawError
+from minitrain.rank import laws
+from minitrain.rank.context_shards import has_attention, missing, require_same_shards
+from minitrain.rank.laws import broken, require_kind
+from minitrain.tensors import ActivationGrad
+from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
+from minitrain.tensors.context import ContextGradShard, ContextShard
+from minitrain.tensors.kinds import passage_of
+from minitrain.transport.collectives import describe
+from minitrain.workloads.workload import PassMode
+
+if TYPE_CHECKING:
+    from minitrain.rank.state import RankState
+
+_ALL = frozenset([0])
+
+
+def keys_values(model: RankState, layer: int, inp: Any, weight: Any) -> None:
+    """Require an attention, shards of its input in storage, and its complete weight in storage."""
+    _require_input(model, "keys_values", layer, inp)
+    laws.forward(model, "keys_values", layer, inp, weight)
+
+
+def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
+    """Require shards of the sequence that enter an attention, in storage."""
+    require_kind(model, op, "inp", inp, ContextShard)
+    laws.require_layer(model, op, "inp", inp, layer, layer)
+    if not has_attention(model, layer):
+        raise broken(model, op, f"layer {layer} is no attention; take it by forward and backward", layer)
+    laws.require_stored(model, op, "inp", inp)
+
+
+def mode_of_forward(model: RankState, op: str, layer: int, inp: Any) -> PassMode:
+    """Return how an input's queries were made.
+
+    Raises:
+        LawError: they were not made.
+    """
+    mode: PassMode | None = passage_of(inp).mode
+    if mode is None:
+        raise broken(
+            model,
+            op,
+            f"the queries of {describe(inp)} have not been made; call keys_values of the same input first",
+            layer,
+            value=inp,
+        )
+    return mode
+
+
+def mode_of_backward(model: RankState, op: str, layer: int, inp: Any) -> PassMode:
+    """Return how an input's queries were made, for a step of backward.
+
+    Raises:
+        LawError: they were not made, or nothing of them was kept.
+    """
+    mode = mode_of_forward(model, op, layer, inp)
+    if mode.recompute == "full":
+        raise broken(
+            model,
+            op,
+            f"{describe(inp)} is all that was kept of this attention; take keys_values, attend and project again, with "
+            'recompute="none", before its backward',
+            layer,
+            value=inp,
+        )
+    return mode
+
+
+def attend(model: RankState, op: str, layer: int, inp: Any, keys_values: Any) -> None:
+    """Require queries, and keys and values of the same samples, cut alike."""
+    _require_input(model, op, layer, inp)
+    require_kind(model, op, "keys_values", keys_values, KeysValues)
+    laws.require_layer(model, op, "keys_values", keys_values, layer, layer)
+    mode = mode_of_forward(model, op, layer, inp)
+    if keys_values.samples != inp.samples or keys_values.num_shards != inp.num_shards:
+        raise broken(
+            model,
+            op,
+            "queries and keys must be of the same samples, whose sequence is cut alike, got "
+            f"{describe(inp)} and {describe(keys_values)}",
+            layer,
+            value=keys_values,
+        )
+    if keys_values.num_parts != mode.num_parts:
+        raise broken(
+            model,
+            op,
+            f"queries and keys must be of the same part of the heads, got {describe(keys_values)} for queries of a "
+            f"part of {mode.num_parts}",
+            layer,
+            value=keys_values,
+        )
+    laws.require_stored(model, op, "keys_values", keys_values)
+
+
+def project(model: RankState, layer: int, inp: Any, weight: Any, attended: Any) -> None:
+    """Require what the input's queries got from all keys that are not behind them."""
+    _require_input(model, "project", layer, inp)
+    laws.forward(model, "project", layer, inp, weight)
+    mode_of_forward(model, "project", layer, inp)
+    _require_of_input(model, "project", "attended", layer, inp, weight, attended, Attended)
+    lacking = missing(attended.keys, range(max(inp.shards) + 1))
+    if lacking:
+        raise _lacks(model, "project", layer, attended, f"keys of {_shards(lacking, inp)}", "attend them too")
+
+
+def backward_project(model: RankState, layer: int, inp: Any, grad: Any, weight: Any) -> None:
+    """Require input, output gradient and complete weight of an attention, in storage, for the same shards."""
+    _require_input(model, "backward_project", layer, inp)
+    laws.backward(model, "backward_project", layer, inp, grad, weight)
+    mode_of_backward(model, "backward_project", layer, inp)
+    require_kind(model, "backward_project", "grad", grad, ContextGradShard)
+    require_same_shards(model, "backward_project", layer, inp, grad)
+
+
+def backward_attend(model: RankState, layer: int, inp: Any, grad: Any) -> None:
+    """Require the gradient of what the input's queries got."""
+    mode_of_backward(model, "backward_attend", layer, inp)
+    require_kind(model, "backward_attend", "grad", grad, AttendedGrad)
+    laws.require_layer(model, "backward_attend", "grad", grad, layer, layer)
+    require_same_shards(model, "backward_attend", layer, inp, grad)
+
+
+def backward_keys_values(
+    model: RankState, layer: int, inp: Any, weight: Any, grad_queries: Any, grad_keys_values: Any
+) -> None:
+    """Require the gradients of the input's queries, keys and values, over all keys and queries that there are."""
+    op = "backward_keys_values"
+    _require_input(model, op, layer, inp)
+    laws.forward(model, op, layer, inp, weight)
+    mode_of_backward(model, op, layer, inp)
+    _require_of_input(model, op, "grad_queries", layer, inp, weight, grad_queries, QueriesGrad)
+    _require_of_input(model, op, "grad_keys_values", layer, inp, weight, grad_keys_values, KeysValuesGrad)
+    lacking = missing(grad_queries.keys, range(max(inp.shards) + 1))
+    if lacking:
+        raise _lacks(model, op, layer, grad_queries, f"keys of {_shards(lacking, inp)}", "backward_attend them too")
+    lacking = missing(grad_keys_values.queries, range(min(inp.shards), inp.num_shards))
+    if lacking:
+        remedy = "add what other ranks have: reduce_scatter it, or let it travel round the ring"
+        raise _lacks(model, op, layer, grad_keys_values, f"queries of {_shards(lacking, inp)}", remedy)
+
+
+def _require_of_input(
+    model: RankState, op: str, name: str, layer: int, inp: Any, weight: Any, value: Any, kind: type[Any]
+) -> None:
+    """Require a tensor within an attention that is of the input's samples and shards, and of the weight's part."""
+    require_kind(model, op, name, value, kind)
+    laws.require_layer(model, op, name, value, layer, layer)
+    require_same_shards(model, op, layer, inp, value)
+    same_part = (value.parts, value.num_parts) == (getattr(weight, "parts", _ALL), getattr(weight, "num_parts", 1))
+    if value.samples != inp.samples or not same_part:
+        raise broken(
+            model,
+            op,
+            f"{name} must be of the input's samples and of the weight's part, got {describe(value)} for "
+            f"{describe(inp)} and {describe(weight)}",
+            layer,
+            value=value,
+        )
+
+
+def _lacks(model: RankState, op: str, layer: int, value: ActivationGrad | Attended, what: str, remedy: str) -> LawError:
+    """Return the error for a sum that is not complete."""
+    return broken(model, op, f"{describe(value)} lacks {what}; {remedy}", layer, value=value)
+
+
+def _shards(found: str, inp: Any) -> str:
+    """Return shards in words."""
+    return f"{'shard' if found.isdigit() else 'shards'} {found} of {inp.num_shards}"

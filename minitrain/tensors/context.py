@@ -1,0 +1,175 @@
+"""Shards of a sequence that a rank takes through the whole network, and the attention between them.
+
+With context parallelism (Liu et al. 2023, "Ring Attention with Blockwise Transformers"; Llama 3, section 3.3.2) a rank
+has some tokens of each sample, and all weights. Tokens need one another in attention alone, where the queries of a rank
+*attend* the keys and values of all. `Attended` says which keys its queries have seen; what they got from different keys
+adds, by the log-sum-exp that each carries. So the ring of the paper's figure reads:
+
+    attended = attended + model.attend(layer, x, keys_values)      # the block that is here; the next one is on its way
+
+Gradients mirror that. The gradient of queries adds over the keys, that of keys and values over the queries, and that of
+a weight covers some shards of the sequence until it is summed over the ranks.
+
+A rank's shards need not be neighbours: the causal mask leaves equal work where rank i of n has shards i and 2n - 1 - i
+of 2n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minitrain.tensors.annotations import summed
+from minitrain.tensors.attention import OF_ATTENTION, SUMMED_OVER, merged, share_of_sequence
+from minitrain.tensors.index_sets import union
+from minitrain.tensors.kinds import Activation, ActivationGrad, WeightGrad, require_same
+from minitrain.tensors.parts import PartialActivation, PartialActivationGrad, WeightGradPart
+
+_ALL = frozenset([0])
+_OF_A_SUM: tuple[str, ...] = (*PartialActivation._must_agree, "shards", "num_shards")
+
+
+@dataclass(slots=True)
+class ContextShard(Activation):
+    """The input of a layer for some shards of the sequence.
+
+    Args:
+        shards: indices of the shards.
+        num_shards: number of shards that the sequence is cut into.
+    """
+
+    shards: frozenset[int] = _ALL
+    num_shards: int = 1
+
+    def memory(self) -> int:
+        """Return the size in elements: the shards' share of the activation's."""
+        return share_of_sequence(self, Activation.memory(self))
+
+
+@dataclass(slots=True)
+class ContextGradShard(ActivationGrad):
+    """The gradient of a layer's output for some shards of the sequence; its fields are those of `ContextShard`."""
+
+    shards: frozenset[int] = _ALL
+    num_shards: int = 1
+
+    def memory(self) -> int:
+        """Return the size in elements: the shards' share of the gradient's."""
+        return share_of_sequence(self, ActivationGrad.memory(self))
+
+
+@dataclass(slots=True)
+class PartialContextShard(PartialActivation):
+    """What some parts of a layer have made of some shards of the sequence; only sums over all parts go on."""
+
+    shards: frozenset[int] = _ALL
+    num_shards: int = 1
+
+    _must_agree = _OF_A_SUM
+
+    def whole(self) -> ContextShard:
+        """Return the sum over all parts."""
+        return ContextShard(self.layer, self.layers, self.samples, self.total_samples, self.shards, self.num_shards)
+
+    def with_parts(self, parts: frozenset[int]) -> PartialContextShard:
+        """Return the same sum over other parts."""
+        fields = self.layer, self.layers, self.samples, self.total_samples
+        return PartialContextShard(*fields, parts, self.num_parts, self.shards, self.num_shards)
+
+    def memory(self) -> int:
+        """Return the size in elements: that of the sum."""
+        return self.whole().memory()
+
+
+@dataclass(slots=True)
+class PartialContextGradShard(PartialActivationGrad):
+    """The gradient of a layer's input for some shards of the sequence, as some parts of the layer have made it."""
+
+    shards: frozenset[int] = _ALL
+    num_shards: int = 1
+
+    _must_agree = _OF_A_SUM
+
+    def whole(self) -> ContextGradShard:
+        """Return the sum over all parts."""
+        return ContextGradShard(self.layer, self.layers, self.samples, self.total_samples, self.shards, self.num_shards)
+
+    def with_parts(self, parts: frozenset[int]) -> PartialContextGradShard:
+        """Return the same sum over other parts."""
+        fields = self.layer, self.layers, self.samples, self.total_samples
+        return PartialContextGradShard(*fields, parts, self.num_parts, self.shards, self.num_shards)
+
+    def memory(self) -> int:
+        """Return the size in elements: that of the sum."""
+        return self.whole().memory()
+
+
+@dataclass(slots=True)
+class ContextWeightGrad(WeightGradPart):
+    """The gradient of a layer's weight, or of a part of it, that covers some shards of the sequence.
+
+    Its fields are those of `WeightGradPart`; `sequence_shards` are those that all of it covers. It covers each of its
+    samples in each of these shards.
+    """
+
+    def with_sums(
+        self,
+        samples: frozenset[int],
+        sequence_shards: frozenset[int],
+        shards: frozenset[int] | None = None,
+        num_shards: int | None = None,
+    ) -> ContextWeightGrad:
+        """Return a gradient of the same weight that covers other samples or other shards of the sequence."""
+        return ContextWeightGrad(
+            self.layer,
+            self.layers,
+            samples,
+            self.total_samples,
+            self.shards if shards is None else shards,
+            num_shards or self.num_shards,
+            self.parts,
+            self.num_parts,
+            sequence_shards,
+            self.num_sequence_shards,
+        )
+
+    def __add__(self, other: WeightGrad) -> ContextWeightGrad:
+        """Return the sum, which covers the samples of both, or the shards of the sequence of both; the others agree."""
+        names = (name for name in self._must_agree if name not in ("samples", "sequence_shards"))
+        require_same("gradients that add", self, other, *names, "shards")
+        assert isinstance(other, ContextWeightGrad)  # of one kind
+        if self.samples == other.samples:
+            total: ContextWeightGrad = merged(self, other, "sequence_shards", "the sequence")
+            return total
+        require_same("gradients that add", self, other, "sequence_shards")
+        total = self.with_sums(union(self.samples, other.samples), self.sequence_shards)
+        if hasattr(self, "_units"):
+            total._units = self._units  # type: ignore[misc]  # a slot of the base
+        return summed(total, self, other)
+
+
+IN_CONTEXT = (ContextShard, ContextGradShard)
+"""What goes from layer to layer for some shards of the sequence."""
+
+CONTEXT_KINDS: tuple[type[Any], ...] = (
+    *IN_CONTEXT,
+    PartialContextShard,
+    PartialContextGradShard,
+    *OF_ATTENTION,
+    ContextWeightGrad,
+)
+"""The kinds of tensor that are of some shards of the sequence, each a kind of one of the five."""
+
+
+def num_summed(value: Any) -> int:
+    """Return of how many things a tensor is the sum: samples, or shards of the sequence, or each sample in each shard.
+
+    Where two tensors have nothing in common, that of their sum is the sum of theirs.
+    """
+    kind = value.__class__
+    if kind is WeightGrad:
+        return len(value.samples)
+    if kind is ContextWeightGrad:
+        return len(value.samples) * len(value.sequence_shards)
+    over = SUMMED_OVER.get(kind)
+    return len(value.samples) if over is None else len(getattr(value, over))

@@ -1,0 +1,108 @@
+"""How far validated runs like a given one were off: "+- 6 % (90 % of 45 validated A100 runs)".
+
+A validated run is like another if its device is of the same family (A100, H100 ...) and so is its model (gated MLP or
+not), and if its ranks are no more than eight times as many or as few. The error that is said is the one that nine in
+ten of these do not exceed. With fewer than eight such runs, those of the device alone count; with fewer than eight of
+these, nothing like it was validated.
+
+The errors come from `stored.json`, which `python -m minitrain.validation.stored` writes anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import final
+
+from minitrain.validation.errors_by_table import summarize
+
+NOTHING_LIKE_IT = "nothing like it was validated"
+"""What is said of a run that no validated one is like."""
+
+_SCALE = 8
+_LEAST = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredError:
+    """One validated run.
+
+    Args:
+        table: the table that it is from.
+        device: the family of its device: "a100".
+        is_gated: whether its model's MLP is gated, as Llama's.
+        world_size: its ranks.
+        error: predicted over measured, less one.
+    """
+
+    table: str
+    device: str
+    is_gated: bool
+    world_size: int
+    error: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sureness:
+    """How sure a prediction is.
+
+    Args:
+        num_runs: validated runs that it is like.
+        error: what nine in ten of these do not exceed.
+        what: what they have in common, in words.
+    """
+
+    num_runs: int
+    error: float
+    what: str
+
+    def __str__(self) -> str:
+        """Return it as a run's headline says it."""
+        return f"+- {100 * self.error:.0f} % (90 % of {self.num_runs} validated {self.what} runs)"
+
+
+def how_sure(hardware: str, *, is_gated: bool, world_size: int) -> Sureness | None:
+    """Return how far validated runs like one were off; None where nothing like it was validated.
+
+    Args:
+        hardware: the name of its hardware config.
+        is_gated: whether its model's MLP is gated.
+        world_size: its ranks.
+    """
+    device = family_of(hardware)
+    alike = [each for each in stored_errors() if each.device == device]
+    near = [
+        each for each in alike if each.is_gated == is_gated and 1 / _SCALE <= each.world_size / world_size <= _SCALE
+    ]
+    kind = "Llama-like" if is_gated else "GPT-like"
+    return _sureness(near, f"{device.upper()} {kind}") or _sureness(alike, device.upper())
+
+
+def family_of(hardware: str) -> str:
+    """Return the family of a config's device.
+
+    >>> family_of("h100_80g_nvl8")
+    'h100'
+    """
+    return hardware.split("_")[0].lower()
+
+
+@cache
+def stored_errors() -> tuple[StoredError, ...]:
+    """Return the errors of the validated runs."""
+    text = resources.files("minitrain.validation").joinpath("stored.json").read_text("utf-8")
+    return tuple(StoredError(*values) for values in json.loads(text)["errors"])
+
+
+def _sureness(found: Sequence[StoredError], what: str) -> Sureness | None:
+    """Return what nine in ten do not exceed, if there are enough."""
+    if len(found) < _LEAST:
+        return None
+    summary = summarize([each.error for each in found])
+    assert summary is not None  # there are some
+    return Sureness(summary.num_runs, summary.p90, what)

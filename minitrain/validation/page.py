@@ -1,0 +1,191 @@
+"""A validation as one HTML page that opens without internet: predicted over measured, errors by table, the worst ten.
+
+Pictures are SVG made here; the script adds what a pointer shows. Light and dark follow the reader's setting.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minitrain.files import write_text
+from minitrain.validation.page_script import SCRIPT, STYLE
+from minitrain.validation.prediction import TERMS
+from minitrain.validation.tables_of_package import TABLES
+
+if TYPE_CHECKING:
+    from minitrain.validation.errors_by_table import RowResult
+    from minitrain.validation.validate import TableErrors, Validation
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 620, 460, 46, 30, 12
+_STRIP_REACH = 0.5  # of the strips of errors, which end there
+_GOLDEN_DEGREES = 137.5  # between hues, so that neighbours differ
+
+
+def write_validation_page(path: str | Path, done: Validation) -> Path:
+    """Write the page and return its path."""
+    return write_text(path, _page(done))
+
+
+def _page(done: Validation) -> Iterator[str]:
+    """Yield the page in pieces."""
+    timed = [result for result in done.results if result.error is not None]
+    title = f"{len(timed)} measured steps, simulated"
+    yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+    yield f"<style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n"
+    left_out = f" Left out: {html.escape(', '.join(done.without))}." if done.without else ""
+    yield f'<p class="soft">Prices of kernels, compared with published measurements.{left_out}</p>\n'
+    hues = {name: round(place * _GOLDEN_DEGREES % 360) for place, name in enumerate(_tables_of(done.results))}
+    if timed:
+        yield "<h2>Predicted over measured time</h2>\n"
+        yield from _legend(hues)
+        yield from _scatter(timed, hues)
+    yield "<h2>Errors by table</h2>\n"
+    yield from _errors(done.tables, timed, hues)
+    if timed:
+        yield "<h2>The ten that are furthest off</h2>\n"
+        yield from _worst(done.worst())
+    yield from _skipped(done)
+    yield f'<div id="tip" hidden></div>\n<script>{SCRIPT if timed else ""}</script></body></html>\n'
+
+
+def _tables_of(results: Sequence[RowResult]) -> list[str]:
+    """Return the tables in the order of their results."""
+    return list(dict.fromkeys(result.table for result in results))
+
+
+def _legend(hues: dict[str, int]) -> Iterator[str]:
+    """Yield buttons that show one table alone."""
+    yield '<div class="legend">'
+    for name, hue in hues.items():
+        about = html.escape(TABLES[name].about if name in TABLES else "your own table")
+        yield f'<button data-table="{html.escape(name)}" aria-pressed="false" title="{about}" style="--hue:{hue}">'
+        yield f"<i></i>{html.escape(name)}</button>"
+    yield "</div>\n"
+
+
+def _scatter(timed: Sequence[RowResult], hues: dict[str, int]) -> Iterator[str]:
+    """Yield predicted against measured time, both in logarithms."""
+    seconds = [value for result in timed for value in (result.measured_s, result.predicted_s) if value]
+    low, high = math.floor(math.log10(min(seconds))), math.ceil(math.log10(max(seconds)) + 1e-9)
+
+    def x(value: float) -> float:
+        return _LEFT + (math.log10(value) - low) / (high - low) * (_WIDTH - _LEFT - _MARGIN)
+
+    def y(value: float) -> float:
+        return _HEIGHT - _BOTTOM - (math.log10(value) - low) / (high - low) * (_HEIGHT - _BOTTOM - _MARGIN)
+
+    yield f'<svg id="scatter" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="predicted over measured time">'
+    for power in range(low, high + 1):
+        at, label = 10.0**power, _seconds(10.0**power)
+        lines = f"M{x(at):.1f} {_MARGIN}V{_HEIGHT - _BOTTOM}M{_LEFT} {y(at):.1f}H{_WIDTH - _MARGIN}"
+        yield f'<path class="grid" d="{lines}"/>'
+        yield f'<text x="{x(at):.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{label}</text>'
+        yield f'<text x="{_LEFT - 5}" y="{y(at) + 4:.1f}" text-anchor="end">{label}</text>'
+    yield f'<path class="equal" d="M{x(10.0**low):.1f} {y(10.0**low):.1f}L{x(10.0**high):.1f} {y(10.0**high):.1f}"/>'
+    yield f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 2}" text-anchor="end">measured</text>'
+    yield f'<text x="{_LEFT + 4}" y="{_MARGIN + 8}">predicted</text>'
+    for result in timed:
+        if result.measured_s and result.predicted_s:
+            place = f'cx="{x(result.measured_s):.1f}" cy="{y(result.predicted_s):.1f}" r="3.2"'
+            table = html.escape(result.table)
+            yield f'<circle class="dot" {place} style="--hue:{hues[result.table]}" data-table="{table}" '
+            yield f'data-tip="{html.escape(_tip(result))}"/>'
+    yield "</svg>\n"
+
+
+def _tip(result: RowResult) -> str:
+    """Return what a pointer shows of a point."""
+    lines = [
+        f"{result.row_id}: {result.about}",
+        f"measured {_seconds(result.measured_s or 0)}, predicted {_seconds(result.predicted_s or 0)} "
+        f"({100 * (result.error or 0):+.1f} %)",
+    ]
+    if result.platform:
+        lines.append(f"platform {result.platform}")
+    return "\n".join([*lines, *result.assumed])
+
+
+def _errors(tables: Sequence[TableErrors], timed: Sequence[RowResult], hues: dict[str, int]) -> Iterator[str]:
+    """Yield the summaries, with a strip of the errors of each table."""
+    yield '<div class="wide"><table><thead><tr><th>table</th><th>of</th><th>runs</th><th>mean %</th><th>median %</th>'
+    yield "<th>p90 %</th><th>bias %</th><th>from -50 to +50 %</th><th>fitted on it</th></tr></thead><tbody>\n"
+    for errors in tables:
+        found = errors.errors
+        of = f"{errors.group}: {errors.of}" if errors.group else errors.of
+        strip = "" if errors.group or errors.of != "time" else _strip(errors.table, timed, hues[errors.table])
+        figures = "".join(f"<td>{100 * value:.1f}</td>" for value in (found.mean, found.median, found.p90))
+        name = "" if errors.group else errors.table
+        about = html.escape(TABLES[errors.table].about) if errors.table in TABLES and not errors.group else ""
+        yield f'<tr class="{"part" if errors.group else ""}"><td title="{about}">{html.escape(name)}</td>'
+        yield f"<td>{html.escape(of)}</td><td>{found.num_runs}</td>{figures}<td>{100 * found.bias:+.1f}</td>"
+        yield f'<td>{strip}</td><td class="words">{html.escape(errors.fitted)}</td></tr>\n'
+    yield "</tbody></table></div>\n"
+
+
+def _strip(table: str, timed: Sequence[RowResult], hue: int) -> str:
+    """Return a line of the errors of a table."""
+    shapes = '<path class="grid" d="M80 0V14M0 7H160"/>'
+    for result in timed:
+        if result.table == table:
+            error = max(-_STRIP_REACH, min(_STRIP_REACH, result.error or 0.0))
+            shapes += (
+                f'<circle class="strip" cx="{80 + error / _STRIP_REACH * 76:.1f}" cy="7" r="2.4" style="--hue:{hue}"/>'
+            )
+    return f'<svg viewBox="0 0 160 14" style="width:160px" aria-hidden="true">{shapes}</svg>'
+
+
+def _worst(results: Sequence[RowResult]) -> Iterator[str]:
+    """Yield the rows that are furthest off, with what their predicted time is made of."""
+    yield '<p class="key soft">On the rank that computes longest:'
+    for name in TERMS:
+        yield f'<i style="background:var(--{name})"></i>{name}'
+    yield '</p>\n<div class="wide"><table><thead><tr><th>row</th><th>of</th><th>measured</th><th>predicted</th>'
+    yield "<th>error %</th><th>predicted by term</th></tr></thead><tbody>\n"
+    for result in results:
+        yield f'<tr><td>{html.escape(result.row_id)}</td><td class="words">{html.escape(result.about)}</td>'
+        yield f"<td>{_seconds(result.measured_s or 0)}</td><td>{_seconds(result.predicted_s or 0)}</td>"
+        yield f"<td>{100 * (result.error or 0):+.1f}</td><td>{_bar(result)}</td></tr>\n"
+    yield "</tbody></table></div>\n"
+
+
+def _bar(result: RowResult) -> str:
+    """Return a bar of the terms of a prediction."""
+    total = sum(result.terms.values())
+    if not total or not set(result.terms) <= set(TERMS):
+        return ""
+    parts = "".join(
+        f'<i style="width:{100 * seconds / total:.1f}%;background:var(--{name})" '
+        f'title="{name} {_seconds(seconds)}"></i>'
+        for name, seconds in result.terms.items()
+        if seconds > 0
+    )
+    return f'<div class="bar">{parts}</div>'
+
+
+def _skipped(done: Validation) -> Iterator[str]:
+    """Yield the rows that were not simulated, by their reason."""
+    if not done.skipped:
+        return
+    reasons: dict[tuple[str, str], int] = {}
+    for skipped in done.skipped:
+        reasons[skipped.table, skipped.reason] = reasons.get((skipped.table, skipped.reason), 0) + 1
+    yield f"<h2>{len(done.skipped)} rows that were not simulated</h2>\n<ul>"
+    for (table, reason), number in reasons.items():
+        yield f"<li>{html.escape(table)}, {number}: {html.escape(reason)}</li>\n"
+    yield "</ul>\n"
+
+
+def _seconds(value: float) -> str:
+    """Return a time with its unit.
+
+    >>> _seconds(0.00123), _seconds(12.3), _seconds(100.0)
+    ('1.23 ms', '12.3 s', '100 s')
+    """
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.4g} s"

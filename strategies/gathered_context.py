@@ -1,0 +1,101 @@
+"""Context parallelism by a gather: every rank gets the keys and values of a sequence (Llama 3, section 3.3.2)."""
+
+from typing import Any
+
+from minitrain.lib import Model
+
+from ._batch import add, microbatches, share
+from ._context import context_mesh, shards_of
+
+
+async def gathered_context(
+    model: Model,
+    microbatch_size: int | None = None,
+    cp: int | None = None,
+    tp: int = 1,
+    balanced: bool = True,
+    recompute: str = "none",
+) -> Model:
+    """Train on shards of the sequence; the queries of each rank see the gathered keys and values of all.
+
+    Keys and values are small where several heads of queries share them. They are gathered once more for backward,
+    beside the output projection, and their gradients are summed by a reduce_scatter, which leaves each rank its own.
+
+    Args:
+        model: the rank.
+        microbatch_size: samples a microbatch; all of a replica if None.
+        cp: ranks that share a sequence; all that are left beside tp if None.
+        tp: parts that a layer is divided into; heads and columns must be multiples.
+        balanced: whether a rank has two shards of the sequence, one from each end, so that the causal mask leaves all
+            ranks the same work; one shard if False.
+        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+    """
+    model.recompute = recompute
+    mesh = context_mesh(model, cp, tp, "gathered_context")
+    parts, replicas, sequence = mesh.group("tp"), mesh.group("dp"), mesh.group("cp")
+    shards, num_shards = shards_of(mesh.coord("cp"), sequence.size, balanced=balanced)
+    samples_here = share(model.global_batch_size, replicas.size, replicas.index)
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+
+    async def total(partial: Any, border: int) -> Any:
+        """Return the sum over the parts of a layer."""
+        return partial if tp == 1 else await model.all_reduce(partial, border, group=parts)
+
+    async def attention(layer: int, recompute: Any) -> Any:
+        x, weight = activations[layer], weights[layer]
+        activations["own", layer] = model.keys_values(layer, x, weight, recompute=recompute)
+        activations["all"] = await model.all_gather(activations["own", layer], layer, group=sequence)
+        activations["attended"] = model.attend(layer, x, activations["all"])
+        del activations["all"]
+        if recompute == "full":  # keys and values will be made, and gathered, again
+            del activations["own", layer]
+        return model.project(layer, x, weight, activations.pop("attended"))
+
+    async def attention_backward(layer: int) -> tuple[Any, Any]:
+        if recompute == "full":
+            await attention(layer, "none")
+        x, weight = activations[layer], weights[layer]
+        gathering = model.launch(model.all_gather(activations["own", layer], layer, group=sequence))
+        grad_activations["attended"] = model.backward_project(layer, x, grad_activations[layer], weight)
+        activations["all"] = await gathering
+        grad_activations["queries"], grad_activations["all"] = model.backward_attend(
+            layer, x, grad_activations["attended"], activations["all"]
+        )
+        del activations["all"], activations["own", layer], grad_activations["attended"]
+        grad_activations["own"] = await model.reduce_scatter(grad_activations.pop("all"), layer, group=sequence)
+        grads = grad_activations.pop("queries"), grad_activations.pop("own")
+        return model.backward_keys_values(layer, x, weight, *grads)
+
+    for layer in range(model.num_layers):
+        weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
+
+    for batch in microbatches(samples_here, microbatch_size, "gathered_context"):
+        activations[0] = model.get_input_shard(batch, shards, num_shards)
+        for layer in range(model.num_layers):
+            if model.has_attention(layer):
+                activations["new"] = await attention(layer, recompute)
+            else:
+                activations["new"] = model.forward(layer, activations[layer], weights[layer])
+            activations[layer + 1] = await total(activations.pop("new"), layer + 1)
+        grad_activations[model.num_layers - 1] = model.loss(activations.pop(model.num_layers))
+        for layer in reversed(range(model.num_layers)):
+            if model.has_attention(layer):
+                grad_weights["new"], grad_activations["new"] = await attention_backward(layer)
+            else:
+                grad_weights["new"], grad_activations["new"] = model.backward(
+                    layer, activations[layer], grad_activations[layer], weights[layer]
+                )
+            del activations[layer], grad_activations[layer]
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
+            if layer > 0:
+                grad_activations[layer - 1] = await total(grad_activations.pop("new"), layer)
+            else:
+                del grad_activations["new"]
+
+    for layer in range(model.num_layers):
+        # one sum over samples and over the sequence
+        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=mesh.group("dp", "cp"))
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+    return model
