@@ -53,10 +53,6 @@ class ExpertComputation(RankState):
         """Return whether a layer has experts that ranks can share."""
         return expert_laws.has_experts(self, layer)
 
-    def _final_of(self, weight: Weight) -> dict[int, Weight]:
-        """Return where a final weight is kept: experts apart from the rest of their layer."""
-        return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
-
     def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
         """Load what every rank holds of a layer with experts: norm, router and shared experts.
 

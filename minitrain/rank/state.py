@@ -32,6 +32,7 @@ from minitrain.rank.remembered import remembered_of
 from minitrain.rank.stores import Account, JournalledStore, Store, logits_of
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
+from minitrain.tensors.experts import ExpertWeight
 from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
@@ -220,6 +221,10 @@ class RankState:
         """Tell the transport that a task uses this model, unless it knows."""
         if not self._entered:
             self._enter()
+
+    def _final_of(self, weight: Weight) -> dict[int, Weight]:
+        """Return where a final weight is kept: experts apart from the rest of their layer."""
+        return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
 
     def storage(
         self,
