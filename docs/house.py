@@ -81,7 +81,7 @@ FLOORS = (
 )
 DOORS = (
     Door("run/result.py", "trace", "a run draws and exports itself when somebody looks"),
-    Door("run/result.py", "validation", "a run says how far validated runs like it were off"),
+    Door("run/sureness.py", "validation", "a run says how far validated runs like it were off"),
     Door("run/comparison.py", "trace", "a comparison prints its table and writes its page when somebody looks"),
     Door("run/variants.py", "accounting", "simulate chooses strict accounting or totals by its parameters"),
     Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),

@@ -15,7 +15,7 @@ async def interleaved_1f1b(
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
 ) -> Model:
-    """Train looped pipelines of pp ranks; num_layers must be a multiple of pp x num_chunks.
+    """Train looped pipelines of pp ranks; num_layers must be a multiple of pp x num_chunks where layers are alike.
 
     The bubble is 1/num_chunks of 1F1B's, for num_chunks times the messages. Microbatches go through a rank's chunks in
     rounds of pp, so their number must be a multiple of pp.

@@ -19,7 +19,8 @@ async def interleaved_zero_bubble(
 ) -> Model:
     """Run `minitrain.schedules.interleaved_zero_bubble`, which gives the order of actions, on pipelines of pp ranks.
 
-    num_layers must be a multiple of pp x num_chunks, and microbatches one of pp. The bubble is 1/num_chunks of ZB-H1's.
+    num_layers must be a multiple of pp x num_chunks where layers are alike, and microbatches one of pp. The bubble is
+    1/num_chunks of ZB-H1's.
 
     Args:
         model: the rank.

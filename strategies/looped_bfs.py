@@ -19,8 +19,8 @@ async def looped_bfs(
 ) -> Model:
     """Run `minitrain.schedules.looped_bfs`, which gives the order of actions, on pipelines of pp ranks.
 
-    num_layers must be a multiple of pp x num_chunks. The bubble is 1/num_chunks of GPipe's, and every microbatch is
-    alive at once.
+    num_layers must be a multiple of pp x num_chunks where layers are alike. The bubble is 1/num_chunks of GPipe's, and
+    every microbatch is alive at once.
 
     Args:
         model: the rank.

@@ -111,6 +111,8 @@ async def megatron(
         """Send an activation or a gradient to another stage: a share of it where each part's rank sends one."""
         sending = model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
         if overlap_messages:
+            while sends:
+                await sends.pop()
             sends.append(model.launch(sending))
         else:
             await sending

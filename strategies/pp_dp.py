@@ -16,8 +16,8 @@ async def pp_dp(
 ) -> Model:
     """Train world_size / pp replicas of a 1F1B pipeline of pp stages.
 
-    num_layers must be a multiple of pp, world_size too, and global_batch_size of world_size. Ranks of one stage are
-    neighbours: gradients are summed among them once a step, activations travel further.
+    num_layers must be a multiple of pp where layers are alike, world_size too, and global_batch_size of world_size.
+    Ranks of one stage are neighbours: gradients are summed among them once a step, activations travel further.
 
     Args:
         model: the rank.

@@ -17,8 +17,9 @@ async def pp_hsdp(
 ) -> Model:
     """Train on a mesh of pp stages x replicas x shards, shards next to one another.
 
-    num_layers must be a multiple of pp, world_size of pp x shard_size, and global_batch_size of world_size. Weights are
-    gathered among the shards alone; each rank's shard of the gradient is summed over the replicas once a step.
+    num_layers must be a multiple of pp where layers are alike, world_size of pp x shard_size, and global_batch_size of
+    world_size. Weights are gathered among the shards alone; each rank's shard of the gradient is summed over the
+    replicas once a step.
 
     Args:
         model: the rank.

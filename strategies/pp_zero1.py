@@ -16,8 +16,9 @@ async def pp_zero1(
 ) -> Model:
     """Train world_size / pp replicas of a 1F1B pipeline of pp stages, which share the optimizer state.
 
-    num_layers must be a multiple of pp, world_size too, and global_batch_size of world_size. What replicas exchange
-    does not grow with the number of microbatches, which makes this the usual partner of a pipeline.
+    num_layers must be a multiple of pp where layers are alike, world_size too, and global_batch_size of world_size.
+    What replicas exchange does not grow with the number of microbatches, which makes this the usual partner of a
+    pipeline.
 
     Args:
         model: the rank.

@@ -16,8 +16,8 @@ async def pp_zero3(
 ) -> Model:
     """Train world_size / pp replicas of a 1F1B pipeline of pp stages, which share all they hold.
 
-    num_layers must be a multiple of pp, world_size too, and global_batch_size of world_size. Every microbatch gathers
-    every weight twice and reduces its gradient: the least memory, and the most communication.
+    num_layers must be a multiple of pp where layers are alike, world_size too, and global_batch_size of world_size.
+    Every microbatch gathers every weight twice and reduces its gradient: the least memory, and the most communication.
 
     Args:
         model: the rank.

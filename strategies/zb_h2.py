@@ -18,7 +18,8 @@ async def zb_h2(
 ) -> Model:
     """Run `minitrain.schedules.zb_h2`, which gives the order of actions, on pipelines of pp ranks.
 
-    num_layers must be a multiple of pp. With 2 pp - 1 microbatches or more, no rank waits once it has begun.
+    num_layers must be a multiple of pp where layers are alike. With 2 pp - 1 microbatches or more, no rank waits once
+    it has begun.
 
     Args:
         model: the rank.

@@ -24,6 +24,7 @@ from minitrain.cli.failures import (
 from minitrain.cli.hw import hw
 from minitrain.cli.models import app as models
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.platform import platform
 from minitrain.cli.priced import priced, pricing
 from minitrain.cli.prove import prove
 from minitrain.cli.strategies import strategies
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.add_typer(hw, name="hw")
 app.add_typer(learn, name="learn")
 app.add_typer(models, name="models")
+app.add_typer(platform, name="platform")
 app.command()(prove)
 app.command()(strategies)
 app.command()(sweep)

@@ -21,6 +21,7 @@ from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.config_files import is_shipped, parse, read_file, shipped_text
 from minitrain.hardware.figures import Figure, figures, sources_of
+from minitrain.hardware.overview import OverviewLine, counted, overview, title
 from minitrain.plain_text import printable
 from minitrain.trace.tables import plain_table
 
@@ -41,14 +42,36 @@ def list_configs(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa
 
 
 @hw.command()
-def show(config: Name, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Show every figure of one hardware config, with its unit and its source; with --json, the config itself."""
-    system = load_config(config)
+def show(
+    config: Name,
+    sources: Annotated[bool, typer.Option("--sources", help="Every figure, by key path, with its source.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001
+) -> None:
+    """Show one hardware config in short; with --sources every figure and where it comes from, with --json the file."""
+    system, data = load_config(config), _raw(config)
     if as_json:
-        print_json(_raw(config))
+        print_json(data)
         return
-    print_lines([system.name])
-    print_table(_figures_table(figures(_raw(config), sources_of(system.name) if is_shipped(config) else {})))
+    found = figures(data, sources_of(system.name) if is_shipped(config) else {})
+    if sources:
+        print_lines([system.name])
+        print_table(_figures_table(found))
+        return
+    print_lines([title(system)])
+    print_table(_overview_table(overview(system, found)))
+    print_lines(_rest(config, found, data))
+
+
+def _rest(config: str, found: Sequence[Figure], data: Mapping[str, Any]) -> list[str]:
+    """Return what an overview leaves out, and how to see it."""
+    from minitrain.devices.calibration import noisiest  # noqa: PLC0415 - only for what calibrate wrote
+
+    noises = list(noisiest(data)) if "measured" in data else []
+    measured = [f"Measured here; noise, interquartile range over median: {_noise(noises)}."] if noises else []
+    kinds = counted(found)
+    counts = f"{len(found)} figures in all{f': {kinds}' if kinds else ''}."
+    return [*measured, counts, f"`minitrain hw show {printable(config)} --sources` lists each of them."]
 
 
 def _raw(config: str) -> Any:
@@ -167,6 +190,18 @@ def _in_short(amount: float) -> str:
     if amount < 0.1:
         return "<1"
     return f"{amount:.0f}" if amount >= 10 else f"{amount:g}"
+
+
+def _overview_table(lines: Sequence[OverviewLine]) -> Table:
+    """Return a row for each line of an overview."""
+    table = plain_table()
+    has_kinds = any(line.kinds for line in lines)
+    for column, width in {"what": 16, "figure": 36, **({"source": 12} if has_kinds else {})}.items():
+        table.add_column(column, overflow="fold", min_width=width)
+    for line in lines:
+        cells = (line.what, line.text, *([line.kinds] if has_kinds else []))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
 
 
 def _figures_table(found: Sequence[Figure]) -> Table:

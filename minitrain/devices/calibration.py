@@ -247,5 +247,8 @@ def noise_of(config: Any) -> float:
 
 def noisiest(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the measurements of a calibrated config by falling noise."""
-    found = config.get("measured", {}).get("rungs", {})
-    yield from sorted(((name, each["noise"]) for name, each in found.items()), key=lambda pair: -pair[1])
+    measured = config.get("measured")
+    found = measured.get("rungs") if isinstance(measured, Mapping) else None
+    pairs = found.items() if isinstance(found, Mapping) else ()
+    noises = [(name, each["noise"]) for name, each in pairs if isinstance(each, Mapping) and "noise" in each]
+    yield from sorted(noises, key=lambda pair: -pair[1])

@@ -28,7 +28,7 @@ class Value:
 
     Args:
         shape: its sizes.
-        datatype: of its elements.
+        datatype: of its elements, one of `ELEMENT_BYTES`.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Value:
     @property
     def bytes(self) -> int:
         """Its size."""
-        return math.prod(self.shape) * ELEMENT_BYTES.get(self.datatype, 4)
+        return math.prod(self.shape) * ELEMENT_BYTES[self.datatype]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +164,7 @@ def _first_readers(group: Sequence[Node], made: set[Value]) -> list[Node]:
     found = []
     for node in group:
         outside = [value for value in node.inputs if value not in made and value not in seen]
+        outside = outside if _is_heavy(node) else list(dict.fromkeys(outside))  # x + x reads x once
         if outside:
             seen.update(outside)
             found.append(Node(node.name, node.role, tuple(outside), node.outputs, 0, 1, 0))

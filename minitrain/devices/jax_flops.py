@@ -2,16 +2,18 @@
 
 An elementwise operation costs one FLOP an element of its result, whatever its datatype. Exponentials and their like are
 counted apart by XLA, as transcendentals, and cost none here. A multiplication and its addition are two FLOPs. Padding
-of a convolution costs none, and neither does what moves data.
+of a convolution costs none, and neither does what moves data. What XLA leaves to libraries it does not count:
+`jax_linear_algebra` does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from minitrain.devices.jax_linear_algebra import LIBRARY_RULES
 from minitrain.devices.operations import MatmulShape
 
 TRANSCENDENTAL = frozenset({
@@ -54,10 +56,12 @@ def flops_of(eqn: Any) -> float:
 
 
 def matmul_shape(eqn: Any) -> MatmulShape | None:
-    """Return the matrix multiplication that a dot_general or a convolution amounts to; None for anything else."""
+    """Return the matrix multiplication that a product or a convolution amounts to; None for anything else."""
     name = eqn.primitive.name
     if name == "dot_general":
         return _dot_shape(eqn)
+    if name == "ragged_dot_general":
+        return _ragged_shape(eqn)
     return _convolution_shape(eqn) if name == "conv_general_dilated" else None
 
 
@@ -68,19 +72,31 @@ def _size(var: Any) -> int:
 
 def _dot_shape(eqn: Any) -> MatmulShape:
     """Return batch, free and contracting dimensions as a matrix multiplication."""
-    (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    return _product_shape(eqn, eqn.params["dimension_numbers"], ())
+
+
+def _ragged_shape(eqn: Any) -> MatmulShape:
+    """Return a product of groups of rows, each with its own matrix: every row meets one of them."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    return _product_shape(eqn, numbers.dot_dimension_numbers, tuple(numbers.rhs_group_dimensions))
+
+
+def _product_shape(eqn: Any, numbers: Any, groups: tuple[int, ...]) -> MatmulShape:
+    """Return the shape of a product, `groups` being dimensions of the right side of which each row meets one place."""
+    (left_sum, right_sum), (left_batch, right_batch) = numbers
     left, right = (var.aval.shape for var in eqn.invars[:2])
     return MatmulShape(
         m=math.prod(size for dim, size in enumerate(left) if dim not in (*left_sum, *left_batch)),
-        n=math.prod(size for dim, size in enumerate(right) if dim not in (*right_sum, *right_batch)),
+        n=math.prod(size for dim, size in enumerate(right) if dim not in (*right_sum, *right_batch, *groups)),
         k=math.prod(left[dim] for dim in left_sum),
         batch=math.prod(left[dim] for dim in left_batch),
     )
 
 
-def _dot(eqn: Any) -> float:
-    shape = _dot_shape(eqn)
-    return 2.0 * shape.batch * shape.m * shape.n * shape.k
+def _product(eqn: Any) -> float:
+    """Return two FLOPs for each multiplication and its addition."""
+    shape = matmul_shape(eqn)
+    return 2.0 * shape.batch * shape.m * shape.n * shape.k if shape else 0.0
 
 
 def _convolution(eqn: Any) -> float:
@@ -133,11 +149,10 @@ def _reduction(eqn: Any) -> float:
 
 def _window(eqn: Any) -> float:
     """Return one FLOP for each element that joins another in its window."""
-    dimensions: Sequence[int] = eqn.params.get("window_dimensions", (1,))
-    places = _size(eqn.outvars[0])
-    if eqn.primitive.name.startswith("select_and"):  # the gradient of a maximum: a choice in each window, then a sum
-        places = _size(eqn.invars[0])
-    return float(places * max(1, math.prod(dimensions) - 1))
+    window = math.prod(eqn.params.get("window_dimensions", (1,)))
+    if eqn.primitive.name.startswith("select_and"):  # the gradient of a maximum: a choice in each window, and a sum
+        return float(_size(eqn.invars[0]) * window)
+    return float(_size(eqn.outvars[0]) * max(1, window - 1))
 
 
 def _integer_pow(eqn: Any) -> float:
@@ -165,12 +180,14 @@ def _gather(eqn: Any) -> float:
 
 _RULES: Mapping[str, Callable[[Any], float]] = MappingProxyType(
     {
-        "dot_general": _dot,
+        "dot_general": _product,
         "conv_general_dilated": _convolution,
         "integer_pow": _integer_pow,
         "gather": _gather,
         "sort": _sort,
         "threefry2x32": _threefry,
         "random_bits": _threefry,
+        "ragged_dot_general": _product,
+        **LIBRARY_RULES,
     }
 )

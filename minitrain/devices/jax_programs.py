@@ -11,19 +11,22 @@ Left out: collectives, host callbacks, and kernels written in Pallas, whose prim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from numbers import Integral, Number
 from typing import Any, final
 
 from minitrain.devices.fusion import Node, Role, Value, fused
 from minitrain.devices.jax_flops import DATA_MOVEMENT, flops_of, matmul_shape
-from minitrain.devices.operations import ELEMENT_BYTES, Program
-from minitrain.errors import UsageError
+from minitrain.devices.operations import ELEMENT_BYTES, Program, known_datatype
+from minitrain.errors import MinitrainError, UsageError
 
 _VIEWS = frozenset({
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "broadcast", "iota", "bitcast_convert_type",
     "stop_gradient", "copy", "copy_p", "optimization_barrier", "sharding_constraint", "mesh_cast", "pvary", "name",
     "layout_constraint", "random_wrap", "random_unwrap"
 })  # fmt: skip
+_USUAL_BYTES = 4  # of the widest elements that JAX has unless told otherwise
 _SLICES = frozenset(("slice", "dynamic_slice", "gather", "split"))
 
 
@@ -46,14 +49,26 @@ def program_of(function: Callable[..., Any], *shapes: Any, dtype: str = "float32
 
     arguments = [as_arguments(shape, dtype) for shape in shapes]
     try:
-        jaxpr = jax.make_jaxpr(function)(*arguments)
-    except (TypeError, ValueError, IndexError) as error:
+        with wide_enough(arguments):
+            jaxpr = jax.make_jaxpr(function)(*arguments)
+    except MinitrainError:
+        raise
+    except Exception as error:  # whatever the user's function raises
         name = getattr(function, "__name__", type(function).__name__)
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(
-            f"{name} cannot be traced with these shapes: {said}; check number and sizes of them"
-        ) from error
+        raise UsageError(f"{name} cannot be traced with these shapes: {_why(error)}") from error
     return program_of_jaxpr(jaxpr)
+
+
+def _why(error: Exception) -> str:
+    """Return what an error of a function that was traced says, and what to do."""
+    import jax  # noqa: PLC0415
+
+    said = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+        return f"{said}; only shapes are known: use jnp.where or jax.lax.cond for if, and jax.numpy for numpy"
+    if isinstance(error, TypeError | ValueError | IndexError):
+        return f"{said}; check number and sizes of them: a shape is a tuple of whole numbers, such as (64, 128)"
+    return f"it raised {type(error).__name__}: {said}; it must run under jax.make_jaxpr with fixed sizes"
 
 
 def program_of_jaxpr(jaxpr: Any) -> Program:
@@ -83,28 +98,73 @@ def as_arguments(shape: Any, dtype: str) -> Any:
         UsageError: the datatype is unknown.
     """
     import jax  # noqa: PLC0415
-    import jax.numpy as jnp  # noqa: PLC0415
 
-    if dtype not in ELEMENT_BYTES or dtype == "float8":
-        known = ", ".join(name for name in ELEMENT_BYTES if name != "float8")
-        raise UsageError(f"dtype must be one of {known}, got {dtype!r}", dtype=dtype)
+    of_elements = _element_type(dtype)
 
     def leaf(value: Any) -> Any:
         struct: Any = jax.ShapeDtypeStruct
-        return struct(value, jnp.dtype(dtype)) if _is_shape(value) else value
+        return struct(_sizes(value), of_elements) if _is_shape(value) else value
 
     return jax.tree.map(leaf, shape, is_leaf=_is_shape)
 
 
+def _element_type(dtype: Any) -> Any:
+    """Return a datatype as JAX has it.
+
+    Raises:
+        UsageError: the datatype is unknown.
+    """
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    try:
+        return jnp.dtype("nothing" if dtype is None else dtype)  # NumPy takes None as float64
+    except TypeError:
+        known = ", ".join(name for name in ELEMENT_BYTES if name != "float8")
+        raise UsageError(
+            f"dtype must be one of {known}, float8_e4m3fn or float8_e5m2, got {dtype!r}", dtype=dtype
+        ) from None
+
+
 def _is_shape(value: Any) -> bool:
-    """Whether a value is a tuple of sizes."""
-    return isinstance(value, tuple) and all(isinstance(size, int) and not isinstance(size, bool) for size in value)
+    """Whether a value is meant as a tuple of sizes: a tuple without arrays or trees in it."""
+    return isinstance(value, tuple) and all(isinstance(size, Number | str | None) for size in value)
+
+
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return a tuple of sizes.
+
+    Raises:
+        UsageError: one of them is no whole number >= 0.
+    """
+    if not all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) >= 0 for size in shape):
+        raise UsageError(
+            f"a shape is a tuple of whole numbers >= 0, got {shape!r}; where a size varies, simulate each", shape=shape
+        )
+    return tuple(int(size) for size in shape)
+
+
+@contextmanager
+def wide_enough(arguments: Any) -> Iterator[None]:
+    """Let JAX have elements of 64 bits while arguments have some; it makes 32 of them otherwise, without a word."""
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    types = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    is_wide = any(each.itemsize * (1 if each.kind != "c" else 0.5) > _USUAL_BYTES for each in types)
+    with jax.enable_x64(True) if is_wide else nullcontext():
+        yield
 
 
 def _value(var: Any) -> Value:
-    """Return what a variable holds."""
+    """Return what a variable holds.
+
+    Raises:
+        UsageError: its sizes are symbols.
+    """
     shape = tuple(getattr(var.aval, "shape", ()))
-    return Value(shape, str(getattr(var.aval, "dtype", "float32")))
+    if not all(isinstance(size, int) for size in shape):
+        raise UsageError(f"a program must have fixed sizes, but an array has {shape}; simulate each size", shape=shape)
+    return Value(shape, known_datatype(str(getattr(var.aval, "dtype", "float32"))))
 
 
 @final
@@ -146,7 +206,7 @@ class _Walk:
     def _equation(self, eqn: Any, inputs: list[Value], count: int, region: int) -> list[Value]:
         """List an equation, or what it calls, and return its results."""
         name = eqn.primitive.name
-        loops = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        loops = {"scan": self._scan, "while": self._while, "cond": self._cond, "custom_linear_solve": self._solve}
         if name in loops:
             return loops[name](eqn, inputs, count, region)
         inner = _called(eqn)
@@ -220,6 +280,14 @@ class _Walk:
         self._regions = walk._regions
         return results
 
+    def _solve(self, eqn: Any, inputs: list[Value], count: int, region: int) -> list[Value]:
+        """Follow how a linear system is solved, which stands beside how its derivatives are."""
+        counts, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+        before = counts.matvec + counts.vecmat
+        given = [*inputs[before : before + counts.solve], *inputs[sum(counts) :]]
+        env = dict(zip(solve.jaxpr.invars, given, strict=True)) | {var: _value(var) for var in solve.jaxpr.constvars}
+        return self.follow(solve.jaxpr, env, count, region)
+
     def _branch(self, jaxpr: Any, inputs: list[Value], count: int, region: int) -> tuple[_Walk, list[Value]]:
         """Follow one branch by itself."""
         walk = _Walk()
@@ -250,7 +318,12 @@ def _called(eqn: Any) -> Any:
 
 def _role(name: str) -> Role:
     """Return how a primitive takes part in kernels."""
-    fixed: dict[str, Role] = {"dot_general": "matmul", "conv_general_dilated": "convolution", "transpose": "transpose"}
+    fixed: dict[str, Role] = {
+        "dot_general": "matmul",
+        "ragged_dot_general": "matmul",
+        "conv_general_dilated": "convolution",
+        "transpose": "transpose",
+    }
     if name in fixed:
         return fixed[name]
     if name in _VIEWS:

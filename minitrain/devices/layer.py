@@ -105,11 +105,13 @@ class JaxLayer:
         """Raise a UsageError unless the function returns activations of the shape that it takes."""
         import jax  # noqa: PLC0415
 
-        from minitrain.devices.jax_programs import as_arguments  # noqa: PLC0415
+        from minitrain.devices.jax_programs import as_arguments, wide_enough  # noqa: PLC0415
 
         taken = (1, *self.sample)
+        given = [as_arguments(shapes, self.dtype) for shapes in (self.weights, taken)]
         try:
-            found = jax.eval_shape(self.function, *(as_arguments(given, self.dtype) for given in (self.weights, taken)))
+            with wide_enough(given):
+                found = jax.eval_shape(self.function, *given)
         except (TypeError, ValueError, IndexError) as error:
             said = str(error).strip().splitlines()[0]
             raise UsageError(f"the layer cannot be traced with weights {self.weights} and {taken}: {said}") from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil
 
 from minitrain.devices.operations import KernelLaunch, MatmulShape
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_count
 from minitrain.hardware.data_sheet import UnitLimits
 
 WARP_THREADS = 32
@@ -63,6 +63,8 @@ def occupancy(launch: KernelLaunch, limits: UnitLimits, reserved_smem_bytes: int
 
 def _require(launch: KernelLaunch) -> None:
     """Raise a UsageError unless a GPU could take a launch."""
+    if not all(isinstance(value, int) for value in (launch.threads, launch.registers, launch.smem_bytes)):
+        raise UsageError(f"threads, registers and smem_bytes of a launch must be whole numbers, got {launch}")
     if not 1 <= launch.threads <= _MOST_THREADS:
         raise UsageError(f"a block has 1 to {_MOST_THREADS} threads, got {launch.threads}")
     if not 0 <= launch.registers <= _MOST_REGISTERS:
@@ -97,10 +99,15 @@ def wave_efficiency(m: int, n: int, num_units: int, tile: tuple[int, int] = (128
     Returns:
         Elements of the result over those that the waves could have made, in (0, 1].
 
+    Raises:
+        UsageError: a size or the number of units is no whole number >= 1.
+
     Example:
         >>> wave_efficiency(4096, 4096, 108)
         0.9481481481481482
     """
+    for name, value in (("m", m), ("n", n), ("num_units", num_units), ("batch", batch)):
+        require_count(name, value)
     num_tiles = batch * ceil(m / tile[0]) * ceil(n / tile[1])
     num_waves = ceil(num_tiles / num_units)
     return batch * m * n / (num_waves * num_units * tile[0] * tile[1])

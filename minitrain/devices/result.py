@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from minitrain.devices.operations import Operation
+from minitrain.errors import require_count
 
 Bound = Literal["compute", "memory"]
 
@@ -71,7 +72,11 @@ class SimulationResult:
 
         Args:
             most: how many rows.
+
+        Raises:
+            UsageError: `most` is no whole number >= 0.
         """
+        require_count("most", most, 0)
         longest = sorted(self.operations, key=lambda row: -row.total_s)[:most]
         head = ("time us", "share", "bound", "MFLOP", "MB", "runs", "operation")
         lines = [head, *(_line(row, self.time_seconds) for row in longest)]

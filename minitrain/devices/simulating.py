@@ -49,10 +49,16 @@ def simulate(
 
 def program(fn: Any, *shapes: Any, dtype: str = "float32") -> Program:
     """Return what `simulate` prices; arguments and errors as there."""
+    if any(base.__module__.startswith("torch.nn.") for base in type(fn).__mro__):
+        raise UsageError(
+            f"a torch module is read from its graph: mt.hw.simulate(torch.export.export(module, (inputs,))), "
+            f"got {type(fn).__name__}"
+        )
     if callable(fn) and type(fn).__name__ not in ("ExportedProgram", "ClosedJaxpr"):
         from minitrain.devices.jax_programs import program_of  # noqa: PLC0415 - JAX is heavy
 
         return program_of(fn, *shapes, dtype=dtype)
+    found = as_program(fn)
     if shapes:
         raise UsageError(f"shapes belong to a function; {type(fn).__name__} says its own")
-    return as_program(fn)
+    return found

@@ -28,12 +28,16 @@ from minitrain.devices.programs import as_program
 from minitrain.devices.result import OperationTime, SimulationResult
 from minitrain.devices.spec import DeviceSpec
 from minitrain.errors import HardwareConfigError, UsageError
-from minitrain.hardware import Rate
+from minitrain.hardware import Rate, SystemConfig
 from minitrain.hardware.data_sheet import Cache
 
 FIDELITIES = ("default", "seed")
 _SPILL_PENALTY = 0.3  # the specification's: 30 % for each size of the cache beyond it
 _VECTOR_FALLBACK = ("float32", "float16")
+_DOUBLE = (
+    "float64",
+    "complex128",
+)  # between half and a sixty-fourth of single precision, so no other rate stands for it
 
 
 class DeviceSimulator:
@@ -47,7 +51,7 @@ class DeviceSimulator:
         ridge_point: FLOP a byte where compute and memory take equally long.
 
     Raises:
-        UsageError: there is no such fidelity.
+        UsageError: there is no such fidelity, or `spec` is no `DeviceSpec`.
 
     Example:
         >>> from minitrain.devices import A100_SPEC, matmul
@@ -56,6 +60,10 @@ class DeviceSimulator:
     """
 
     def __init__(self, spec: DeviceSpec, fidelity: str = "default") -> None:
+        if not isinstance(spec, DeviceSpec):
+            raise UsageError(
+                f"a device simulator takes a DeviceSpec, got {spec!r:.80}; make_simulator takes a hardware config"
+            )
         self.spec = spec
         self.fidelity = _known(fidelity)
         self.ridge_point = spec.peak_fp32 / spec.bandwidth
@@ -192,6 +200,8 @@ class DeviceSimulator:
             return Rate(self.spec.peak_fp32 / 1e3, ((0.0, 1.0),))
         matrix, vector = self._device.matrix, self._device.vector
         names = _datatypes(operation.datatype)
+        if operation.datatype in _DOUBLE:
+            return self._double_rate(self._device)
         tables = (matrix, vector) if operation.kind != "other" else (vector,)
         for table in tables:
             for name in names:
@@ -203,6 +213,21 @@ class DeviceSimulator:
                 f"config {self._device.name} has no rate for {operation.datatype}, nor vector.float32 to fall back on; "
                 f"add vector.float32",
                 datatype=operation.datatype,
+            )
+        return found
+
+    def _double_rate(self, device: SystemConfig) -> Rate:
+        """Return the rate in double precision.
+
+        Raises:
+            HardwareConfigError: the config has none.
+        """
+        found = device.vector.get("float64") or device.matrix.get("float64")
+        if found is None:
+            raise HardwareConfigError(
+                f"config {device.name} has no rate for float64, which some devices compute 2 and others 64 times as "
+                f"slowly as float32; add vector.float64, or simulate float32",
+                datatype="float64",
             )
         return found
 

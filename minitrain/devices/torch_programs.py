@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from minitrain.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, Program
+from minitrain.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, Program, known_datatype
 from minitrain.errors import UsageError
 
 _VIEWS = frozenset({
@@ -87,7 +87,7 @@ def _inputs(node: Any) -> list[Any]:
 
 
 def _datatype(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return known_datatype(str(tensor.dtype).removeprefix("torch."))
 
 
 def _size(tensor: Any) -> int:
@@ -102,7 +102,7 @@ def _size(tensor: Any) -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    return _size(tensor) * ELEMENT_BYTES.get(_datatype(tensor), 4)
+    return _size(tensor) * ELEMENT_BYTES[_datatype(tensor)]
 
 
 def _flops(name: str, shape: MatmulShape | None, inputs: list[Any], results: list[Any]) -> float:

@@ -57,6 +57,9 @@ TYP, LAYER, TIME, PRICE, MEMORY, SAMPLES, STREAM, WAITED_FOR, LAUNCHED, NOTE = r
 STRIDE = 10
 
 
+_set = object.__setattr__
+
+
 class ReadOnlyLog(Sequence[Event]):
     """A log that its readers cannot change: what looks like a change raises a `UsageError` that says so."""
 
@@ -87,11 +90,14 @@ class EventLog(ReadOnlyLog):
 
     __slots__ = ("_rank", "_recomputed", "_rows", "_seen")
 
+    _rank: int
+    _recomputed: list[bool]  # of the events that somebody has read, as is the next
+    _rows: list[Any]
+    _seen: dict[int | None, set[int]]
+
     def __init__(self, rank: int, rows: list[Any] | None = None) -> None:
-        self._rank = rank
-        self._rows: list[Any] = [] if rows is None else rows
-        self._recomputed: list[bool] = []
-        self._seen: dict[int | None, set[int]] = {}
+        _set(self, "_rank", rank)
+        _set(self, "_rows", [] if rows is None else rows)
 
     @property
     def rank(self) -> int:
@@ -163,6 +169,8 @@ class EventLog(ReadOnlyLog):
 
     def _is_recomputed(self, place: int) -> bool:
         """Return whether a forward takes samples through a layer that they had passed on this rank before."""
+        if not hasattr(self, "_recomputed"):
+            self._recomputed, self._seen = [], {}
         for later in range(len(self._recomputed), place + 1):
             row = later * STRIDE
             again = False

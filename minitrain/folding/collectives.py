@@ -10,7 +10,7 @@ from minitrain.errors import CollectiveMismatchError
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
-from minitrain.tensors import Sharded, WeightGrad
+from minitrain.tensors import OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.attention import KeysValues, KeysValuesGrad
 from minitrain.tensors.experts import COPIES, PIECES, ExpertGrad, moved
 from minitrain.tensors.index_sets import singleton
@@ -92,10 +92,21 @@ def require_symmetric(attempt: FoldAttempt, op: str, value: Any, group: FoldedGr
 
 def _is_symmetric(op: str, value: Any) -> bool:
     """Return whether a collective of a tensor, or of a bucket of them, is known."""
+    if (op, value.__class__) in _USUAL:
+        return True
     if isinstance(value, list):
         return op in _KINDS and op != "all_to_all" and all(_is_symmetric(op, item) for item in value)
     return op == "barrier" or isinstance(value, _KINDS.get(op, ()))
 
+
+_USUAL = frozenset(
+    {
+        *(("all_gather", kind) for kind in (Weight, OptState, WeightGrad)),
+        ("all_reduce", WeightGrad),
+        ("reduce_scatter", WeightGrad),
+    }
+)
+"""Collectives of whole layers, asked first: `isinstance` is slow for classes that derive from a Protocol."""
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "all_gather": (Sharded, *SHARDS_OF_SEQUENCE, KeysValues),
@@ -110,7 +121,7 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
     if isinstance(value, PARTIAL):
         return _sum_of_parts(op, value, group)
     _require_same(op, "shards", value, value.shards, group)
-    if isinstance(value, WeightGradPart) and _differs(value.parts, group):
+    if value.__class__ is WeightGradPart and _differs(value.parts, group):
         return _sum_of_common(op, value, group)
     if isinstance(value, ExpertGrad):
         _require_same(op, "parts", value, value.parts, group)
@@ -124,7 +135,7 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
 
 def _with_samples(value: WeightGrad, samples: Any, shards: Any, num_shards: int) -> WeightGrad:
     """Return a gradient of other samples and shards."""
-    if isinstance(value, WeightGradPart):
+    if value.__class__ is WeightGradPart:
         return value.with_sums(samples, value.sequence_shards, shards, num_shards)
     if value.__class__ in PIECES:
         return replace(value, samples=samples, shards=shards, num_shards=num_shards)
@@ -182,10 +193,10 @@ def _exchange(value: Any, group: FoldedGroup) -> Any:
 def _all_gather(value: Any, group: FoldedGroup) -> Any:
     """Return what holds the shards of a group's ranks."""
     shards = _over(value.shards, group)
-    if isinstance(value, SHARDS_OF_SEQUENCE):
+    if value.__class__ in SHARDS_OF_SEQUENCE:
         _require_same("all_gather", "samples", value, value.samples, group)
         return gathered(with_sequence_shards(value, shards), value)
-    if isinstance(value, WeightGrad):
+    if value.__class__ in (WeightGrad, WeightGradPart):
         _require_same("all_gather", "samples", value, value.samples, group)
     whole = value.with_shards(shards, value.num_shards)
     if group.communicator.is_world and not whole.is_complete():

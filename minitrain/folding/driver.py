@@ -35,6 +35,7 @@ from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.trained_model import trained_model_of
 from minitrain.tensors import Weight, clone
+from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
 
@@ -235,8 +236,8 @@ def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
 def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
     """Return a final weight with the shards and parts that a class holds together."""
     whole = clone(weight)
-    for name in ("shards", "parts"):
-        held = getattr(weight, name, None)
+    for name in ("shards", "parts") if weight.__class__ is WeightPart else ("shards",):
+        held = getattr(weight, name)
         if isinstance(held, PerRankSet):
             setattr(whole, name, held.union_over(attempt.folded_sizes))
     return whole

@@ -36,10 +36,10 @@ class FoldedExperts(Model):
 
     def _each_its_own(self, load: Any, layer: int, which: Mapping[str, Any], **counts: int) -> tuple[Weight, OptState]:
         """Load what is of another shard or part on each rank; the laws see the last of them too if it is none."""
-        given: dict[str, Any] = {"layer": layer, **counts}
+        given: dict[str, Any] = {"a layer": layer, **{f"a number of {name[4:]}": size for name, size in counts.items()}}
         for name, size in given.items():
             if isinstance(size, PerRankInt):
-                self.attempt.diverge(f"a {name} that differs between ranks", size.slopes)
+                self.attempt.diverge(f"{name} that differs between ranks", size.slopes)
         differing: dict[str, PerRankInt] = {
             name: value for name, value in which.items() if isinstance(value, PerRankInt)
         }

@@ -24,7 +24,7 @@ from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
-from minitrain.tensors import Activation, OptState, Weight
+from minitrain.tensors import FIELDS, Activation, OptState, Weight
 from minitrain.tensors.context import ContextShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
@@ -195,10 +195,10 @@ class FoldedModel(FoldedExperts):
         Args:
             operation: the collective, which is completed.
         """
-        op, member, size_bytes = operation.op, operation.owner, self._rows[operation.row + PRICE].size_bytes
-        assert isinstance(member, FoldedGroup)
+        member: Any = operation.owner  # a folded group
         if len(member.communicator.shapes) == 1:
             return
+        op, size_bytes = operation.op, self._rows[operation.row + PRICE].size_bytes
         assert self._nodes is not None  # groups on a flat network are all alike
 
         def price(ranks: Sequence[int]) -> Price:
@@ -263,24 +263,8 @@ class FoldedModel(FoldedExperts):
         self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
     ) -> tuple[Weight, OptState]:
         """Load one shard of a layer's weight, or of a part of it, each rank its own."""
-        self._require_one("a layer", layer)
-        self._require_one("a number of shards", num_shards)
-        self._require_one("a number of parts", num_parts)
-        if isinstance(part, PerRankInt):
-            for bound in part.bounds():
-                laws.part(self, layer, bound, num_parts)
-            weight, opt_state = self.load_weights(layer, shard, num_shards, part=part.const, num_parts=num_parts)
-            weight.parts = opt_state.parts = part.singleton()  # type: ignore[attr-defined]  # of a part
-            return weight, opt_state
-        if not isinstance(shard, PerRankInt):
-            return super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
-        low, high = shard.bounds()
-        for bound in (low, high):
-            if not isinstance(num_shards, int) or not 0 <= bound < num_shards:
-                laws.load(self, layer, bound, num_shards)
-        weight, opt_state = super().load_weights(layer, shard.const, num_shards, part=part, num_parts=num_parts)
-        weight.shards = opt_state.shards = shard.singleton()
-        return weight, opt_state
+        counts = {"num_shards": num_shards, "num_parts": num_parts}
+        return self._each_its_own(super().load_weights, layer, {"shard": shard, "part": part}, **counts)
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
@@ -315,9 +299,8 @@ class FoldedModel(FoldedExperts):
         self._finish_log()
         held: Any = [self.final_weights, self.final_experts, *self.storage()]
         for tensor in chain(*(tensors.values() for tensors in held)):
-            for name in ("shards", "samples", "parts", "own", "sequence_shards"):
-                if hasattr(tensor, name):
-                    setattr(tensor, name, of_lowest(getattr(tensor, name)))
+            for name in _SETS[tensor.__class__]:
+                setattr(tensor, name, of_lowest(getattr(tensor, name)))
 
     def _finish_log(self) -> None:
         """Put the values of the lowest rank into the log."""
@@ -330,6 +313,13 @@ class FoldedModel(FoldedExperts):
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
+_SETS = {
+    kind: [
+        name for name in ("shards", "samples", "parts", "own", "sequence_shards") if name in kind.__dataclass_fields__
+    ]
+    for kind in FIELDS
+}
+"""The fields of each kind of tensor that may differ between the ranks of a class."""
 
 
 def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:

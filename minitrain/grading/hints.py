@@ -120,6 +120,27 @@ _MISTAKES = (
         "a layer computes on whole sequences: all_gather the shards over the ranks of the parts, for the pass alone",
     ),
     _Mistake(
+        "attention", r"an attention needs the keys and values of the whole sequence",
+        "forward takes a shard of the sequence through all layers but attention; ask `model.has_attention(layer)`, and "
+        "take those in steps",
+    ),
+    _Mistake(
+        "keys", r"lacks keys of",
+        "the queries have not seen every block: how many times must blocks go on until each was on every rank?",
+    ),
+    _Mistake(
+        "queries", r"lacks queries of",
+        "the gradient of your block must come home with what all ranks have added to it",
+    ),
+    _Mistake(
+        "twice", r"sums over (keys|queries): shard .* is in both",
+        "a block was used twice: which one is here now, and which one came in?",
+    ),
+    _Mistake(
+        "cut", r"the gradient of layer \d+ must cover the whole sequence",
+        "each rank has seen some tokens of its samples: before the update, sum a layer's gradient over all ranks",
+    ),
+    _Mistake(
         "norms", r"\(norms, biases\) must cover the whole sequence",
         "norms and biases are on every rank and each has seen its shard of the sequence: before the update, all_reduce "
         "a layer's gradient over the ranks of the parts",

@@ -55,7 +55,8 @@ class DevicePredictor:
         self.load = cache(self._load)
         self.collective = cache(self._collective)
         self.host_transfer = cache(self._host_transfer)
-        self.p2p = _for_any_pair(cache(self._p2p)) if isinstance(self.topology, FlatTopology) else cache(self._p2p)
+        p2p = cache(self._p2p)
+        self.p2p = _for_any_pair(p2p) if isinstance(self.topology, FlatTopology) else p2p
 
     @property
     def peak_flop_per_s(self) -> float:
@@ -240,9 +241,13 @@ def make_topology(
     """
     if network not in NETWORKS:
         raise UsageError(f'network must be "auto", "flat" or "hierarchical", got {network!r}', network=network)
-    fits_one_tier = placement is None and world_size <= min((tier.size for tier in tiers), default=0)
-    if network == "flat" or (network == "auto" and fits_one_tier):
+    if network == "flat" or (network == "auto" and placement is None and _fits_one_tier(tiers, world_size)):
         if placement is not None:
             raise UsageError('placement needs network="auto" or "hierarchical"; the flat network has no nodes')
         return FlatTopology(select_tier(tiers, world_size))
     return HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=network == "auto")
+
+
+def _fits_one_tier(tiers: Sequence[Network], world_size: int) -> bool:
+    """Return whether all ranks fit into the smallest tier."""
+    return world_size <= min((tier.size for tier in tiers), default=0)

@@ -12,6 +12,7 @@ transfers meet on a link. Open `platform` first, then `fair_sharing`.
 May import: rooms up to `run`.
 """
 
+from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
 from minitrain.platform.links import VirtualNetworkLink
 from minitrain.platform.platform import VirtualHardwarePlatform
@@ -19,6 +20,7 @@ from minitrain.platform.profile import HardwareResourceProfile
 from minitrain.platform.tasks import ComputeResult, ComputeTask, TransferResult
 
 __all__ = [
+    "ClusterLinks",
     "ComputeResult",
     "ComputeTask",
     "HardwareResourceProfile",

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from minitrain.platform.links import Lane
 
-_TOLERANCE = 1e-12
-"""Rates add up with rounding errors; a lane is crowded beyond its capacity times one plus this."""
-
 
 @final
 class Flow:
@@ -97,30 +94,28 @@ class FairSharing:
 
     Args:
         env: whose clock counts.
-        records: whether lanes note what they carry.
     """
 
-    def __init__(self, env: Environment, *, records: bool = True) -> None:
+    def __init__(self, env: Environment) -> None:
         self.env = env
-        self.records = records
         self._ends: list[tuple[float, int, int, Flow]] = []
         self._order = count()
         self._timer = Timer(env, self._end_flows)
 
     def begin(self, flow: Flow) -> None:
         """Let a flow begin now."""
-        flow.begun = flow.since = self.env.now
-        crowded = []
+        now, full_rate = self.env.now, flow.full_rate
+        flow.begun = flow.since = now
+        is_alone = True
         for lane, times in flow.lanes.items():
             lane.flows[flow] = times
-            lane.demand += flow.full_rate * times
-            if _is_crowded(lane):
-                crowded.append(lane)
-        if crowded:
-            self._rate_again(crowded)
+            lane.demand += full_rate * times
+            if lane.demand > lane.bytes_per_s and lane.is_crowded:
+                is_alone = False
+        if is_alone:
+            self._set_rate(flow, full_rate)
         else:
-            self._set_rate(flow, flow.full_rate)
-        self._note(flow.lanes)
+            self._rate_again(lane for lane in flow.lanes if lane.is_crowded)
         self._expect()
 
     def _end_flows(self) -> None:
@@ -131,18 +126,22 @@ class FairSharing:
             if flow.version == version:
                 flow.version += 1
                 ended.append(flow)
-        touched = {lane: None for flow in ended for lane in flow.lanes}
-        was_crowded = [lane for lane in touched if _is_crowded(lane)]
+        was_crowded = dict.fromkeys(lane for flow in ended if flow.was_slowed for lane in flow.lanes if lane.is_crowded)
         for flow in ended:
-            for lane, times in flow.lanes.items():
-                del lane.flows[flow]
-                lane.demand = lane.demand - flow.full_rate * times if lane.flows else 0.0
+            self._leave(flow, now)
         if was_crowded:
             self._rate_again(was_crowded)
-        self._note(touched)
         self._expect()
         for flow in ended:
             flow.ended()
+
+    def _leave(self, flow: Flow, now: float) -> None:
+        """Take a flow from its lanes."""
+        full_rate, rate = flow.full_rate, flow.rate
+        for lane, times in flow.lanes.items():
+            del lane.flows[flow]
+            lane.demand = lane.demand - full_rate * times if lane.flows else 0.0
+            lane.change_load(now, -rate * times)
 
     def _rate_again(self, crowded: Iterable[Lane]) -> None:
         """Give the flows that depend on some lanes their fair rates."""
@@ -155,12 +154,11 @@ class FairSharing:
             for flow in lane.flows:
                 if flow.rate < flow.full_rate and (flow.slowed_by is None or len(names) > 1):
                     flow.slowed_by = lane, names
-        self._note(lane for flow in flows for lane in flow.lanes)
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
         """Let a flow go on at another rate."""
-        now = self.env.now
-        if rate == flow.rate:
+        now, change = self.env.now, rate - flow.rate
+        if not change:
             return
         if now > flow.since:
             flow.left_bytes -= (now - flow.since) * flow.rate
@@ -169,12 +167,8 @@ class FairSharing:
         flow.was_slowed |= rate != flow.full_rate
         flow.version += 1
         heappush(self._ends, (max(flow.end(), now), next(self._order), flow.version, flow))
-
-    def _note(self, lanes: Iterable[Lane]) -> None:
-        """Let lanes note what passes from now on."""
-        if self.records:
-            for lane in dict.fromkeys(lanes):
-                lane.note(self.env.now)
+        for lane, times in flow.lanes.items():
+            lane.change_load(now, change * times)
 
     def _expect(self) -> None:
         """Set the timer to the next end."""
@@ -185,11 +179,6 @@ class FairSharing:
             self._timer.set(ends[0][0])
         else:
             self._timer.cancel()
-
-
-def _is_crowded(lane: Lane) -> bool:
-    """Return whether the flows of a lane ask for more than it carries."""
-    return lane.demand > lane.bytes_per_s * (1 + _TOLERANCE)
 
 
 def _dependent(crowded: Iterable[Lane]) -> tuple[list[Lane], list[Flow]]:
@@ -203,7 +192,7 @@ def _dependent(crowded: Iterable[Lane]) -> tuple[list[Lane], list[Flow]]:
                 continue
             flows[flow] = None
             for lane in flow.lanes:
-                if lane not in lanes and _is_crowded(lane):
+                if lane not in lanes and lane.is_crowded:
                     lanes[lane] = None
                     waiting.append(lane)
     return list(lanes), list(flows)

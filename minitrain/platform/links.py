@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, final
 
 from minitrain.errors import UsageError
@@ -53,6 +54,10 @@ class VirtualNetworkLink:
         return self.bandwidth_bps / BITS_PER_BYTE
 
 
+TOLERANCE = 1e-12
+"""Rates add up with rounding errors; a lane is crowded beyond its capacity times one plus this."""
+
+
 @final
 @dataclass(slots=True, eq=False)
 class Lane:
@@ -67,8 +72,8 @@ class Lane:
     Attributes:
         flows: what passes now, and how many times each passes.
         demand: what all of them together would carry at their full rates, bytes/s.
+        load: what they carry, bytes/s.
         steps: what it carried, as (moment, bytes/s from then on).
-        carried_bytes: what it has carried up to the last step.
     """
 
     name: str
@@ -77,23 +82,26 @@ class Lane:
     link_id: str | None = None
     flows: dict[Any, float] = field(default_factory=dict, repr=False)
     demand: float = 0.0
+    load: float = 0.0
     steps: list[tuple[float, float]] = field(default_factory=list, repr=False)
-    carried_bytes: float = 0.0
 
-    def note(self, now: float) -> None:
-        """Note what passes from now on."""
-        load = sum(flow.rate * times for flow, times in self.flows.items())
-        if self.steps:
-            before, carried = self.steps[-1]
-            self.carried_bytes += carried * (now - before)
-            if before == now:
-                self.steps[-1] = now, load
-                return
-        self.steps.append((now, load))
+    @property
+    def is_crowded(self) -> bool:
+        """Whether its flows ask for more than it carries."""
+        return self.demand > self.bytes_per_s * (1 + TOLERANCE)
+
+    def change_load(self, now: float, change: float) -> None:
+        """Note that more or less passes from now on."""
+        load = self.load = self.load + change if self.flows else 0.0
+        steps = self.steps
+        if steps and steps[-1][0] == now:
+            steps[-1] = now, load
+        else:
+            steps.append((now, load))
 
     def utilization(self, until: float) -> float:
         """Return the share of what it could have carried until a moment that it did carry."""
         if not self.steps or until <= 0:
             return 0.0
-        time, load = self.steps[-1]
-        return (self.carried_bytes + load * (until - time)) / (self.bytes_per_s * until)
+        carried = sum(load * (end - time) for (time, load), (end, _) in pairwise([*self.steps, (until, 0.0)]))
+        return carried / (self.bytes_per_s * until)

@@ -82,7 +82,7 @@ class ModelParams(Mapping[str, ModelCharacteristics]):
             raise UsageError(f"a database of models must be an object of models by name, found {shown(data)}")
         return cls({name: _characteristics(name, figures) for name, figures in data.items()})
 
-    def task(self, model_id: str, num_tokens: int, precision: str) -> ComputeTask:
+    def task(self, model_id: str, num_tokens: int, precision: str, task_id: str | None = None) -> ComputeTask:
         """Return the computation that takes tokens through a model, layer by layer.
 
         Raises:
@@ -93,11 +93,11 @@ class ModelParams(Mapping[str, ModelCharacteristics]):
             raise UsageError(f"num_tokens must be an integer of at least 1, got {num_tokens!r}")
         flops, moved = model.flops_per_token * num_tokens, model.memory_bytes
         layer_flops, layer_bytes = flops / model.num_layers, moved / model.num_layers
+        name = task_id or model_id
         layers = tuple(
-            ComputeTask(f"{model_id}.{place}", {precision: layer_flops}, layer_bytes)
-            for place in range(model.num_layers)
+            ComputeTask(f"{name}.{place}", {precision: layer_flops}, layer_bytes) for place in range(model.num_layers)
         )
-        return ComputeTask(model_id, {precision: flops}, moved, layers=layers)
+        return ComputeTask(name, {precision: flops}, moved, layers=layers)
 
     def to_json(self) -> dict[str, dict[str, float]]:
         """Return the database as JSON holds it."""

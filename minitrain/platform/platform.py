@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from minitrain.errors import UsageError
 from minitrain.platform.collective_steps import Algorithm, op_of, steps_of
 from minitrain.platform.devices import Memory, Units, VirtualComputeDevice
+from minitrain.platform.logs import event_logs
 from minitrain.platform.model_params import ModelParams
 from minitrain.platform.profile import HardwareResourceProfile
 from minitrain.platform.routes import Routes
@@ -17,11 +18,13 @@ from minitrain.platform.transfers import LevelOfDetail, Transfers
 from minitrain.workloads.faults import choice_fault, closest, refuse
 
 if TYPE_CHECKING:
-    from simpy import Environment, Event, Process
+    import simpy
+    from simpy import Environment, Process
 
+    from minitrain.events import Event
     from minitrain.platform.fair_sharing import Flow
 
-_Steps = Generator["Event", Any, Any]
+_Steps = Generator["simpy.Event", Any, Any]
 
 
 @final
@@ -168,7 +171,9 @@ class VirtualHardwarePlatform:
         self.results.append(result)
         return result
 
-    def submit_model_task(self, device_id: str, model_id: str, num_tokens: int, precision: str = "fp16") -> Process:
+    def submit_model_task(
+        self, device_id: str, model_id: str, num_tokens: int, precision: str = "fp16", task_id: str | None = None
+    ) -> Process:
         """Take tokens through a model on a device: its FLOPs, and one reading of its weights.
 
         Args:
@@ -176,13 +181,14 @@ class VirtualHardwarePlatform:
             model_id: which model of the database.
             num_tokens: how many.
             precision: of the arithmetic.
+            task_id: what logs call it.
 
         Raises:
             UsageError: there is no such model or device, or `num_tokens` is no integer of at least 1.
         """
-        return self.submit_computation_task(device_id, self._models.task(model_id, num_tokens, precision))
+        return self.submit_computation_task(device_id, self._models.task(model_id, num_tokens, precision, task_id))
 
-    def allocate_memory(self, device_id: str, size_bytes: int) -> Event:
+    def allocate_memory(self, device_id: str, size_bytes: int) -> simpy.Event:
         """Take memory of a device now.
 
         Returns:
@@ -194,7 +200,7 @@ class VirtualHardwarePlatform:
         """
         return self.env.event().succeed(self._memory(device_id).allocate(size_bytes))
 
-    def free_memory(self, device_id: str, size_bytes: int) -> Event:
+    def free_memory(self, device_id: str, size_bytes: int) -> simpy.Event:
         """Give memory of a device back now; as `allocate_memory`, and a UsageError for more than is allocated."""
         return self.env.event().succeed(self._memory(device_id).free(size_bytes))
 
@@ -296,6 +302,14 @@ class VirtualHardwarePlatform:
         self.results.append(result)
         return result
 
+    def logs(self) -> dict[str, list[Event]]:
+        """Return what has ended as event logs, one for each endpoint that has a memory or did something.
+
+        Tasks are called "task", and the tag of an event is what it is called. Pictures and exports take the values:
+        `minitrain.trace.page.write_html(path, list(logs.values()))`.
+        """
+        return event_logs(self.results, self._memories)
+
     def utilization(self) -> dict[str, float]:
         """Return the share of each device's units and of each direction of a link that was in use until now."""
         now = float(self.env.now)
@@ -320,7 +334,7 @@ def _unknown(what: str, name: str, known: Mapping[str, Any]) -> UsageError:
     return UsageError(f"there is no {what} {name!r} {closest(name, known)}; there are {listed}", device_id=name)
 
 
-def _succeed(event: Event, flow: Flow | None) -> None:
+def _succeed(event: simpy.Event, flow: Flow | None) -> None:
     event.succeed(flow)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.events import LAYER, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, EventLog
+from minitrain.events import COMM, HOST_MOVES, LAYER, OFFLOAD, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, EventLog
 from minitrain.platform.clock import at
 from minitrain.platform.fair_sharing import FairSharing, Flow
 from minitrain.run.contention import Meeting, Retiming, TransferPart
@@ -33,13 +33,17 @@ class SharedLink:
     Args:
         link: the link that it shared last.
         others: the transfers that it shared that link with.
+        extra_s: by how much longer it took, s.
     """
 
     link: str
     others: tuple[str, ...]
+    extra_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"shared {self.link} with {', '.join(self.others) or 'itself'}"
+        if not self.others:
+            return f"its own ranks shared {self.link}"
+        return f"shared {self.link} with {', '.join(self.others)}"
 
 
 @final
@@ -110,13 +114,15 @@ class Replay(Retiming):
 
     def _phases_of(self, part: TransferPart, op: str, stream: Any, kind: str) -> list[Phase]:
         """Return what a transfer puts on the links, remembered for all that are alike."""
-        key = (op, stream.group, part.price) if kind != SEND else (op, part.rank, stream.peer, part.price)
+        key = (op, stream.group, part.price) if kind == COMM else (op, part.rank, stream.peer, part.price)
         found = self._phases.get(key)
         if found is None:
             found = self._phases[key] = self._make_phases(part, op, stream, kind)
         return found
 
     def _make_phases(self, part: TransferPart, op: str, stream: Any, kind: str) -> list[Phase]:
+        if kind in HOST_MOVES:
+            return self.wiring.host_copy(part.rank, part.price, to_host=kind == OFFLOAD)
         if kind == SEND:
             return self.wiring.message(part.rank, stream.peer, part.price)
         group = range(len(self.logs)) if stream.group is None else stream.group
@@ -134,7 +140,9 @@ class Replay(Retiming):
         if slowed_by is not None and slowed_by.slowed_by is not None:
             lane, names = slowed_by.slowed_by
             others = tuple(name for name in names if name is not slowed_by.name)
-            reason = SharedLink(lane.link_id or lane.name, others)
+            begun = self.logs[meeting.parts[0].rank]._rows[meeting.parts[0].place * STRIDE + TIME]
+            extra_s = self.now - begun - meeting.parts[0].price.seconds
+            reason = SharedLink(lane.link_id or lane.name, others, extra_s)
             for part in meeting.parts:
                 self.delays[part.rank, part.place] = reason
         _lengthen(self, meeting)

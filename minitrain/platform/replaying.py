@@ -140,7 +140,7 @@ class _OwnLinks:
                 "devices, or place ranks on those that there are"
             )
         nodes = [processor // self.tiers[0].size for processor in processors]
-        return Wiring(self.routes, [self.names[one] for one in processors], nodes, (), self.tiers, prices_hold=False)
+        return Wiring(self.routes.route, [self.names[one] for one in processors], nodes, (), self.tiers)
 
 
 def _links_of(

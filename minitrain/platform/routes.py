@@ -8,7 +8,8 @@ pairs spread over the ways (Hopps 2000, RFC 2992).
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import final
 from zlib import crc32
 
@@ -32,6 +33,7 @@ class Routes:
     def __init__(self, links: Iterable[VirtualNetworkLink], endpoints: Iterable[str] = ()) -> None:
         self.links: dict[str, VirtualNetworkLink] = {}
         self._out: dict[str, list[tuple[str, Lane]]] = defaultdict(list)
+        self._lanes: dict[tuple[str, str], Lane] = {}
         self._into: dict[str, list[str]] = defaultdict(list)
         for name in endpoints:
             self._out[name] = []
@@ -50,7 +52,9 @@ class Routes:
 
     def _connect(self, link: VirtualNetworkLink, source: str, dest: str) -> None:
         name = f"{link.link_id}: {source} to {dest}"
-        self._out[source].append((dest, Lane(name, link.bytes_per_s, link.latency_s, link.link_id)))
+        lane = Lane(name, link.bytes_per_s, link.latency_s, link.link_id)
+        self._out[source].append((dest, lane))
+        self._lanes.setdefault((source, dest), lane)
         self._out[dest]
         self._into[dest].append(source)
 
@@ -63,6 +67,10 @@ class Routes:
     def lanes(self) -> list[Lane]:
         """Return both directions of all links."""
         return [lane for ways in self._out.values() for _, lane in ways]
+
+    def along(self, names: Sequence[str]) -> tuple[Lane, ...]:
+        """Return the lanes between endpoints that are neighbours, one after the other."""
+        return tuple(self._lanes[pair] for pair in pairwise(names))
 
     def route(self, source: str, dest: str) -> tuple[Lane, ...]:
         """Return the lanes of the way from one endpoint to another; none where they are the same.

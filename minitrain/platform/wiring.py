@@ -7,7 +7,7 @@ flows, one after the other: inside the nodes, between them, and inside again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -15,9 +15,9 @@ from typing import final
 from minitrain.hardware.network import Network
 from minitrain.hardware.price import Price
 from minitrain.platform.links import Lane
-from minitrain.platform.routes import Routes
 
 GIGA = 1e9
+Route = Callable[[str, str], tuple[Lane, ...]]
 
 
 @final
@@ -45,35 +45,30 @@ class Wiring:
     """The ways between the ranks of a run, and between each and its host.
 
     Args:
-        routes: the ways.
+        route: the way from one endpoint to another.
         endpoints: the endpoint of each rank.
         node_of: the node of each rank.
         hosts: the endpoint of each rank's host; none where copies to it are not shared.
         tiers: those of the hardware config that priced the run, the smallest first.
-        prices_hold: whether a transfer that has its links for itself takes its price, even where its way is longer or
-            its links are slower.
     """
 
     def __init__(
         self,
-        routes: Routes,
+        route: Route,
         endpoints: Sequence[str],
         node_of: Sequence[int],
         hosts: Sequence[str],
         tiers: Sequence[Network],
-        *,
-        prices_hold: bool,
     ) -> None:
-        self.routes = routes
+        self.route = route
         self.endpoints = endpoints
         self.node_of = node_of
         self.hosts = hosts
         self.tiers = tiers
-        self.prices_hold = prices_hold
         self._by_size = {tier.size: tier for tier in tiers}
 
     def _way(self, source: int, dest: int) -> tuple[Lane, ...]:
-        return self.routes.route(self.endpoints[source], self.endpoints[dest])
+        return self.route(self.endpoints[source], self.endpoints[dest])
 
     def message(self, source: int, dest: int, price: Price) -> list[Phase]:
         """Return what a message puts on the links."""
@@ -82,9 +77,11 @@ class Wiring:
         return [self._phase(tier, "p2p", 2, lanes, price.size_bytes, price.seconds)]
 
     def host_copy(self, rank: int, price: Price, *, to_host: bool) -> list[Phase]:
-        """Return what a copy between a processor and its host puts on the links."""
+        """Return what a copy between a processor and its host puts on the links; nothing where hosts are not known."""
+        if not self.hosts:
+            return [self._phase(None, "p2p", 2, Counter(), price.size_bytes, price.seconds)]
         ends = self.endpoints[rank], self.hosts[rank]
-        lanes = Counter(self.routes.route(*(ends if to_host else ends[::-1])))
+        lanes = Counter(self.route(*(ends if to_host else ends[::-1])))
         return [self._phase(None, "p2p", 2, lanes, price.size_bytes, price.seconds)]
 
     def collective(self, op: str, ranks: Sequence[int], price: Price) -> list[Phase]:
@@ -149,7 +146,4 @@ class Wiring:
         if abs(latency_s + wire_bytes / rate - seconds) > 1e-9 * seconds:
             rate = min(wire_bytes / (seconds - latency_s), rate) if seconds > latency_s else rate
             wire_bytes = (seconds - latency_s) * rate
-        passing: Mapping[Lane, float] = lanes
-        if self.prices_hold:
-            passing = {lane: min(times, lane.bytes_per_s / rate) for lane, times in lanes.items()}
-        return Phase(passing, wire_bytes, rate, latency_s, seconds)
+        return Phase(lanes, wire_bytes, rate, latency_s, seconds)

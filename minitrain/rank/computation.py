@@ -37,6 +37,13 @@ from minitrain.tensors.context import ContextGradShard, ContextShard
 from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.kinds import passage_of
+from minitrain.tensors.making import (
+    make_activation,
+    make_activation_grad,
+    make_opt_state,
+    make_weight,
+    make_weight_grad,
+)
 from minitrain.tensors.parts import WeightPart
 from minitrain.workloads.workload import Recompute
 
@@ -94,11 +101,8 @@ class Computation(RankState):
         )
         self.time = time + price.seconds
         shards = singleton(shard)
-        weight = Weight(layer, self._num_layers, 0, shards, num_shards)
-        opt_state = OptState(layer, self._num_layers, 0, shards, num_shards)
-        weight._units = units  # type: ignore[misc]  # a slot of the base
-        opt_state._units = state_units  # type: ignore[misc]  # a slot of the base
-        return weight, opt_state
+        weight = make_weight(layer, self._num_layers, 0, shards, num_shards, units)
+        return weight, make_opt_state(layer, self._num_layers, 0, shards, num_shards, state_units)
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in the trained weight of a layer (or this rank's shard of it).
@@ -152,7 +156,7 @@ class Computation(RankState):
                 laws.forward(self, "forward", layer, inp, weight)
                 if isinstance(inp, ContextShard):
                     return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
-            if isinstance(weight, WeightPart):
+            if weight.__class__ is WeightPart:
                 return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
             units = account.units_of(inp)
         samples = inp.samples
@@ -162,9 +166,7 @@ class Computation(RankState):
         time = self.time
         self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
-        out = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
-        out._units = units  # type: ignore[misc]  # a slot of the base
-        return out
+        return make_activation(layer + 1, self._num_layers, samples, self._global_batch_size, units)
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss with respect to the model's output (free of cost).
@@ -224,7 +226,7 @@ class Computation(RankState):
                 laws.backward(self, "backward", layer, inp, grad, weight)
                 if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
                     return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
-            if isinstance(weight, WeightPart):
+            if weight.__class__ is WeightPart:
                 return backward_part(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
         found = self._remembered.backwards.get(len(samples))
@@ -234,11 +236,9 @@ class Computation(RankState):
         time = self.time
         self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
-        weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
-        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
-        weight_grad._units = weight_grad_units  # type: ignore[misc]  # a slot of the base
-        grad_inp._units = units  # type: ignore[misc]  # a slot of the base
-        return weight_grad, grad_inp
+        batch = self._global_batch_size
+        weight_grad = make_weight_grad(layer, self._num_layers, samples, batch, weight_grad_units)
+        return weight_grad, make_activation_grad(layer - 1, self._num_layers, samples, batch, units)
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input alone: the first half of a split backward (Qi et al. 2023).
@@ -253,16 +253,15 @@ class Computation(RankState):
         laws.backward(self, "backward_input", layer, inp, grad, weight)
         if isinstance(inp, ContextShard):
             return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
-        if isinstance(weight, WeightPart):
+        if weight.__class__ is WeightPart:
             return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
         samples = inp.samples
         price = self._remembered.backward_inputs.get(len(samples))
         if price is None:
             return general_case.backward_input(self, layer, inp, grad)
         self._record("backward_input", layer, price, samples)
-        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
-        grad_inp._units = self._account.units_of(grad)  # type: ignore[misc]  # a slot of the base
-        return grad_inp
+        units = self._account.units_of(grad)
+        return make_activation_grad(layer - 1, self._num_layers, samples, self._global_batch_size, units)
 
     def backward_weight(
         self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
@@ -283,7 +282,7 @@ class Computation(RankState):
         laws.backward(self, "backward_weight", layer, inp, grad, weight)
         if isinstance(inp, ContextShard):
             return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
-        if isinstance(weight, WeightPart):
+        if weight.__class__ is WeightPart:
             return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples
         found = self._remembered.backward_weights.get(len(samples))
@@ -291,9 +290,7 @@ class Computation(RankState):
             return general_case.backward_weight(self, layer, inp)
         price, units = found
         self._record("backward_weight", layer, price, samples)
-        weight_grad = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
-        weight_grad._units = units  # type: ignore[misc]  # a slot of the base
-        return weight_grad
+        return make_weight_grad(layer, self._num_layers, samples, self._global_batch_size, units)
 
     def update(
         self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
@@ -331,7 +328,7 @@ class Computation(RankState):
             laws.update(self, layer, weight_grad, weight, opt_state)
             if weight.__class__ in PIECES or weight_grad.__class__ in PIECES or opt_state.__class__ in PIECES:
                 return update_piece(self, weight, weight_grad, opt_state)
-            if isinstance(weight, WeightPart):
+            if weight.__class__ is WeightPart:
                 return update_part(self, weight, weight_grad, opt_state)
         try:
             units, state_units = weight._units, opt_state._units
@@ -343,8 +340,6 @@ class Computation(RankState):
         time = self.time
         self._rows.extend(("update", layer, time, price, self._account.units, samples, ON_COMPUTE, None, time, None))
         self.time = time + price.seconds
-        updated = Weight(layer, self._num_layers, weight.step + 1, shards, num_shards)
-        updated._units = units  # type: ignore[misc]  # a slot of the base
-        state = OptState(layer, self._num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
-        state._units = state_units  # type: ignore[misc]  # a slot of the base
-        return updated, state
+        updated = make_weight(layer, self._num_layers, weight.step + 1, shards, num_shards, units)
+        shards, num_shards = opt_state.shards, opt_state.num_shards
+        return updated, make_opt_state(layer, self._num_layers, opt_state.step + 1, shards, num_shards, state_units)

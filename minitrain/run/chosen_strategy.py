@@ -70,8 +70,10 @@ def choose_strategy(strategy: str | Strategy) -> ChosenStrategy:
         return strategy
     bare, options = split_options(strategy) if isinstance(strategy, str) else (strategy, {})
     name, function = load_strategy(bare)
+    if not options:
+        return ChosenStrategy(name, function, options, name)
     pairs = ",".join(f"{option}={value}" for option, value in options.items())
-    return ChosenStrategy(name, function, options, f"{name}:{pairs}" if pairs else name)
+    return ChosenStrategy(name, function, options, f"{name}:{pairs}")
 
 
 def split_options(strategy: str) -> tuple[str, dict[str, Any]]:

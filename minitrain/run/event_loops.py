@@ -33,18 +33,24 @@ def run_to_end(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFa
 
 
 def _run_here(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:
-    """Run a coroutine in a loop of this thread; what leaves the loop (Ctrl-C, SystemExit) cancels it."""
-    running: list[asyncio.Task[Any]] = []
+    """Run a coroutine in a loop of this thread; what leaves the loop (Ctrl-C, SystemExit) cancels it.
 
-    async def main() -> T:
+    The result does not go through the task: putting the signal handlers back, Python writes the text of a task and of
+    its result twice, to drop it.
+    """
+    running: list[asyncio.Task[Any]] = []
+    outcome: list[T] = []
+
+    async def main() -> None:
         task = asyncio.current_task()
         assert task is not None
         running.append(task)
-        return await start()
+        outcome.append(await start())
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
-            return runner.run(main())
+            runner.run(main())
+            return outcome[0]
         except BaseException:
             for task in running:  # to its end, before the runner waits for all tasks, those that never end among them
                 if not task.done():

@@ -25,7 +25,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         OutOfMemoryError: with `strict`, a rank held too much.
     """
     excesses: list[OutOfMemory] = []
-    element_bytes = models[0].runtime_predictor.workload.bytes_per_element  # all ranks train the same
+    element_bytes = models[0]._runtime_predictor.workload.bytes_per_element  # all ranks train the same
 
     def report(model: Model, capacity_bytes: float) -> None:
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
@@ -38,10 +38,11 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
             raise _error(excess)
 
     for model in models:
-        capacity_bytes = model.runtime_predictor.capacity_bytes
+        capacity_bytes = model._runtime_predictor.capacity_bytes
         if capacity_bytes is not None:
-            model._counted.limit_units = _units(capacity_bytes, element_bytes)
-            model._counted.on_overflow = partial(report, model, capacity_bytes)
+            counted = model._counted
+            counted.limit_units = _units(capacity_bytes, element_bytes)
+            counted.on_overflow = partial(report, model, capacity_bytes)
     try:
         yield excesses
         if strict and excesses:

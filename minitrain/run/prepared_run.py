@@ -63,8 +63,7 @@ class PreparedRun:
     def _sheets(self) -> tuple[DataSheet | None, ...]:
         """Return the data sheet of each rank's device, or one for all."""
         predictors = self.predictor.predictors if isinstance(self.predictor, RankPredictors) else (self.predictor,)
-        systems = (getattr(predictor, "system", None) for predictor in predictors)
-        return tuple(getattr(system, "sheet", None) for system in systems)
+        return tuple([getattr(getattr(predictor, "system", None), "sheet", None) for predictor in predictors])
 
     def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
         """Return what a simulation came to.
@@ -78,10 +77,10 @@ class PreparedRun:
         workload, parameters = self.predictor.workload, self.parameters
         machine = predictor_of(self.predictor, 0)  # the ranks of a run share one network
         of_models: dict[str, Any] = {
-            "logs": [model.log for model in models],
+            "logs": [model._log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
             "memory_by_kind": _memory_by_kind(models, workload.bytes_per_element),
-            "peak_host_memory_bytes": max(model.peak_host_bytes for model in models),
+            "peak_host_memory_bytes": max([model.peak_host_bytes for model in models]),
             "meshes": list({tuple(mesh.items()): mesh for model in models for mesh in model._meshes}.values()),
             "trained_model": trained_model_of(workload, models),
         }
@@ -96,7 +95,7 @@ class PreparedRun:
             useful_flop=workload.training_flop(parameters.global_batch_size, parameters.num_layers),
             peak_flop_per_s=self.predictor.peak_flop_per_s,
             capacity_bytes=self.predictor.capacity_bytes,
-            oom=min(excesses, key=lambda excess: (excess.time, excess.rank), default=None),
+            oom=min(excesses, key=lambda excess: (excess.time, excess.rank)) if excesses else None,
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
             priced_by=str(getattr(machine, "pricing", "roofline")),

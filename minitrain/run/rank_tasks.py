@@ -159,7 +159,8 @@ class _RankTasks:
 
     async def run(self, model: Model) -> None:
         """Run the strategy on one rank, which must return its model."""
-        model.dist.detector.claim_running_task(model.rank)
+        detector = model._dist.detector
+        detector.claim_running_task(model._rank)
         try:
             result = await self.prepared.function(model, **self.prepared.options)
             self._require_model(model, result)
@@ -169,10 +170,10 @@ class _RankTasks:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         else:
-            model.dist.detector.finished_ranks.add(model.rank)
+            detector.finished_ranks.add(model._rank)
             self.num_running -= 1
             if not self.num_running:
-                model.dist.detector.run_is_over = True
+                detector.run_is_over = True
                 self.end([])
 
     def end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:

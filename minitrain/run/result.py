@@ -19,11 +19,12 @@ from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.saved_runs import plain, read_run, save_run
-from minitrain.run.trained_model import ExpertFigures, TrainedModel, figures_of
+from minitrain.run.sureness import SurenessFigures
+from minitrain.run.trained_model import TrainedModel, figures_of
+from minitrain.run.transformer_figures import TransformerFigures
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
-    from minitrain.analysis.communication import AxisTotal
     from minitrain.analysis.explanation import Explanation
     from minitrain.analysis.timeline import Timeline, Trace
     from minitrain.analysis.totals_by_type import TypeTotal
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
+class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -142,28 +143,6 @@ class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
         return self.useful_flop / possible_flop if possible_flop else 0.0
 
     @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
-
-        None where durations were given by hand, and for workloads that say nothing of recomputation.
-        """
-        if self.mfu is None or self.trained_model is None or not self.useful_flop:
-            return None
-        return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that all ranks together train on in a second; None for workloads that have no tokens."""
-        if self.trained_model is None or not self.step_time:
-            return None
-        return self.global_batch_size * self.trained_model.seq_len / self.step_time
-
-    @property
-    def tokens_per_second_per_rank(self) -> float | None:
-        """Tokens a second of one rank's share; None for workloads that have no tokens."""
-        return None if self.tokens_per_second is None else self.tokens_per_second / self.world_size
-
-    @property
     def bubble_fraction(self) -> float:
         """Share of world_size x step time spent waiting."""
         return self.breakdown.bubble_fraction
@@ -215,19 +194,6 @@ class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
         from minitrain.analysis.totals_by_type import totals_by_type  # noqa: PLC0415
 
         return totals_by_type(self.logs)
-
-    @cached_property
-    def communication_by_axis(self) -> dict[str, AxisTotal]:
-        """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
-        from minitrain.analysis.communication import mean_by_axis, totals_of_log  # noqa: PLC0415
-
-        ranks = zip(self._ranks_of_logs, self.logs, strict=True)
-        return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
-
-    @property
-    def _ranks_of_logs(self) -> Sequence[int]:
-        """The rank of each log."""
-        return range(self.world_size)
 
     @property
     def events(self) -> list[Event]:
@@ -299,20 +265,6 @@ class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
         step, journals = self.step_time, self.memory_journals
         return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
 
-    @property
-    def sureness(self) -> str:
-        """How far validated runs like this one were off, in words; see `minitrain.validation.nearest`.
-
-        Only prices of kernels were compared with measurements.
-        """
-        from minitrain.validation.nearest import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
-
-        if not self.priced_by.startswith("kernels"):
-            return NOTHING_LIKE_IT
-        model = getattr(getattr(self.models[0].runtime_predictor, "workload", None), "model", None)
-        found = how_sure(self.hardware, is_gated=getattr(model, "mlp", "") == "swiglu", world_size=self.world_size)
-        return NOTHING_LIKE_IT if model is None or found is None else str(found)
-
     def to_pandas(self) -> Any:
         """Return all events as a pandas DataFrame, ordered by (time, rank), a column for each field of `Event`.
 
@@ -324,9 +276,8 @@ class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
     def __repr__(self) -> str:
         from minitrain.trace.run_folder import conditions  # noqa: PLC0415
 
-        step, peak = duration(self.step_time), self.peak_memory_bytes / GIB
-        sure = f", {self.sureness}" if self.priced_by.startswith("kernels") else ""
-        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}{sure}, peak {peak:.4g} GiB>"
+        step = f"{duration(self.step_time)}{self.sureness_of_kernels}, peak {self.peak_memory_bytes / GIB:.4g} GiB"
+        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}>"
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""
@@ -350,8 +301,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, ExpertFigures):
         """Return title and figures of the run as HTML."""
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        view = view_of(self)
-        return f"<p><b>{escape(view.title)}</b><br>{escape(', '.join(view.facts))}</p>"
+        return f"<p><b>{escape(view_of(self).title)}</b><br>{escape(', '.join(view_of(self).facts))}</p>"
 
 
 def load_run(path: str | PathLike[str]) -> Run:

@@ -7,8 +7,8 @@ times are in seconds, memory in elements, and floats are written so that reading
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
 has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
-`priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by axis
-of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`.
+`priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by
+axis of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -140,19 +140,7 @@ def _lines(run: SavableRun) -> Iterator[str]:
     header["num_events"] = run.num_events
     header["options"] = {name: plain(value) for name, value in run.options.items()}
     header["oom"] = oom
-    network = {name: getattr(run, name) for name in _NETWORK}
-    if network != _NETWORK:
-        header |= network
-    if run.priced_by != ROOFLINE:
-        header["priced_by"] = run.priced_by
-    if run.held_outside is not None:
-        header["held_outside"] = asdict(run.held_outside)
-    if run.peak_host_memory_bytes:
-        header["peak_host_memory_bytes"] = run.peak_host_memory_bytes
-    if run.trained_model is not None:
-        header["trained_model"] = run.trained_model.to_save()
-        header["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
-        header["meshes"] = [dict(mesh) for mesh in run.meshes]
+    header |= _more_of(run)
     yield json.dumps(header)
     ranges: _Ranges = {}
     for log in run.logs:
@@ -160,6 +148,25 @@ def _lines(run: SavableRun) -> Iterator[str]:
             yield json.dumps(_pack(event, ranges), separators=(",", ":"), default=repr)  # a tag may be anything
     for rank, journal in enumerate(run.memory_journals):
         yield json.dumps(_pack_journal(rank, journal), separators=(",", ":"))
+
+
+def _more_of(run: SavableRun) -> dict[str, Any]:
+    """Return what only the first lines of some runs say."""
+    more: dict[str, Any] = {}
+    network = {name: getattr(run, name) for name in _NETWORK}
+    if network != _NETWORK:
+        more |= network
+    if run.priced_by != ROOFLINE:
+        more["priced_by"] = run.priced_by
+    if run.held_outside is not None:
+        more["held_outside"] = asdict(run.held_outside)
+    if run.peak_host_memory_bytes:
+        more["peak_host_memory_bytes"] = run.peak_host_memory_bytes
+    if run.trained_model is not None:
+        more["trained_model"] = run.trained_model.to_save()
+        more["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
+        more["meshes"] = [dict(mesh) for mesh in run.meshes]
+    return more
 
 
 def _pack_journal(rank: int, journal: Sequence[MemoryChange]) -> dict[str, Any]:

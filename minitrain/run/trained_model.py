@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import Any, Protocol, final
 
 
 class CountingRank(Protocol):
@@ -54,18 +54,6 @@ class TrainedModel:
     def figures(self) -> dict[str, Any]:
         """Return what a run's summary says of experts that ranks share, if they share any."""
         return {"dropped_token_fraction": self.dropped_token_fraction} if self.routed_copies else {}
-
-
-class ExpertFigures:
-    """What a run says of experts that its ranks share."""
-
-    if TYPE_CHECKING:
-        trained_model: TrainedModel | None
-
-    @property
-    def dropped_token_fraction(self) -> float | None:
-        """Share of the copies of tokens that experts did not take; None where ranks share no experts."""
-        return None if self.trained_model is None else self.trained_model.dropped_token_fraction
 
 
 class RunOfTransformer(Protocol):

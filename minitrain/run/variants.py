@@ -60,7 +60,7 @@ def choose_variant(parameters: RunParameters) -> Variant:
     return Variant(
         _model_maker(parameters),
         Run,
-        functools.partial(_around_full, parameters),
+        _around_strict if parameters.strict else sharing_sizes,
         functools.partial(_fields_of_full, parameters),
     )
 
@@ -108,9 +108,9 @@ def _model_kind(parameters: RunParameters) -> tuple[type[Model], dict[str, Any]]
 
 
 @contextlib.contextmanager
-def _around_full(parameters: RunParameters, models: Sequence[Any]) -> Iterator[None]:
-    """Do what goes with keeping every event: save memory, and follow tensors if the run is strict."""
-    with sharing_sizes(models), _strictness(models) if parameters.strict else contextlib.nullcontext():
+def _around_strict(models: Sequence[Any]) -> Iterator[None]:
+    """Do what goes with keeping every event, and follow tensors."""
+    with sharing_sizes(models), _strictness(models):
         yield
 
 

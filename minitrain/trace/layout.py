@@ -8,6 +8,7 @@ from typing import Any
 
 from minitrain.analysis.labels import GIB
 from minitrain.trace.bars import Bars
+from minitrain.trace.link_panel import Links
 from minitrain.workloads.matmul import MATMUL_LAYER
 
 MEMORY_HEIGHT = 190
@@ -38,6 +39,7 @@ class View:
         step_time: the step time, s; the latest end of the log if None.
         capacity_bytes: memory of the device, bytes, drawn as a line; None where there is none.
         bytes_per_element: bytes of one element of memory; by default those of the specified workload.
+        links: what shared links carried, shown below the picture; None where none were shared.
     """
 
     title: str = ""
@@ -45,6 +47,7 @@ class View:
     step_time: float | None = None
     capacity_bytes: float | None = None
     bytes_per_element: float = MATMUL_LAYER.bytes_per_element
+    links: Links | None = None
 
     @property
     def subtitle(self) -> str:

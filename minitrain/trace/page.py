@@ -29,6 +29,7 @@ from minitrain.trace.bars import make_bars
 from minitrain.trace.comparison_figure import compare_figure
 from minitrain.trace.gantt import MAX_BARS, figure_of_bars
 from minitrain.trace.layout import View
+from minitrain.trace.link_panel import link_panel
 from minitrain.trace.page_script import PAGE_SCRIPT, constants, payload
 from minitrain.trace.page_style import STYLE
 from minitrain.trace.svg import svg
@@ -74,7 +75,8 @@ def write_html(
     bars = make_bars(explained.timeline, view.step_time, explained.gaps)
     figure, num_fixed = figure_of_bars(bars, view, journals, explained.critical_path)
     details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
-    return write_page(path, figure, view.title, include_plotlyjs, details, answer(explained), view.facts)
+    below = "" if view.links is None else link_panel(view.links)
+    return write_page(path, figure, view.title, include_plotlyjs, details, answer(explained), view.facts, below)
 
 
 def write_compare_html(
@@ -127,6 +129,7 @@ def write_page(
     details: dict[str, Any] | None = None,
     body: str = "",
     facts: Sequence[str] = (),
+    below: str = "",
 ) -> Path:
     """Write a figure as an HTML page.
 
@@ -138,11 +141,12 @@ def write_page(
         details: the bars as columns, for a page that draws them when it is zoomed into; None for one that need not.
         body: HTML above the figure.
         facts: short texts below the title.
+        below: HTML below the figure.
     """
     target = Path(path)
     head = _head(title, facts) + body
     if include_plotlyjs is True:
-        return write_text(target, _page(figure, title, _plotlyjs(), details, head))
+        return write_text(target, _page(figure, title, _plotlyjs(), details, head, below))
     if include_plotlyjs not in _SHARED:
         raise UsageError(
             f"include_plotlyjs must be True, 'directory' or 'parent', got {include_plotlyjs!r}: a page must open "
@@ -150,7 +154,7 @@ def write_page(
         )
     shared = _SHARED[str(include_plotlyjs)]
     _share_plotlyjs(target.parent / shared)
-    return write_text(target, _page(figure, title, [_missing(shared)], details, head))
+    return write_text(target, _page(figure, title, [_missing(shared)], details, head, below))
 
 
 def _head(title: str, facts: Sequence[str]) -> str:
@@ -169,11 +173,13 @@ def _missing(shared: str) -> str:
     )
 
 
-def _page(figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, Any] | None, body: str) -> Iterator[str]:
+def _page(
+    figure: Any, title: str, plotlyjs: Iterable[str], details: dict[str, Any] | None, body: str, below: str
+) -> Iterator[str]:
     """Yield the page in pieces."""
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title or "trace")}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-    yield f"<style>{STYLE}</style></head><body>\n{body}<div id='buttons'></div><div id='figure'></div>\n"
+    yield f"<style>{STYLE}</style></head><body>\n{body}<div id='buttons'></div><div id='figure'></div>\n{below}"
     yield "<noscript><p>The picture is drawn by JavaScript, which is switched off.</p></noscript>\n"
     yield from plotlyjs
     yield f'<script id="data" type="application/json">{_json(figure)}</script>\n'

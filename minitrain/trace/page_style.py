@@ -43,6 +43,13 @@ td.rest {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
 i.computing {{ background: var(--computing); }}
 i.exposed {{ background: var(--exposed); }}
 i.idle {{ background: var(--idle); }}
+.links {{ border-top: 1px solid var(--line); margin-top: 8px; font-size: 13px; }}
+.strips {{ width: 100%; }}
+.strips td {{ border: 0; padding-top: 1px; padding-bottom: 1px; white-space: nowrap; width: 1%; }}
+.strips td.strip {{ width: auto; min-width: 120px; }}
+.strip svg {{ display: block; width: 100%; height: 13px; background: var(--line); }}
+.strip rect {{ fill: var(--exposed); }}
+@media (max-width: 600px) {{ .strips td:first-child {{ max-width: 9em; overflow: hidden; text-overflow: ellipsis; }} }}
 #missing, noscript p {{ border: 1px solid #D55E00; padding: 8px 12px; }}
 #buttons button {{ font: 12px/1.4 inherit; font-family: inherit; color: inherit; background: none; cursor: pointer;
   border: 1px solid rgba(128,128,128,.5); border-radius: 4px; padding: 4px 12px; margin: 4px 6px 2px 0; }}

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.plain_text import text_of
 from minitrain.run.result import Run
+from minitrain.tensors.index_sets import ranges
 
 if TYPE_CHECKING:
+    from minitrain.events import Event
     from minitrain.run.comparison import Comparison
     from minitrain.trace.layout import View
+    from minitrain.trace.link_panel import Links
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
@@ -41,7 +44,30 @@ def view_of(run: Run) -> View:
         f"peak {_memory(run)}",
         *_facts_of_transformer(run),
     ]
-    return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, run.capacity_bytes, run.bytes_per_element)
+    memory = run.capacity_bytes, run.bytes_per_element
+    return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, *memory, _links_of(run))
+
+
+def _links_of(run: Run) -> Links | None:
+    """Return what is shown of the links of a run whose transfers shared them."""
+    from minitrain.trace.link_panel import Delay, LaneUse, Links  # noqa: PLC0415
+
+    if run.links is None:
+        return None
+    lanes = [LaneUse(lane.name, lane.bytes_per_s, lane.steps) for lane in run.links.lanes]
+    ranks: dict[tuple[str, float, float, str], list[int]] = {}
+    for (rank, place), shared in run.links.delays.items():
+        event = run.logs[rank][place]
+        ranks.setdefault((_what(event), event.time, shared.extra_s, str(shared)), []).append(rank)
+    delays = [
+        Delay(f"{what}, rank{'s' if len(which) > 1 else ''} {ranges(which)}", extra_s, reason)
+        for (what, _, extra_s, reason), which in ranks.items()
+    ]
+    return Links(lanes, delays, run.step_time)
+
+
+def _what(event: Event) -> str:
+    return event.typ if event.layer is None else f"{event.typ} of layer {event.layer}"
 
 
 def _facts_of_transformer(run: Run) -> list[str]:

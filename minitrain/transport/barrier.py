@@ -24,7 +24,7 @@ class Barrier:
         self.counter = 0
         self._arrived: set[int] = set()
         self._waiters: list[asyncio.Future[None]] = []
-        self._passed: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._passed: WeakSet[asyncio.Task[Any]] | None = None  # made when needed: a group hardly ever needs it
 
     def arrive(self, rank: int) -> bool:
         """Count a rank in and return whether it was the last; the last one lets all go on.
@@ -56,6 +56,8 @@ class Barrier:
             await self._round()
         task = asyncio.current_task()
         if task is not None:
+            if self._passed is None:
+                self._passed = WeakSet()
             self._passed.add(task)
 
     async def reset(self) -> None:
@@ -64,7 +66,7 @@ class Barrier:
         A task that has passed has nothing to wait for: the barrier is ready for its next round, which others may
         have begun.
         """
-        if self.counter and asyncio.current_task() not in self._passed:
+        if self.counter and asyncio.current_task() not in (self._passed or ()):
             await self._round()
 
     def _round(self) -> asyncio.Future[None]:

@@ -28,6 +28,32 @@ from minitrain.transport.waiting import Waiter, wake_soon
 _MOST_REFUSALS = 16  # of one rank: a few tasks may clean up
 
 
+class Refusals:
+    """What was refused since an error has closed the transport of a run.
+
+    Attributes:
+        held: calls that never have an outcome, of tasks that have swallowed their cancellation.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[Call] = []
+        self._tasks: WeakSet[Any] = WeakSet()
+        self._num_calls: Counter[int] = Counter()  # by rank
+
+    def refuse(self, call: Call) -> None:
+        """Cancel the running task, or hold its call if that is of no use.
+
+        Raises:
+            CancelledError: the task has not been refused anything yet, nor many tasks of its rank.
+        """
+        task = _running_task()
+        self._num_calls[call.rank] += 1
+        if task is not None and task not in self._tasks and self._num_calls[call.rank] <= _MOST_REFUSALS:
+            self._tasks.add(task)
+            raise asyncio.CancelledError("the run has ended with an error")
+        self.held.append(call)
+
+
 class Dist:
     """The transport of one run.
 
@@ -58,9 +84,7 @@ class Dist:
         self.remembered: dict[int, Any] = {}
         self.error: BaseException | None = None
         self._undelivered: list[Call] = []
-        self._refused: WeakSet[Any] = WeakSet()  # tasks that went on although the transport was closed
-        self._num_refused: Counter[int] = Counter()  # by rank
-        self._held: list[Call] = []  # what they asked for after that
+        self._refusals: Refusals | None = None  # made when the first operation is refused
         self.detector = DeadlockDetector(self)
         self.world = Communicator(self, tuple(range(world_size)), self.barrier, is_world=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
@@ -174,12 +198,9 @@ class Dist:
             raise StrategyError(
                 f"this Dist was closed by an error ({type(self.error).__name__}); make a new one for another run"
             ) from self.error
-        task = _running_task()
-        self._num_refused[call.rank] += 1
-        if task is not None and task not in self._refused and self._num_refused[call.rank] <= _MOST_REFUSALS:
-            self._refused.add(task)
-            raise asyncio.CancelledError("the run has ended with an error")
-        self._held.append(call)
+        if self._refusals is None:
+            self._refusals = Refusals()
+        self._refusals.refuse(call)
 
     def start(self, rank: int) -> None:
         """Note that a task uses the model of a rank."""
@@ -213,7 +234,7 @@ class Dist:
 
     def unsettled_calls(self) -> list[Call]:
         """Return every call without an outcome."""
-        calls = [call for call in self._held if call.is_awaited]
+        calls = [] if self._refusals is None else [call for call in self._refusals.held if call.is_awaited]
         for communicator in self._communicators.values():
             for collective in communicator.pending.values():
                 calls += [call for call in collective.calls if call is not None]

@@ -164,12 +164,9 @@ def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[
     """Return how many transformer layers each stage has."""
     if not framework.balances:
         return stage_layers(model.num_layers, num_stages)
-    attention, mlp = model.units()[1:3]
-    return balanced_layers(
-        [float(attention.num_parameters + mlp.num_parameters)] * model.num_layers
-        + [float(model.vocab_size * model.hidden_size)],
-        num_stages,
-    )
+    layer = (4 * model.num_heads * model.head_dim + 3 * model.ffn_hidden_size) * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    return balanced_layers([float(layer)] * model.num_layers + [float(head)], num_stages)
 
 
 def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
@@ -215,7 +212,7 @@ def _memory_kind(kind: str) -> str:
     """Return what a memory's figure counts."""
     if "nvidia-smi" in kind or "tool not stated" in kind:
         return "device"
-    return "reserved" if "reserved" in kind and "allocated" not in kind else "allocated"
+    return "reserved" if "reserved" in kind else "allocated"  # where it may be either, the larger one
 
 
 def _about(row: Row, layout: Layout) -> str:

@@ -110,6 +110,40 @@ class Summary:
     bias: float
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class TableErrors:
+    """The errors of a table, or of one figure of it.
+
+    Args:
+        table: its name.
+        group: which figure; "" for all.
+        of: "time", or what memory counts.
+        errors: the summary.
+        fitted: what was fitted on it; "" for nothing.
+    """
+
+    table: str
+    group: str
+    of: str
+    errors: Summary
+    fitted: str
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {
+            "table": self.table,
+            "group": self.group or None,
+            "of": self.of,
+            "num_runs": self.errors.num_runs,
+            "mean": self.errors.mean,
+            "median": self.errors.median,
+            "p90": self.errors.p90,
+            "bias": self.errors.bias,
+            "fitted": self.fitted or None,
+        }
+
+
 def summarize(errors: Sequence[float]) -> Summary | None:
     """Return the summary of some errors, or None for none.
 

@@ -58,9 +58,17 @@ FRAMEWORKS = (
         overlap="one stage",
     ),
     Framework(
+        name="Megatron-DeepSpeed of BLOOM",
+        words=r"megatron-deepspeed.*bloom",
+        platforms=((r"a100", "bloom"),),
+        dropout=0.1,
+        attention="unfused",
+        gradient_bytes=2,
+    ),
+    Framework(
         name="Megatron-DeepSpeed",
         words=r"megatron-deepspeed",
-        platforms=((r"a100", "bloom"), (r".", "megatron-2021")),
+        platforms=((r".", "megatron-2021"),),
         dropout=0.1,
         attention="unfused",
         gradient_bytes=2,

@@ -13,17 +13,18 @@ from minitrain.validation.rows import LackingError, Row
 if TYPE_CHECKING:
     from minitrain.hardware.config import SystemConfig
     from minitrain.hardware.network import Network
-    from minitrain.hardware.transfer_curve import TransferCurve
+    from minitrain.hardware.transfer_curve import Rows, TransferCurve
 
-# What a device is called in tables, and its config; the first that is found in the text is taken.
+# What a device is called in tables, and its config; the first that is found in the text is taken. A800 and H800 are the
+# same devices with fewer links among them.
 _CONFIGS = (
     (r"gb200", "gb200_nvl72"),
     (r"gh200|gh-96", "gh200_96g_nvl4"),
     (r"b200", "b200_192g_nvl8"),
     (r"h200", "h200_141g_nvl8"),
-    (r"h100", "h100_80g_nvl8"),
+    (r"h[18]00", "h100_80g_nvl8"),
     (r"a100.*40|a100_40g", "a100_40g"),
-    (r"a100", "a100_80g"),
+    (r"a[18]00", "a100_80g"),
     (r"v100", "v100_32g_nvl8"),
     (r"titan-rtx", "titan_rtx"),
     (r"rtx-2080", "rtx_2080ti"),
@@ -34,6 +35,7 @@ _HDR = re.compile(r"(\d+)\s*x\s*HDR200", re.IGNORECASE)
 _PER_NODE = re.compile(r"(\d+)\s*Gb/s per node", re.IGNORECASE)
 _OMNI_PATH = re.compile(r"(\d+)\s*x?\s*Omni-Path", re.IGNORECASE)
 _OMNI_PATH_GBPS = 100
+_EXPORT_GBPS = 200.0
 
 
 def device_of(row: Row) -> str:
@@ -61,7 +63,23 @@ def machine_of(row: Row) -> SystemConfig:
         raise LackingError(f"config {name} says nothing of kernels, so that none can be priced")
     is_switched = "nvswitch" in row.text("intra_node").lower()
     node_size = row.count("gpus_per_node", load_config(name).networks[0].size)
+    if "a800" in row.text("gpu").lower() or "h800" in row.text("gpu").lower():
+        return _with_fewer_links(_machine(name, node_size, _interfaces(row), is_switched=is_switched))
     return _machine(name, node_size, _interfaces(row), is_switched=is_switched)
+
+
+@lru_cache(maxsize=8)
+def _with_fewer_links(system: SystemConfig) -> SystemConfig:
+    """Return a system whose devices have eight links of 25 GB/s into their node, one way."""
+    inner, *outer = system.networks
+    share = _EXPORT_GBPS / inner.bandwidth
+    curves = {op: replace(curve, bandwidths=_scaled(curve.bandwidths, share)) for op, curve in inner.curves.items()}
+    return replace(system, networks=(replace(inner, bandwidth=_EXPORT_GBPS, curves=curves), *outer))
+
+
+def _scaled(rows: Rows | None, share: float) -> Rows | None:
+    """Return bandwidths times a share."""
+    return None if rows is None else tuple((bound, value * share) for bound, value in rows)
 
 
 def _interfaces(row: Row) -> tuple[int, float] | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import final
+from typing import Any, final
 
 from minitrain.validation.errors_by_table import summarize
 
@@ -89,14 +89,27 @@ def family_of(hardware: str) -> str:
     >>> family_of("h100_80g_nvl8")
     'h100'
     """
-    return hardware.split("_")[0].lower()
+    return hardware.partition("_")[0].lower()
+
+
+def stored_errors() -> tuple[StoredError, ...]:
+    """Return the errors of the validated runs."""
+    return tuple(StoredError(*values) for values in _stored()["errors"])
+
+
+def stored_means() -> dict[str, float]:
+    """Return the mean error of each table, and of its groups."""
+    means: dict[str, float] = _stored()["means"]
+    return means
 
 
 @cache
-def stored_errors() -> tuple[StoredError, ...]:
-    """Return the errors of the validated runs."""
-    text = resources.files("minitrain.validation").joinpath("stored.json").read_text("utf-8")
-    return tuple(StoredError(*values) for values in json.loads(text)["errors"])
+def _stored() -> dict[str, Any]:
+    """Return what the file holds."""
+    found: dict[str, Any] = json.loads(
+        resources.files("minitrain.validation").joinpath("stored.json").read_text("utf-8")
+    )
+    return found
 
 
 def _sureness(found: Sequence[StoredError], what: str) -> Sureness | None:

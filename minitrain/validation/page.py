@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,40 +17,56 @@ from minitrain.validation.prediction import TERMS
 from minitrain.validation.tables_of_package import TABLES
 
 if TYPE_CHECKING:
-    from minitrain.validation.errors_by_table import RowResult
-    from minitrain.validation.validate import TableErrors, Validation
+    from minitrain.validation.errors_by_table import RowResult, Skipped, TableErrors
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 620, 460, 46, 30, 12
 _STRIP_REACH = 0.5  # of the strips of errors, which end there
 _GOLDEN_DEGREES = 137.5  # between hues, so that neighbours differ
 
 
-def write_validation_page(path: str | Path, done: Validation) -> Path:
-    """Write the page and return its path."""
-    return write_text(path, _page(done))
+def write_validation_page(
+    path: str | Path,
+    results: Sequence[RowResult],
+    skipped: Sequence[Skipped],
+    tables: Sequence[TableErrors],
+    worst: Sequence[RowResult],
+    without: Sequence[str],
+) -> Path:
+    """Write the page and return its path.
+
+    Args:
+        path: where to.
+        results: what was measured and predicted.
+        skipped: the rows that were not simulated.
+        tables: the errors by table.
+        worst: the rows that are furthest off.
+        without: the terms of the price that were left out.
+    """
+    timed = [result for result in results if result.error is not None]
+    hues = {name: round(place * _GOLDEN_DEGREES % 360) for place, name in enumerate(_tables_of(results))}
+    middle = [_errors(tables, timed, hues)]
+    if timed:
+        middle = [_picture(timed, hues), *middle, _worst(worst)]
+    return write_text(path, _page(f"{len(timed)} measured steps, simulated", without, [*middle, _skipped(skipped)]))
 
 
-def _page(done: Validation) -> Iterator[str]:
+def _page(title: str, without: Sequence[str], parts: Sequence[Iterable[str]]) -> Iterator[str]:
     """Yield the page in pieces."""
-    timed = [result for result in done.results if result.error is not None]
-    title = f"{len(timed)} measured steps, simulated"
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n"
-    left_out = f" Left out: {html.escape(', '.join(done.without))}." if done.without else ""
+    left_out = f" Left out: {html.escape(', '.join(without))}." if without else ""
     yield f'<p class="soft">Prices of kernels, compared with published measurements.{left_out}</p>\n'
-    hues = {name: round(place * _GOLDEN_DEGREES % 360) for place, name in enumerate(_tables_of(done.results))}
-    if timed:
-        yield "<h2>Predicted over measured time</h2>\n"
-        yield from _legend(hues)
-        yield from _scatter(timed, hues)
-    yield "<h2>Errors by table</h2>\n"
-    yield from _errors(done.tables, timed, hues)
-    if timed:
-        yield "<h2>The ten that are furthest off</h2>\n"
-        yield from _worst(done.worst())
-    yield from _skipped(done)
-    yield f'<div id="tip" hidden></div>\n<script>{SCRIPT if timed else ""}</script></body></html>\n'
+    for part in parts:
+        yield from part
+    yield f'<div id="tip" hidden></div>\n<script>{SCRIPT}</script></body></html>\n'
+
+
+def _picture(timed: Sequence[RowResult], hues: dict[str, int]) -> Iterator[str]:
+    """Yield predicted over measured times, and buttons that show one table alone."""
+    yield "<h2>Predicted over measured time</h2>\n"
+    yield from _legend(hues)
+    yield from _scatter(timed, hues)
 
 
 def _tables_of(results: Sequence[RowResult]) -> list[str]:
@@ -112,6 +128,7 @@ def _tip(result: RowResult) -> str:
 
 def _errors(tables: Sequence[TableErrors], timed: Sequence[RowResult], hues: dict[str, int]) -> Iterator[str]:
     """Yield the summaries, with a strip of the errors of each table."""
+    yield "<h2>Errors by table</h2>\n"
     yield '<div class="wide"><table><thead><tr><th>table</th><th>of</th><th>runs</th><th>mean %</th><th>median %</th>'
     yield "<th>p90 %</th><th>bias %</th><th>from -50 to +50 %</th><th>fitted on it</th></tr></thead><tbody>\n"
     for errors in tables:
@@ -141,6 +158,7 @@ def _strip(table: str, timed: Sequence[RowResult], hue: int) -> str:
 
 def _worst(results: Sequence[RowResult]) -> Iterator[str]:
     """Yield the rows that are furthest off, with what their predicted time is made of."""
+    yield "<h2>The ten that are furthest off</h2>\n"
     yield '<p class="key soft">On the rank that computes longest:'
     for name in TERMS:
         yield f'<i style="background:var(--{name})"></i>{name}'
@@ -167,14 +185,14 @@ def _bar(result: RowResult) -> str:
     return f'<div class="bar">{parts}</div>'
 
 
-def _skipped(done: Validation) -> Iterator[str]:
+def _skipped(rows: Sequence[Skipped]) -> Iterator[str]:
     """Yield the rows that were not simulated, by their reason."""
-    if not done.skipped:
+    if not rows:
         return
     reasons: dict[tuple[str, str], int] = {}
-    for skipped in done.skipped:
+    for skipped in rows:
         reasons[skipped.table, skipped.reason] = reasons.get((skipped.table, skipped.reason), 0) + 1
-    yield f"<h2>{len(done.skipped)} rows that were not simulated</h2>\n<ul>"
+    yield f"<h2>{len(rows)} rows that were not simulated</h2>\n<ul>"
     for (table, reason), number in reasons.items():
         yield f"<li>{html.escape(table)}, {number}: {html.escape(reason)}</li>\n"
     yield "</ul>\n"

@@ -51,7 +51,7 @@ function show(dot, x, y) {
   tip.style.left = Math.max(8, Math.min(scrollX + x + 14, scrollX + innerWidth - width - 16)) + 'px';
   tip.style.top = (scrollY + y + 14) + 'px';
 }
-svg.addEventListener('pointermove', event => {
+if (svg) svg.addEventListener('pointermove', event => {
   const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
   const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
   let best = null, least = 14 * 14 * scale * scale;
@@ -62,7 +62,7 @@ svg.addEventListener('pointermove', event => {
   }
   show(best, event.clientX, event.clientY);
 });
-svg.addEventListener('pointerleave', () => show(null));
+if (svg) svg.addEventListener('pointerleave', () => show(null));
 for (const button of document.querySelectorAll('.legend button')) button.addEventListener('click', () => {
   chosen = chosen === button.dataset.table ? null : button.dataset.table;
   for (const other of document.querySelectorAll('.legend button'))

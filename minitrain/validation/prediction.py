@@ -56,7 +56,7 @@ def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
     rounds = (num - few) / (more - few)
     return Prediction(
         seconds=_extended(first.seconds, second.seconds, rounds),
-        terms={name: _extended(first.terms[name], second.terms[name], rounds) for name in TERMS},
+        terms={name: max(0.0, _extended(first.terms[name], second.terms[name], rounds)) for name in TERMS},
         memory=second.memory,
     )
 
@@ -71,6 +71,8 @@ def _few(case: Case) -> tuple[int, int]:
     pp, rest = case.layout.pp, case.layout.num_microbatches % case.period
     if pp == 1:
         return 2, 3
+    if case.layout.num_chunks > 1 and case.measured_bytes is not None:
+        pp *= 2  # the time is steady before the memory is
     return pp + rest, pp + rest + case.period
 
 

@@ -1,20 +1,23 @@
 """Write what runs say of their sureness, and what a check compares with: `python -m minitrain.validation.stored`.
 
-`stored.json` holds the mean error of each table, and the error of each validated run by device, kind of model and
-ranks.
+With --check it compares instead, and fails where a mean is worse by more than half a point. `stored.json` holds the
+mean error of each table, and the error of each validated run by device, kind of model and ranks.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minitrain.files import write_text
-from minitrain.validation.nearest import family_of
+from minitrain.validation.nearest import family_of, stored_means
 from minitrain.validation.validate import Validation, validate
 
 _GATED = ("llama", "internlm", "mistral", "grok")  # what begins the names of models with a gated MLP
+_MOST_WORSE = 0.005
 _TABLES_OF_LAYERS = ("c2", "e2")  # no runs
 
 
@@ -39,11 +42,33 @@ def _is_gated(model: str) -> bool:
     return model.lower().startswith(_GATED)
 
 
-def main() -> None:
-    """Write `stored.json` beside this file."""
-    text = json.dumps(stored(validate(jobs=None)), indent=None, separators=(",", ":"))
-    write_text(Path(__file__).with_name("stored.json"), [text.replace('],["', '],\n["') + "\n"])
+def worse(found: Mapping[str, float], before: Mapping[str, float]) -> list[str]:
+    """Return a line for each mean that is missing, or larger by more than half a point.
+
+    >>> worse({"c2": 0.03}, {"c2": 0.017, "e2": 0.02})
+    ['c2: 3.0 %, was 1.7 %', 'e2: missing, was 2.0 %']
+    """
+    lines = []
+    for name, mean in before.items():
+        new = found.get(name)
+        if new is None:
+            lines.append(f"{name}: missing, was {100 * mean:.1f} %")
+        elif new > mean + _MOST_WORSE:
+            lines.append(f"{name}: {100 * new:.1f} %, was {100 * mean:.1f} %")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write `stored.json` beside this file, or compare with it; return the exit code."""
+    found = stored(validate(jobs=None))
+    if "--check" in arguments:
+        lines = worse(found["means"], stored_means())
+        print("\n".join(lines) or "no mean is worse")
+        return 1 if lines else 0
+    text = json.dumps(found, separators=(",", ":")).replace("],[", "],\n[").replace(',"errors"', ',\n"errors"')
+    write_text(Path(__file__).with_name("stored.json"), [text + "\n"])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

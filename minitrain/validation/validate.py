@@ -11,7 +11,14 @@ from typing import Any, final
 
 from minitrain.hardware.platforms import Platform, find_platform
 from minitrain.hardware.pricing import Pricing
-from minitrain.validation.errors_by_table import RowResult, Skipped, Summary, memory_errors, summarize, time_errors
+from minitrain.validation.errors_by_table import (
+    RowResult,
+    Skipped,
+    TableErrors,
+    memory_errors,
+    summarize,
+    time_errors,
+)
 from minitrain.validation.row_results import Question, answer
 from minitrain.validation.rows import read_rows
 from minitrain.validation.tables_of_package import TABLES, rows_of
@@ -21,40 +28,6 @@ MEMORY_KINDS = ("states", "allocated", "reserved", "device")
 
 _CHUNK = 4  # rows that a process takes at a time
 Progress = Callable[[int, int], None]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TableErrors:
-    """The errors of a table, or of one figure of it.
-
-    Args:
-        table: its name.
-        group: which figure; "" for all.
-        of: "time", or what memory counts.
-        errors: the summary.
-        fitted: what was fitted on it; "" for nothing.
-    """
-
-    table: str
-    group: str
-    of: str
-    errors: Summary
-    fitted: str
-
-    def summary(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
-        return {
-            "table": self.table,
-            "group": self.group or None,
-            "of": self.of,
-            "num_runs": self.errors.num_runs,
-            "mean": self.errors.mean,
-            "median": self.errors.median,
-            "p90": self.errors.p90,
-            "bias": self.errors.bias,
-            "fitted": self.fitted or None,
-        }
 
 
 @final
@@ -95,7 +68,9 @@ class Validation:
         """Write a page with predicted against measured times, errors by table and the worst rows; return its path."""
         from minitrain.validation.page import write_validation_page  # noqa: PLC0415  (only when somebody looks)
 
-        return write_validation_page(os.fspath(path), self)
+        return write_validation_page(
+            os.fspath(path), self.results, self.skipped, self.tables, self.worst(), self.without
+        )
 
     def _names(self) -> list[str]:
         return list(dict.fromkeys(result.table for result in self.results))

@@ -2,8 +2,8 @@
 
 The steps around the core run the kernels that an undivided attention runs there. Of the multiplications, all but the
 output projection belong to `keys_values`. Of the passes over memory, the residual connection and the gradients of
-biases belong to `project`. The core is one kernel over the keys that the queries see where attention is flash. Otherwise it is
-the products and the softmax of each shard of queries with each shard of keys.
+biases belong to `project`. The core is one kernel over the keys that the queries see where attention is flash.
+Otherwise it is the products and the softmax of each shard of queries with each shard of keys.
 """
 
 from __future__ import annotations

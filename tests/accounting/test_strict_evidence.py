@@ -131,6 +131,18 @@ def test_rows_that_cost_less_than_their_operations_are_found(typ: str) -> None:
         simulate(after=free_of_charge(typ))
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_one_rank_whose_rows_cost_less_than_those_of_the_others_is_found(rank: int) -> None:
+    async def strategy(model: Model) -> Model:
+        await trains(model)
+        if model.rank == rank:
+            free_of_charge("update")(model)
+        return model
+
+    with pytest.raises(mt.StrategyError, match=f"the clock of rank {rank} does not add up: the duration of a update"):
+        mt.simulate(strategy, world_size=3, num_layers=2, global_batch_size=3, strict=True)
+
+
 def assign(name: str, value: Any) -> Step:
     def change(model: Model) -> None:
         owner: Any = model.runtime_predictor

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.devices import calibration, validation
 from minitrain.devices.backends import horner
+from minitrain.hardware import shipped_configs
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +59,50 @@ def test_an_unknown_backend_or_phase_is_told() -> None:
 
 
 def test_show_lists_every_figure_with_its_unit_and_its_source() -> None:
-    lines = hw("show", "a100_80g").stdout
+    lines = hw("show", "a100_80g", "--sources").stdout
     for word in ("key path", "power.tdp_W", "400 W", "price_usd_per_hour", "USD/h", "limits.registers", "source"):
         assert word in lines
 
 
+@pytest.mark.parametrize("name", shipped_configs())
+def test_show_fits_on_a_terminal_of_80_columns_and_40_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = hw("show", name).stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"{name}: ")
+    assert f"`minitrain hw show {name} --sources` lists each of them." in lines[-1]
+
+
+def test_show_says_in_short_what_is_asked_first_and_how_it_is_known() -> None:
+    shown = " ".join(hw("show", "a100_80g").stdout.split())
+    assert "a100_80g: GPU by NVIDIA, 108 units at 1.41 GHz" in shown
+    for words in (
+        "memory 80 GiB at 2048 GB/s, 90% at best published",
+        "network 0 300 GB/s one way, 65% of it, 8 ranks, 10 us",
+        "cache 2 40 MiB for all units published",
+        "limits of a unit 64 warps, 32 blocks, 65536 registers, 164 KiB shared published",
+        "power 400 W, idle 60 W published, assumed",
+        "features tensor_cores, bfloat16, compute_capability 8",
+        "104 figures in all: ",
+    ):
+        assert words in shown
+
+
+def test_show_of_what_calibrate_wrote_says_its_noise() -> None:
+    config = json.loads(hw("show", "xeon_8480plus", "--json").stdout)
+    config["measured"] = {"rungs": {"matmul 64": {"median_s": 1e-3, "noise": 0.25}, "x": 5}}
+    Path("mine.json").write_text(json.dumps(config))
+    assert "Measured here; noise, interquartile range over median: 25.0% in the middle, 25.0% at" in hw(
+        "show", "mine.json"
+    ).stdout.replace("\n", " ")
+    Path("odd.json").write_text(json.dumps({**config, "measured": 5}))
+    assert hw("show", "odd.json").exit_code == 0
+
+
 def test_show_of_a_file_has_no_sources(tmp_path: Path) -> None:
     Path("mine.json").write_text(hw("show", "esp32", "--json").stdout)
-    assert "source" not in hw("show", "mine.json").stdout
+    for option in ([], ["--sources"]):
+        head = hw("show", "mine.json", *option).stdout.splitlines()[:4]
+        assert "source" not in " ".join(head)
     assert json.loads(hw("show", "esp32", "--json").stdout)["class"] == "mcu"

@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import minitrain as mt
 from minitrain.devices import Program, matmul
 from minitrain.devices.jax_programs import program_of
-from minitrain.errors import UsageError
+from minitrain.errors import MinitrainError, UsageError
 
 D = 128
 
@@ -68,6 +70,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "convolution": (convolution, [(4, 32, 32, 16), (3, 3, 16, 32)]),
     "grouped_and_dilated": (dilated, [(2, 17, 19, 8), (3, 5, 2, 12)]),
     "custom_vjp": (clipped, [(256, D), (D, D)]),
+    "max_pool": (lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2), (1, 2), "VALID"), [(64, 64)]),
     "embedding": (lambda table, w: jnp.take(table, jnp.arange(64), axis=0) @ w, [(1000, D), (D, D)]),
 }
 
@@ -246,6 +249,113 @@ def test_shapes_may_be_trees_arrays_and_structs() -> None:
 def test_what_cannot_be_traced_is_one_clear_error(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call()
+
+
+def reads_a_value(x: Any) -> Any:
+    return x if x.sum() > 0 else -x
+
+
+def uses_numpy(x: Any) -> Any:
+    return np.asarray(x) + 1
+
+
+def fails(x: Any) -> Any:
+    raise RuntimeError(f"no luck with {x.shape}")
+
+
+SYMBOL = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 8"), jnp.float32)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: program_of(reads_a_value, (4,)),
+            r"reads_a_value cannot be traced .* jnp.where or jax.lax.cond for if",
+        ),
+        (lambda: program_of(uses_numpy, (4,)), "uses_numpy cannot be traced .* and jax.numpy for numpy"),
+        (
+            lambda: program_of(fails, (4,)),
+            r"fails cannot be traced .*: it raised RuntimeError: no luck with \(4,\); it must",
+        ),
+        (
+            lambda: program_of(lambda x: x.nothing, (4,)),
+            "it raised AttributeError: .* no attribute nothing; it must run",
+        ),
+        (
+            lambda: program_of(jnp.tanh, (-1, 8)),
+            r"a shape is a tuple of whole numbers >= 0, got \(-1, 8\); where a size",
+        ),
+        (lambda: program_of(jnp.tanh, (2.5, 8)), r"a shape is a tuple of whole numbers >= 0, got \(2.5, 8\)"),
+        (lambda: program_of(jnp.tanh, ("b", 8)), r"a shape is a tuple of whole numbers >= 0, got \('b', 8\); where a"),
+        (
+            lambda: program_of(jnp.tanh, (None, 8)),
+            r"whole numbers >= 0, got \(None, 8\); where a size varies, simulate",
+        ),
+        (lambda: program_of(jnp.tanh, (True, 8)), "whole numbers >= 0, got"),
+        (lambda: program_of(jnp.tanh, [8, 8]), r"a shape is a tuple of whole numbers, such as \(64, 128\)"),
+        (lambda: program_of(jnp.tanh, SYMBOL), r"a program must have fixed sizes, but an array has \(b, 8\)"),
+        (lambda: program_of(jnp.tanh, (8,), dtype=None), "dtype must be one of float64, .* got None"),  # type: ignore[arg-type]  # that is the point
+        (lambda: program_of(jnp.tanh, (8,), dtype="fp16"), "dtype must be one of float64, .* got 'fp16'"),
+        (lambda: mt.hw.simulate(None, (8, 8)), "a simulator takes a Program, .* got NoneType; for a function use"),
+        (
+            lambda: mt.hw.simulate(jnp.dot, (8,), (8,), dtype="float64"),
+            "config a100_80g has no rate for float64, .* add vector",
+        ),
+    ],
+)
+def test_what_no_trace_can_tell_is_one_clear_error(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(MinitrainError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float64", 8), ("complex64", 8), ("complex128", 16), ("int64", 8), ("float8_e4m3fn", 1), (jnp.bfloat16, 2)],
+)
+def test_elements_are_as_wide_as_they_are_said_to_be(dtype: Any, size: int) -> None:
+    assert program_of(lambda x: x + x, (np.int64(10), 3), dtype=dtype).bytes == 2 * 30 * size
+
+
+def test_programs_without_work_take_no_time() -> None:
+    for nothing in (lambda: 1.0, lambda: None):
+        assert mt.hw.simulate(nothing).time_seconds == 0
+    assert mt.hw.simulate(lambda x: x @ x.T, (0, 8)).flops == 0
+
+
+def test_a_product_of_groups_costs_one_matrix_a_row() -> None:
+    def experts(x: Any, weights: Any) -> Any:
+        return jax.lax.ragged_dot(x, weights, jnp.array([3, 5], jnp.int32))
+
+    (operation,) = (op for op in program_of(experts, (8, 16), (2, 16, 4)).operations if op.kind == "matmul")
+    assert operation.flops == 2 * 8 * 16 * 4
+    assert operation.bytes >= 4 * (8 * 16 + 2 * 16 * 4 + 8 * 4)
+    backward = program_of(gradient(experts, 2), (8, 16), (2, 16, 4))
+    assert sum(op.flops for op in backward.operations if op.kind == "matmul") == 3 * operation.flops
+
+
+N = 96
+LIBRARY: dict[
+    str, tuple[Callable[..., Any], list[tuple[int, ...]], float]
+] = {  # leading terms of Golub and Van Loan (2013)
+    "cholesky": (jax.lax.linalg.cholesky, [(N, N)], N**3 / 3),
+    "triangular": (lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True), [(N, N), (N, 8)], 8 * N**2),
+    "lu": (jax.lax.linalg.lu, [(2, N, N)], 2 * (2 * N**3 / 3)),
+    "solve": (jnp.linalg.solve, [(N, N), (N, 8)], 2 * N**3 / 3 + 2 * 8 * N**2),
+    "qr": (jnp.linalg.qr, [(2 * N, N)], 4 * N**2 * (2 * N - N / 3)),
+    "eigh": (jnp.linalg.eigh, [(N, N)], 9 * N**3),
+    "svd": (jnp.linalg.svd, [(N, N)], 21 * N**3),
+    "singular values": (lambda a: jnp.linalg.svd(a, compute_uv=False), [(N, N)], 8 * N**3 / 3),
+    "fft": (lambda x: jnp.fft.fft(x + 0j), [(16, 64)], 16 * 5 * 64 * 6),
+    "rfft": (jnp.fft.rfft, [(16, 64)], 16 * 5 * 64 * 6 / 2),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_what_a_library_computes_counts_by_its_leading_term(name: str) -> None:
+    function, shapes, flops = LIBRARY[name]
+    counted = program_of(function, *shapes).flops
+    assert flops <= counted <= 1.25 * flops
 
 
 def test_simulate_takes_a_function_shapes_and_a_device() -> None:

@@ -43,6 +43,7 @@ def test_occupancy_of_other_compute_capabilities() -> None:
         (KernelLaunch(0, 32), "a block has 1 to 1024 threads, got 0"),
         (KernelLaunch(32, 256), "a thread has at most 255 registers, got 256"),
         (KernelLaunch(32, 32, -1), "shared memory must be a number of bytes >= 0, got -1"),
+        (KernelLaunch("256", 32), "threads, registers and smem_bytes of a launch must be whole numbers"),  # type: ignore[arg-type]  # that is the point
         (KernelLaunch(1024, 255), r"fits on a unit \(registers\); use smaller blocks"),
         (KernelLaunch(32, 32, 164 * 1024), r"fits on a unit \(shared memory\); use smaller blocks"),
     ],

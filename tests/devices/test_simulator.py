@@ -17,6 +17,7 @@ from minitrain.devices import (
     DeviceSpec,
     GpuSimulator,
     KernelLaunch,
+    MatmulShape,
     NvidiaA100Simulator,
     Operation,
     Program,
@@ -24,6 +25,7 @@ from minitrain.devices import (
     TpuSimulator,
     make_simulator,
     matmul,
+    wave_efficiency,
 )
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware import Processor, load_config, shipped_configs
@@ -243,6 +245,15 @@ def test_impossible_specs_are_refused(change: dict[str, Any], message: str) -> N
         (lambda: Operation("x", -1, 0), "flops of operation 'x' must be a number >= 0, got -1"),
         (lambda: Operation("x", 0, float("nan")), "bytes of operation 'x' must be a number >= 0, got nan"),
         (lambda: Operation("x", 0, 0, count=0), "count must be an integer of at least 1, got 0"),
+        (lambda: Operation("x", "1", 0), "flops of operation 'x' must be a number >= 0, got '1'"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Operation("x", True, 0), "flops of operation 'x' must be a number >= 0, got True"),
+        (lambda: Operation("x", 0, 0, working_set_bytes=-5), "working_set of operation 'x' must be a number >= 0, got"),
+        (lambda: Operation("x", 0, 0, kind="mm"), "kind of operation 'x' must be one of .* got 'mm'"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Operation("x", 0, 0, datatype="fp16"), "there is no datatype 'fp16'; use one of float64"),
+        (lambda: MatmulShape(-1, 2, 3), "m of a MatmulShape must be an integer of at least 0, got -1"),
+        (lambda: wave_efficiency(128, 128, 0), "num_units must be an integer of at least 1, got 0"),
+        (lambda: DeviceSimulator("a100_80g"), "takes a DeviceSpec, got 'a100_80g'; make_simulator takes"),  # type: ignore[arg-type]  # that is the point
+        (lambda: A100.simulate(matmul(1, 1, 1)).table(-1), "most must be an integer of at least 0, got -1"),
     ],
 )
 def test_misuse_is_one_clear_error(make: Any, message: str) -> None:

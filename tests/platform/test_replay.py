@@ -14,7 +14,9 @@ from minitrain.hardware.config import load_config
 from minitrain.lib import Model
 from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.run.result import Run
+from minitrain.trace.link_panel import LaneUse, means
 
+HOST = ("offload", "fetch")
 SIZE_BYTES = 33_554_432  # a weight's gradient of the specified layer
 PRICE = 0.0007656540444444445
 OPTIONS: dict[str, dict[str, Any]] = {"single": {"world_size": 1}}
@@ -152,3 +154,37 @@ def test_a_folded_run_cannot_be_replayed() -> None:
     run = mt.simulate("ddp", world_size=8, num_layers=2, global_batch_size=8, fold=True)
     with pytest.raises(UsageError, match="without fold"):
         mt.replay(run)
+
+
+def test_the_page_shows_what_links_carried_and_what_was_delayed(tmp_path: Path) -> None:
+    run = mt.simulate("zbv", world_size=8, num_layers=16, global_batch_size=16, contention="exact")
+    page = run.write_html(tmp_path / "run.html").read_text()
+    assert "Delayed by sharing: " in page
+    assert "gpu3-node0.switch: gpu3 to node0.switch" in page
+    reason = str(next(iter(run.links.delays.values())))
+    assert reason.startswith("shared gpu")
+    assert reason in page
+    assert (
+        "Delayed by sharing"
+        not in mt.simulate("zbv", world_size=8, num_layers=16, global_batch_size=16)
+        .write_html(tmp_path / "alone.html")
+        .read_text()
+    )
+
+
+def test_strips_are_means_of_what_was_carried() -> None:
+    lane = LaneUse("wire", 10.0, [(0.0, 10.0), (1.0, 0.0), (2.0, 5.0)])
+    assert means(lane, 4.0, 4).tolist() == [1.0, 0.0, 0.5, 0.5]
+    assert means(lane, 4.0, 2).tolist() == [0.5, 0.5]
+
+
+def test_a_copy_to_the_host_and_a_collective_share_pcie() -> None:
+    """Offloading activations while weights come over the interface: both pass the processor's PCIe port."""
+    data = two_nodes()
+    data["mem2"]["GBps"] = 50  # PCIe Gen5, about what one interface of 400 Gb/s carries
+    parameters: dict[str, Any] = {"workload": "gpt2", "world_size": 16, "global_batch_size": 64, "hardware": data}
+    run = mt.simulate("fsdp", **parameters, offload="activations", recompute="full")
+    found = mt.replay(run, ClusterLinks(load_config(data), 16)).runs[0]
+    reasons = {str(reason) for (rank, place), reason in found.links.delays.items() if run.logs[rank][place].typ in HOST}
+    assert any("pcie" in reason and "all_gather" in reason for reason in reasons), reasons
+    assert found.step_time > run.step_time

@@ -38,3 +38,11 @@ def test_the_floor_has_the_events_of_zero3() -> None:
     code = "import benchmarks.floor as f; print(f.floor(4, 3))"
     counted = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert int(counted) == 4 * (7 * 3 + 1)
+
+
+def test_the_cost_of_divided_layers_is_measured_beside_that_of_whole_ones() -> None:
+    code = "from benchmarks.parts import table; print(*table(1, seq_len=64, workload='megatron-1.7b'), sep='\\n')"
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in printed.splitlines()]
+    assert [row[0] for row in rows] == ["pp_dp", "megatron", "megatron:sequence_parallel=True", "fsdp"]
+    assert all(float(row[1]) > 0 for row in rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,50 @@ def test_model_flop_over_time_is_mfu_and_what_is_computed_again_is_hfu() -> None
     assert again.hfu is not None
     layers = sum(unit.forward_flop(96) for unit in GPT.units() if unit.layer is not None)
     assert again.hfu / again.mfu == pytest.approx(1 + 32 * layers / again.useful_flop, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("ddp", {}),
+        ("fsdp", {"replicas": 2}),
+        ("megatron", {"tp": 2, "pp": 2, "sequence_parallel": True}),
+        ("megatron", {"tp": 4, "pp": 2, "num_chunks": 2}),
+        ("zbv", {"pp": 2}),
+    ],
+    ids=str,
+)
+def test_a_step_costs_what_narayanan_says_however_it_is_divided(strategy: str, options: dict[str, Any]) -> None:
+    b, s, layers, h = 32, 96, 4, 128
+    plain, again = (train(strategy, recompute=recompute, **options) for recompute in ("none", "full"))
+    whole = 96 * b * s * layers * h**2 * (1 + Fraction(s, 6 * h) + Fraction(V, 16 * layers * h))
+    once = 72 * b * s * layers * h**2 * (1 + Fraction(s, 6 * h) + Fraction(V, 12 * layers * h))
+    assert plain.useful_flop == again.useful_flop == once
+    assert plain.trained_model is not None
+    assert plain.trained_model.recomputed_flop == 0
+    assert again.trained_model is not None
+    assert again.useful_flop + again.trained_model.recomputed_flop == whole
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_sequence_parallelism_moves_the_bytes_of_tensor_parallelism_as_pairs(tp: int) -> None:
+    sbh, microbatches = 2 * 96 * 2 * 128, 2  # bytes of an activation of a microbatch
+    sizes: dict[str, Any] = {"world_size": tp, "global_batch_size": 4, "tp": tp}
+    whole, shards = (train("megatron", sequence_parallel=each, **sizes) for each in (False, True))
+    sums = [event.size_bytes for event in whole.logs[0] if event.typ == "all_reduce" and event.size_bytes == sbh]
+    assert len(sums) == microbatches * (4 * 4 + 2)  # four a transformer layer; embedding forward, head backward
+    for typ, again in (("reduce_scatter", 0), ("all_gather", microbatches * (2 * 4 + 1))):  # inputs, for backward
+        moved = [event.size_bytes for event in shards.logs[0] if event.typ == typ]
+        assert moved == [sbh] * (len(sums) + again)
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_fsdp_moves_each_parameter_three_times_a_microbatch(shards: int) -> None:
+    run = train("fsdp", world_size=shards, global_batch_size=2 * shards, microbatch_size=1)
+    held = [sum(GPT.units()[layer].num_held_parameters() for layer in unit) for unit in run.models[0].blocks]
+    gathers, sums = (sum(e.size_bytes for e in run.logs[0] if e.typ == typ) for typ in ("all_gather", "reduce_scatter"))
+    assert gathers == 2 * 2 * (2 * sum(held) - held[-1])  # the last unit stays whole between the passes
+    assert sums == 2 * 4 * sum(held)
 
 
 def test_tokens_of_a_rank_are_a_share_of_all() -> None:

@@ -146,7 +146,8 @@ def test_figures_without_their_units_or_impossible_are_refused_at_once(make: Any
 
 
 def test_whole_numbers_of_numpy_are_batch_sizes() -> None:
-    assert mt.solve("BERT", "A100", batch_size=np.int64(8)) == mt.solve("BERT", "A100", batch_size=8)
+    eight: Any = np.int64(8)
+    assert mt.solve("BERT", "A100", batch_size=eight) == mt.solve("BERT", "A100", batch_size=8)
 
 
 def test_our_own_names_and_objects_are_taken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import weakref
 from typing import Any
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import LawError
 from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import FIELDS, clone, making
 from minitrain.tensors import annotations as tensor_annotations
-from minitrain.tensors import clone
 
 H, BLOCK = 4096, 1024
 WEIGHT = Weight(1, 4, 0)
@@ -25,6 +26,12 @@ ACT = Activation(1, 4, frozenset([0, 1, 2]), 8)
 ACT_GRAD = ActivationGrad(0, 4, frozenset([0, 1]), 8)
 SHARDABLE: list[Any] = [WEIGHT, STATE, GRAD]
 ALL: list[Any] = [*SHARDABLE, ACT, ACT_GRAD]
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_fields_that_are_written_out_are_those_of_the_dataclass(kind: type[Any]) -> None:
+    values = range(len(dataclasses.fields(kind)))
+    assert FIELDS[kind](kind(*values)) == tuple(values) == dataclasses.astuple(kind(*values))
 
 
 def test_sizes_are_the_specified_formulas() -> None:
@@ -151,3 +158,19 @@ def test_tensors_are_followed_from_the_first_model_that_follows_them(
     assert tensor_annotations._enabled
     slot = "_content" if "numerics" in parameters else "_origin"
     assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "values"),
+    [
+        (making.make_weight, Weight, (1, 4, 2, frozenset([3]), 5)),
+        (making.make_opt_state, OptState, (1, 4, 2, frozenset([3]), 5)),
+        (making.make_weight_grad, WeightGrad, (1, 4, frozenset([3]), 5)),
+        (making.make_activation, Activation, (1, 4, frozenset([3]), 5)),
+        (making.make_activation_grad, ActivationGrad, (1, 4, frozenset([3]), 5)),
+    ],
+)
+def test_what_the_engine_makes_is_what_the_class_makes(make: Any, kind: type[Any], values: tuple[Any, ...]) -> None:
+    made, expected = make(*values, 7), kind(*values)
+    assert (type(made), made, made._units) == (kind, expected, 7)
+    assert FIELDS[kind](made) == FIELDS[kind](expected)

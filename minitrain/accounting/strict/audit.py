@@ -79,8 +79,8 @@ def _check_prices(models: Sequence[StrictModel]) -> None:
 
 def _require_awaited(model: StrictModel) -> None:
     """Require that what was launched was awaited, by the log: a step does not end before its operations do."""
-    for note in model._log._rows[NOTE::STRIDE]:
-        if note is not None and note.overlaps and note.awaited is None:
+    for note in filter(None, model._log._rows[NOTE::STRIDE]):
+        if note.overlaps and note.awaited is None:
             raise StrategyError(
                 f"rank {model._rank} launched an operation and never awaited it; `await work` before returning",
                 rank=model._rank,

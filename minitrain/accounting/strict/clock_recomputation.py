@@ -9,42 +9,34 @@ so that all of them together have one solution: the run's own.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from minitrain.errors import StrategyError
-from minitrain.events import COMM, HOST_MOVES, NOTE, ON_COMPUTE, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, Stream
+from minitrain.events import (
+    COMM,
+    HOST_MOVES,
+    NOTE,
+    ON_COMPUTE,
+    PRICE,
+    RECV,
+    SEND,
+    STREAM,
+    STRIDE,
+    TIME,
+    TYP,
+    Note,
+    Stream,
+)
 from minitrain.events import LAUNCHED as LAUNCHED_AT
 from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
 
+Collective = tuple[Any, ...]
+"""A rank's part in a collective: when it launched it, began and ended, s, and what it was.
 
-class GroupSequence:
-    """One rank's part in the collectives of a group, in the order in which it started them.
-
-    Attributes:
-        rank: the rank.
-        launched: when it launched each, s.
-        times: when each began, s.
-        ends: when each ended, s; None for what was never settled.
-        types: what each was.
-    """
-
-    __slots__ = ("ends", "launched", "rank", "times", "types")
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.launched: list[float] = []
-        self.times: list[float] = []
-        self.ends: list[float | None] = []
-        self.types: list[str] = []
-
-    def add(self, launched: float, time: float, end: float | None, typ: str) -> None:
-        """Add a collective."""
-        self.launched.append(launched)
-        self.times.append(time)
-        self.ends.append(end)
-        self.types.append(typ)
+The end is None for what was never settled.
+"""
 
 
 class MessageSide:
@@ -75,17 +67,29 @@ class ClockRecomputation:
     """The communications of a run, rank by rank, as `add` finds them in the logs.
 
     Attributes:
-        sequences: collectives, by group and rank.
+        sequences: collectives of a group in the order in which a rank started them, by group and rank.
         messages: the sides of messages that were sent and received.
-        num_operations: how many operations the transport must have carried out.
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.sequences: dict[tuple[int, ...] | None, dict[int, GroupSequence]] = {}
+        self.sequences: dict[tuple[int, ...] | None, dict[int, list[Collective]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         self.messages: list[MessageSide] = []
-        self.num_operations = 0
+        self._num_messages = 0
         self._host_busy_until: dict[tuple[int, str], float] = defaultdict(float)
+
+    @property
+    def num_operations(self) -> int:
+        """How many operations the transport must have carried out; a group of one rank needs none."""
+        num_collectives = sum(
+            len(sequence)
+            for group, members in self.sequences.items()
+            for sequence in members.values()
+            if (self.world_size if group is None else len(group)) > 1
+        )
+        return num_collectives + self._num_messages
 
     def add(self, model: Model) -> None:
         """Follow the compute stream of a rank, and note its communications.
@@ -95,8 +99,8 @@ class ClockRecomputation:
         """
         rows, rank, clock = model._log._rows, model._rank, 0.0
         awaits: dict[int, float] = {}  # ends of launched operations, by the index of the event after their await
-        log_columns = (rows[index::STRIDE] for index in (STREAM, TIME, PRICE, LAUNCHED_AT))
-        for place, (stream, time, price, launched) in enumerate(zip(*log_columns, strict=True)):
+        columns: Any = (rows[index::STRIDE] for index in (TYP, STREAM, TIME, PRICE, LAUNCHED_AT, NOTE))
+        for place, (typ, stream, time, price, launched, note) in enumerate(zip(*columns, strict=True)):
             if awaits and awaits.get(place, 0.0) > clock:
                 clock = awaits[place]
             if launched != clock:
@@ -105,50 +109,36 @@ class ClockRecomputation:
                 if time != clock:
                     raise clock_error(rank, f"the start of event {place}", time, clock)
                 clock += price.seconds
-            else:
-                clock = max(clock, self._note(rank, rows, place, awaits))
+                continue
+            end = None if price is PENDING else time + price.seconds
+            self._note(rank, typ, stream, note, launched, time, end)
+            went_on = end if note is None else _end_of_wait(note, end, awaits)
+            if went_on is not None and went_on > clock:
+                clock = went_on
         clock = max(clock, awaits.get(len(model._log), 0.0))
         if model.time != clock:
             raise clock_error(rank, "model.time at the end", model.time, clock)
 
-    def _note(self, rank: int, rows: Sequence[Any], place: int, awaits: dict[int, float]) -> float:
-        """Note a communication, and return when the rank went on if it awaited the end at once, s; otherwise 0."""
-        row = place * STRIDE
-        stream, time, price, note = rows[row + STREAM], rows[row + TIME], rows[row + PRICE], rows[row + NOTE]
-        end: float | None = None if price is PENDING else time + price.seconds
-        if stream.kind in HOST_MOVES:
-            self._require_host_start(rank, stream.kind, rows[row + LAUNCHED_AT], time, price.seconds)
-        elif stream.kind == COMM:
-            self._sequence(rank, stream.group).add(rows[row + LAUNCHED_AT], time, end, rows[row + TYP])
+    def _note(
+        self, rank: int, typ: str, stream: Stream, note: Note | None, launched: float, time: float, end: float | None
+    ) -> None:
+        """Note a communication."""
+        if stream.kind == COMM:
+            self.sequences[stream.group][rank].append((launched, time, end, typ))
+        elif stream.kind in HOST_MOVES:
+            self._require_host_start(rank, stream.kind, launched, time, end)
         else:
-            self.num_operations += 1
+            self._num_messages += 1
             if end is not None:
                 tag = None if note is None else note.tag
-                self.messages.append(MessageSide(rank, stream, tag, rows[row + LAUNCHED_AT], time, end))
-        if end is None:
-            return 0.0
-        if note is None or not note.overlaps:
-            return end
-        if note.awaited is not None:
-            awaits[note.awaited] = max(awaits.get(note.awaited, 0.0), end)
-        return 0.0
+                self.messages.append(MessageSide(rank, stream, tag, launched, time, end))
 
-    def _require_host_start(self, rank: int, kind: str, launched: float, time: float, seconds: float) -> None:
+    def _require_host_start(self, rank: int, kind: str, launched: float, time: float, end: float | None) -> None:
         """Require that a move to or from the host began when the one before it was over."""
         start = max(launched, self._host_busy_until[rank, kind])
         if time != start:
             raise clock_error(rank, f"the start of a {kind}", time, start)
-        self._host_busy_until[rank, kind] = time + seconds
-
-    def _sequence(self, rank: int, group: tuple[int, ...] | None) -> GroupSequence:
-        """Return the sequence for a rank's next collective in a group; a group of one needs no transport."""
-        if (self.world_size if group is None else len(group)) > 1:
-            self.num_operations += 1
-        members = self.sequences.setdefault(group, {})
-        sequence = members.get(rank)
-        if sequence is None:
-            sequence = members[rank] = GroupSequence(rank)
-        return sequence
+        self._host_busy_until[rank, kind] = time if end is None else end
 
     def check_collectives(self) -> None:
         """Check when collectives began: each meets those at the same place of its group's order.
@@ -157,19 +147,20 @@ class ClockRecomputation:
             StrategyError: one began at another time.
         """
         for members in self.sequences.values():
-            sequences = [*members.values()]
+            columns: list[Any] = [(rank, *zip(*sequence, strict=True)) for rank, sequence in members.items()]
             busy_until = 0.0
             starts: list[float | None] = []
+            ends = columns[0][3]
             # zip ends where some member has started no more: such a collective was never carried out
-            for end, *launched in zip(sequences[0].ends, *(sequence.launched for sequence in sequences), strict=False):
+            for end, *launched in zip(ends, *(launched for _, launched, *_ in columns), strict=False):
                 if end is None:
                     starts.append(None)
                 else:
                     starts.append(max(busy_until, *launched))
                     busy_until = end
-            for sequence in sequences:
-                if sequence.times[: len(starts)] != starts:
-                    _require_starts(sequence, starts)
+            for rank, _, times, _, types in columns:
+                if times[: len(starts)] != tuple(starts):
+                    _require_starts(rank, zip(times, starts, types, strict=False))
 
     def check_messages(self) -> None:
         """Check when sends and receives began: each receive gets the message at its place of its channel's order.
@@ -195,11 +186,31 @@ class ClockRecomputation:
             busy_until[stream] = message.end
 
 
-def _require_starts(sequence: GroupSequence, starts: Sequence[float | None]) -> None:
-    """Require that a rank's collectives began when they could; those without a time were never settled."""
-    for time, start, typ in zip(sequence.times, starts, sequence.types, strict=False):
+def _end_of_wait(note: Note, end: float | None, awaits: dict[int, float]) -> float | None:
+    """Return when a rank went on that had to wait for a communication's end at once; None if it went on before.
+
+    Args:
+        note: that of the communication's event.
+        end: when it ended, s; None for what was never settled.
+        awaits: ends of launched operations, by the index of the event after their await; this one may be added.
+    """
+    if not note.overlaps:
+        return end
+    if end is not None and note.awaited is not None:
+        awaits[note.awaited] = max(awaits.get(note.awaited, 0.0), end)
+    return None
+
+
+def _require_starts(rank: int, collectives: Iterable[tuple[float, float | None, str]]) -> None:
+    """Require that a rank's collectives began when they could; those without a time were never settled.
+
+    Args:
+        rank: the rank.
+        collectives: when each began, when it could, and what it was.
+    """
+    for time, start, typ in collectives:
         if start is not None and time != start:
-            raise clock_error(sequence.rank, f"the start of a {typ}", time, start)
+            raise clock_error(rank, f"the start of a {typ}", time, start)
 
 
 def clock_error(rank: int, what: str, found: float, expected: float) -> StrategyError:

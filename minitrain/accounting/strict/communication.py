@@ -30,7 +30,7 @@ from minitrain.errors import LawError
 from minitrain.events import OFFLOAD, STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
-from minitrain.tensors import FIELDS, WeightGrad, clone
+from minitrain.tensors import FIELDS, KINDS, WeightGrad, clone
 from minitrain.tensors.attention import KeysValuesGrad
 from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
 from minitrain.tensors.experts import COPIES, ExpertGrad, RouterGrad
@@ -44,6 +44,7 @@ _LAWS = {
     "reduce_scatter": require_reducible,
     "all_gather": require_gatherable,
 }
+_WHOLE = frozenset(KINDS)  # kinds of which all members get equal results, unless these are shards
 _OF_CONTEXT = (ContextWeightGrad, KeysValuesGrad, PartialContextShard, PartialContextGradShard)
 _SUMMANDS = frozenset({WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL, *_OF_CONTEXT})
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
@@ -108,24 +109,25 @@ class StrictCommunication(StrictExperts):
         values = [operation.value for operation in operations]
         origins = [value._origin for value in values]
         fields_of = FIELDS[values[0].__class__]
-        if [*map(fields_of, values)] != [origin.fields for origin in origins]:
+        if [fields_of(value) for value in values] != [origin.fields for origin in origins]:
             for operation in operations:  # a tensor was altered while it waited here
                 require_valid(operation.model._ledger, op, (operation.value,), whatever_version=True)
         _LAWS[op](op, values, results[0], operations)
         fields_of = FIELDS[results[0].__class__]  # a sum of parts is another kind of tensor
+        of_all = fields_of(results[0]) if op != "reduce_scatter" and results[0].__class__ in _WHOLE else None
         units = operations[0].model._ledger.units_of(results[0])
         for operation, origin, result in zip(operations, origins, results, strict=True):
             model = operation.model
             line = model._lines.pop(operation.row)
             result._units = units
             if op == "all_reduce":
-                origin.buffer.set_owner(result, fields_of(result), origin.step)
+                origin.buffer.set_owner(result, of_all or fields_of(result), origin.step)
             elif op == "reduce_scatter" and result.__class__ is not KeysValuesGrad:  # whose shards may lie apart
                 origin.buffer.make_view(result, fields_of(result), origin.step, line)
             elif operation.row in model._launch_holds:
                 model._follow_received(operation.row, [result], [origin.step], line)
             else:
-                result._origin = new_origin(model._ledger, units, fields_of(result), origin.step, line)
+                result._origin = new_origin(model._ledger, units, of_all or fields_of(result), origin.step, line)
 
     def _after_bucket(self, op: str, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""

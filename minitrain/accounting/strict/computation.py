@@ -14,9 +14,6 @@ from typing import Any, TypeVar
 
 from minitrain.accounting.strict.buffers import Overwrite
 from minitrain.accounting.strict.laws import (
-    SAMPLED,
-    STEPPED,
-    SUMMED,
     is_surely_valid,
     note_update,
     require_pass,
@@ -34,6 +31,13 @@ from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
 from minitrain.tensors.context import ContextWeightGrad
+from minitrain.tensors.fields import (
+    fields_of_activation,
+    fields_of_activation_grad,
+    fields_of_opt_state,
+    fields_of_weight,
+    fields_of_weight_grad,
+)
 from minitrain.workloads.expert_layers import Piece, division_of
 from minitrain.workloads.workload import Recompute
 
@@ -103,14 +107,18 @@ class StrictComputation(Model):
             ledger.sample(len(self._rows))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
-            loaded = weight, opt_state = self._load_weights(
-                self, layer, shard, num_shards, part=part, num_parts=num_parts
-            )
+            if num_parts == 1 and part == 0:
+                loaded = weight, opt_state = self._load_weights(self, layer, shard, num_shards)
+            else:
+                loaded = weight, opt_state = self._load_weights(
+                    self, layer, shard, num_shards, part=part, num_parts=num_parts
+                )
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, num_parts
         line = ledger.line(_frame(1))
-        fields = FIELDS[weight.__class__](weight)
+        plain = weight.__class__ is Weight
+        fields = fields_of_weight(weight) if plain else FIELDS[weight.__class__](weight)
         weight._origin = new_origin(ledger, weight._units, fields, None, line)
         opt_state._origin = new_origin(ledger, opt_state._units, fields, None, line)
         return loaded
@@ -123,7 +131,8 @@ class StrictComputation(Model):
         self._set_final_weight(self, layer, weight)
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
-            kept = clone(weight)
+            plain = weight.__class__ is Weight
+            kept = Weight(*fields_of_weight(weight)) if plain else clone(weight)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         self._final_of(weight)[layer] = kept
@@ -136,7 +145,7 @@ class StrictComputation(Model):
         ledger = self._ledger
         activation = super().get_input_activation(samples)
         units = ledger.size(activation)
-        activation._origin = new_origin(ledger, units, SAMPLED(activation), None, ledger.line(_frame(1)))
+        activation._origin = new_origin(ledger, units, fields_of_activation(activation), None, ledger.line(_frame(1)))
         return activation
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
@@ -147,8 +156,8 @@ class StrictComputation(Model):
             usual = (
                 given.usable_by is ledger
                 and used.usable_by is ledger
-                and given.fields == SAMPLED(inp)
-                and used.fields == STEPPED(weight)
+                and given.fields == fields_of_activation(inp)
+                and used.fields == fields_of_weight(weight)
                 and (given.step is None or given.step == weight.step)
             )
         except AttributeError:
@@ -163,7 +172,7 @@ class StrictComputation(Model):
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         plain = out.__class__ is Activation
-        fields = (out.layer, out.layers, out.samples, out.total_samples) if plain else FIELDS[out.__class__](out)
+        fields = fields_of_activation(out) if plain else FIELDS[out.__class__](out)
         out._origin = new_origin(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
         return out
 
@@ -194,10 +203,11 @@ class StrictComputation(Model):
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         line = ledger.line(_frame(1))
-        fields = FIELDS[weight_grad.__class__](weight_grad)
+        plain = weight_grad.__class__ is WeightGrad
+        fields = fields_of_weight_grad(weight_grad) if plain else FIELDS[weight_grad.__class__](weight_grad)
         weight_grad._origin = new_origin(ledger, weight_grad._units, fields, weight.step, line)
         plain = grad_inp.__class__ is ActivationGrad
-        fields = SAMPLED(grad_inp) if plain else FIELDS[grad_inp.__class__](grad_inp)
+        fields = fields_of_activation_grad(grad_inp) if plain else FIELDS[grad_inp.__class__](grad_inp)
         grad_inp._origin = new_origin(ledger, grad_inp._units, fields, weight.step, line)
         return both
 
@@ -223,9 +233,9 @@ class StrictComputation(Model):
                 given.usable_by is ledger
                 and back.usable_by is ledger
                 and used.usable_by is ledger
-                and given.fields == SAMPLED(inp)
-                and back.fields == SAMPLED(grad)
-                and used.fields == STEPPED(weight)
+                and given.fields == fields_of_activation(inp)
+                and back.fields == fields_of_activation_grad(grad)
+                and used.fields == fields_of_weight(weight)
                 and back.step == step
                 and (given.step is None or given.step == step)
             )
@@ -258,9 +268,9 @@ class StrictComputation(Model):
                 weight_grad._origin.usable_by is ledger
                 and weight._origin.usable_by is ledger
                 and opt_state._origin.usable_by is ledger
-                and weight_grad._origin.fields == SUMMED(weight_grad)
-                and weight._origin.fields == STEPPED(weight)
-                and opt_state._origin.fields == STEPPED(opt_state)
+                and weight_grad._origin.fields == fields_of_weight_grad(weight_grad)
+                and weight._origin.fields == fields_of_weight(weight)
+                and opt_state._origin.fields == fields_of_opt_state(opt_state)
             )
         except AttributeError:
             usual = False
@@ -277,10 +287,12 @@ class StrictComputation(Model):
             new = updated, state = self._update(self, layer, weight_grad, weight, opt_state)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, division_of(weight)
+        plain = weight.__class__ is Weight
+        num_parts = 1 if plain else division_of(weight)
+        self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, num_parts
         note_update(ledger, weight)
         overwrite = Overwrite("update", ledger.line(_frame(1)))
-        fields = state_fields = FIELDS[updated.__class__](updated)
+        fields = state_fields = fields_of_weight(updated) if plain else FIELDS[updated.__class__](updated)
         if state.shards is not updated.shards or state.num_shards != updated.num_shards:
             state_fields = FIELDS[state.__class__](state)
         weight._origin.replace_owner(weight, updated, fields, None, overwrite)

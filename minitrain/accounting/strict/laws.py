@@ -21,10 +21,6 @@ from minitrain.tensors.experts import COPIES
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.transport.collectives import describe
 
-SAMPLED = FIELDS[Activation]
-STEPPED = FIELDS[Weight]
-SUMMED = FIELDS[WeightGrad]
-
 Fields = tuple[Any, ...]
 
 

@@ -91,8 +91,13 @@ class Ledger(Account):
         Frames of the engine are skipped and not counted, so that its functions may call one another as they like.
 
         Args:
-            frame: that of the caller of the function which asks.
+            frame: that of the caller of the function which asks, which is the engine's.
         """
+        caller = None if frame is None else frame.f_back  # most often the strategy, at a line that is known
+        if caller is not None:
+            line = self._recent.get(caller.f_lasti)
+            if line is not None and line.code is caller.f_code:
+                return line
         while frame is not None:
             code = frame.f_code
             if OWNERS[code.co_filename] != ENGINE:

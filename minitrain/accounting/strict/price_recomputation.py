@@ -75,6 +75,7 @@ class PriceRecomputation:
         self.workload = predictor.workload
         self._are_alike = self.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
         self._seen: set[Hashable] = set()
+        self._facts: tuple[Any, ...] = ()
         self._sizes: dict[Any, int] = {}
 
     def check(self, model: Any) -> None:
@@ -88,10 +89,25 @@ class PriceRecomputation:
             raise StrategyError(
                 f"rows of the log of rank {model._rank} are gone; a log is for reading", rank=model._rank
             )
-        layers = repeat(0) if self._are_alike else rows[LAYER::STRIDE]
-        passes = zip(
-            rows[TYP::STRIDE], map(len, rows[SAMPLES::STRIDE]), map(id, rows[PRICE::STRIDE]), layers, strict=False
-        )
+        facts = self._facts_of(model)
+        if facts != self._facts:  # many ranks do the same as the one before
+            self._check_all(model, facts)
+            self._facts = facts
+
+    def _facts_of(self, model: Any) -> tuple[Any, ...]:
+        """Return all that the prices of a rank's operations depend on; a message has a stream of its own."""
+        rows = model._log._rows
+        layers = None if self._are_alike else rows[LAYER::STRIDE]
+        num_samples = [*map(len, rows[SAMPLES::STRIDE])]
+        prices, streams = ([*map(id, rows[column::STRIDE])] for column in (PRICE, STREAM))
+        log = rows[TYP::STRIDE], num_samples, prices, layers, streams
+        return log, model._shard_counts, model._moved, model.pass_modes
+
+    def _check_all(self, model: Any, facts: tuple[Any, ...]) -> None:
+        """Check every row of a rank's log that does not do what the one before did."""
+        rows, (types, num_samples, prices, layers, _) = model._log._rows, facts[0]
+        layers = repeat(0) if layers is None else layers
+        passes = zip(types, num_samples, prices, layers, strict=False)
         self._check_each(model, passes, range(0, len(rows), STRIDE))
         known = model._shard_counts
         layers = repeat(0) if self._are_alike else _column(rows, known, LAYER)

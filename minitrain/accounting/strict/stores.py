@@ -34,8 +34,7 @@ class FollowedStore(Store[V]):
             units = value._units  # type: ignore[attr-defined]  # a slot of tensors, as those below
         except AttributeError:
             units = account.size(value)
-        size = len(self)
-        before = _keep(self, key, value)
+        is_known = key in self
         try:
             origin = value._origin  # type: ignore[attr-defined]
             if origin.usable_by is None:
@@ -47,9 +46,11 @@ class FollowedStore(Store[V]):
             if stored == 1:
                 origin.ledger.stored += origin.units
                 origin.line.outside -= origin.units
-        if len(self) == size:  # the key was there; a value that shares its buffer has entered above
-            self._leave(before)
+        if is_known:  # a value that shares its buffer has entered above
+            self._leave(self[key])
             _replace(self, key, value)
+        else:
+            _keep(self, key, value)
         value._home = account  # type: ignore[attr-defined]
         if account.launched_tensors:
             account.recount_launched(value, stored=True)

@@ -1,0 +1,112 @@
+"""The command `minitrain platform run`: hardware and tasks of a file, simulated and drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from minitrain.analysis.labels import duration
+from minitrain.cli.options import AsJson, Debug
+from minitrain.cli.output import print_json, print_lines, print_table
+from minitrain.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
+from minitrain.platform.scenario import Scenario
+from minitrain.trace.tables import plain_table
+
+platform = typer.Typer(no_args_is_help=True, help="Simulate tasks that share devices, memories and links.")
+
+_MOST_LINKS = 12
+
+
+@platform.callback()
+def _group() -> None:
+    """Let `run` be a command of its own, also while it is the only one."""
+
+
+@platform.command()
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="YAML or JSON: hardware_profile (or hardware) and tasks.")
+    ],
+    detail: Annotated[str | None, typer.Option(help="Level of detail: high or medium; the file's by default.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the Gantt chart and memory.")] = None,
+    chrome: Annotated[Path | None, typer.Option(help="Write Chrome Trace Event JSON, for ui.perfetto.dev.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+) -> None:
+    """Simulate the tasks of a file on its hardware, and show when each ended and what was in use."""
+    scenario = Scenario.read(file, detail)
+    end = scenario.run()
+    _write_pictures(scenario.platform, file.stem, end, html, chrome)
+    used = {name: share for name, share in scenario.platform.utilization().items() if share}
+    if as_json:
+        print_json({"end_s": end, "tasks": [_as_json(one) for one in scenario.platform.results], "utilization": used})
+        return
+    print_lines([f"{len(scenario.platform.results)} tasks, {duration(end)}"])
+    print_table(_results_table(scenario.platform.results))
+    print_table(_use_table(used))
+
+
+def _write_pictures(
+    platform: VirtualHardwarePlatform, title: str, end: float, html: Path | None, chrome: Path | None
+) -> None:
+    """Write what was asked for."""
+    from minitrain.trace.chrome import write_chrome_trace  # noqa: PLC0415  (plotly only where somebody looks)
+    from minitrain.trace.layout import View  # noqa: PLC0415
+    from minitrain.trace.link_panel import LaneUse, Links  # noqa: PLC0415
+    from minitrain.trace.page import write_html  # noqa: PLC0415
+
+    logs = {name: log for name, log in platform.logs().items() if log}
+    names = ", ".join(f"{number} is {name}" for number, name in enumerate(list(logs)[:16]))
+    if html is not None:
+        lanes = [LaneUse(lane.name, lane.bytes_per_s, lane.steps) for lane in platform.routes.lanes if lane.steps]
+        facts = [f"{duration(end)}", f"rank {names}{' ...' if len(logs) > 16 else ''}"]
+        view = View(title, facts, end, bytes_per_element=1, links=Links(lanes, None, end) if lanes else None)
+        write_html(html, list(logs.values()), view)
+    if chrome is not None:
+        write_chrome_trace(chrome, list(logs.values()), 1)
+
+
+def _results_table(results: list[ComputeResult | TransferResult]) -> Table:
+    """Return one row a task."""
+    table = plain_table()
+    table.add_column("task", overflow="fold", min_width=8)
+    table.add_column("where", overflow="fold", min_width=10)
+    for name in ("start", "end", "took"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("limited by", overflow="fold", min_width=10)
+    for result in results:
+        if isinstance(result, ComputeResult):
+            where, start = result.device_id, result.start
+            waited = start - result.submitted
+            limit = result.bound + (f", waited {duration(waited)} for units" if waited else "")
+        else:
+            where, start = _ends(result), result.submitted
+            limit = "" if result.slowed_by is None else f"{result.slowed_by}, with {', '.join(result.shared_with)}"
+        times = (duration(value) for value in (start, result.end, result.end - start))
+        table.add_row(Text(result.task_id), Text(where), *times, Text(limit))
+    return table
+
+
+def _ends(result: TransferResult) -> str:
+    """Return between which endpoints something moved."""
+    if result.op == "transfer":
+        return " to ".join(result.endpoints)
+    return f"{result.op} of {len(result.endpoints)}"
+
+
+def _use_table(used: dict[str, float]) -> Table:
+    """Return what was in use most."""
+    table = plain_table()
+    table.add_column("device or link", overflow="fold", min_width=14)
+    table.add_column("in use", justify="right", no_wrap=True)
+    for name, share in sorted(used.items(), key=lambda item: -item[1])[:_MOST_LINKS]:
+        table.add_row(Text(name), f"{share:.1%}")
+    return table
+
+
+def _as_json(result: ComputeResult | TransferResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in result.__dataclass_fields__}

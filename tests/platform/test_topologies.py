@@ -1,0 +1,156 @@
+"""Collectives on known networks take what their closed forms say, and ways are spread as stated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from minitrain.errors import UsageError
+from minitrain.hardware.config import load_config
+from minitrain.platform import VirtualHardwarePlatform
+from minitrain.platform.cluster_links import ClusterLinks
+from minitrain.platform.collective_steps import closed_form, op_of, steps_of
+from minitrain.platform.routes import Routes
+from minitrain.platform.topologies import star, torus, tree
+
+GBPS = 8e9
+SIZE = 1e9
+
+
+def outcome(process: Any) -> Any:
+    """Return the value of a process that has ended."""
+    return process.value
+
+
+def took(links: list[Any], op: str, members: list[str], level: Any = "high", size: float = SIZE) -> float:
+    ours = VirtualHardwarePlatform(level).initialize({"network_links": links})
+    ours.submit_collective_task(op, members, size)
+    return ours.run()
+
+
+@pytest.mark.parametrize("level", ["high", "medium"])
+def test_a_ring_all_reduce_on_a_switch_pays_two_links_of_latency_a_step(level: str) -> None:
+    """ASTRA-sim's analytical switch: 2 (n - 1) steps of size / n, each over two hops (Won et al. 2023, section IV)."""
+    names = [f"npu{i}" for i in range(8)]
+    links = star("switch", names, 50 * GBPS, 500e-9)
+    expected = 2 * 7 * (SIZE / 8 / 50e9 + 2 * 500e-9)
+    assert took(links, "all_reduce", names, level) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("level", ["high", "medium"])
+def test_a_ring_all_reduce_on_a_ring_pays_one(level: str) -> None:
+    """ASTRA-sim's analytical ring, one direction: 2 (n - 1) steps of size / n over one hop."""
+    links = torus([16], 50 * GBPS, 500e-9)
+    expected = 2 * 15 * (SIZE / 16 / 50e9 + 500e-9)
+    assert took(links, "all_reduce", [f"chip{i}" for i in range(16)], level) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_all_reduce_on_a_torus_goes_dimension_by_dimension() -> None:
+    """Reduce-scatter along rows, all-reduce along columns, all-gather along rows: rings of a dimension do not meet."""
+    side, size = 4, 1e9
+    links = torus([side, side], 50 * GBPS, 500e-9)
+    rows = [[f"chip{side * row + column}" for column in range(side)] for row in range(side)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    ours = VirtualHardwarePlatform().initialize({"network_links": links})
+    for op, groups, brought in (
+        ("reduce_scatter", rows, size),
+        ("all_reduce", columns, size / side),
+        ("all_gather", rows, size / side),
+    ):
+        for group in groups:
+            ours.submit_collective_task(op, group, brought)
+        ours.run()
+    step = size / side / 50e9 + 500e-9
+    inner = size / side / side / 50e9 + 500e-9
+    assert ours.run() == pytest.approx(2 * (side - 1) * step + 2 * (side - 1) * inner, rel=1e-9)
+
+
+def test_a_tree_with_oversubscription_is_slower_by_as_much_across_and_not_within_a_leaf() -> None:
+    names = [f"n{i}" for i in range(10)]
+    ends = {}
+    for ratio in (1.0, 4.0):
+        links = tree("net", names, GBPS, per_leaf=5, num_spines=1, oversubscription=ratio)
+        ours = VirtualHardwarePlatform().initialize({"network_links": links})
+        across = [ours.submit_network_transfer_task(f"n{i}", f"n{5 + i}", 1e9) for i in range(3)]
+        within = ours.submit_network_transfer_task("n8", "n9", 1e9)
+        ours.run()
+        ends[ratio] = max(outcome(one).end for one in across), outcome(within).end
+    assert ends[1.0][0] == pytest.approx(1.0)
+    assert ends[4.0][0] == pytest.approx(3 * 4 / 5)  # three of the five that could send, over a quarter of the way
+    assert ends[1.0][1] == ends[4.0][1] == pytest.approx(1.0)
+
+
+def test_ways_are_the_shortest_and_spread_over_spines_by_their_hash() -> None:
+    names = [f"n{i}" for i in range(64)]
+    routes = Routes(tree("net", names, GBPS, per_leaf=8, num_spines=4))
+    assert [lane.link_id for lane in routes.route("n0", "n1")] == ["n0-net.leaf0", "n1-net.leaf0"]
+    spines = Counter(str(routes.route(f"n{i}", f"n{(i + 8) % 64}")[1].link_id)[-6:] for i in range(64))
+    assert len(spines) == 4
+    assert max(spines.values()) < 2 * 64 / 4
+    assert routes.route("n3", "n50") == routes.route("n3", "n50")
+    assert routes.route("n3", "n3") == ()
+
+
+def test_a_torus_has_a_ring_in_each_dimension() -> None:
+    links = torus([2, 3, 4], GBPS)
+    degree = Counter(end for link in links for end in (link.source_id, link.dest_id))
+    assert len(degree) == 24
+    assert set(degree.values()) == {1 + 2 + 2}
+
+
+@pytest.mark.parametrize("op", ["AllReduce", "all_reduce", "all-reduce", "ALLREDUCE"])
+def test_operations_have_many_spellings(op: str) -> None:
+    assert op_of(op) == "all_reduce"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"])
+def test_steps_move_what_the_closed_form_counts(op: str, num_ranks: int) -> None:
+    steps = list(steps_of(op, num_ranks, 1e6))
+    busiest = sum(max(size for _, _, size in step) for step in steps)
+    assert closed_form(op, num_ranks, 1e6, 1e9, 1e-5) == pytest.approx(busiest / 1e9 + len(steps) * 1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("num_ranks", [2, 3, 5, 8, 13])
+def test_a_broadcast_reaches_everybody_once(algorithm: Any, num_ranks: int) -> None:
+    has = {0}
+    for step in steps_of("broadcast", num_ranks, 1.0, algorithm):
+        for source, dest, _ in step:
+            assert source in has
+            assert dest not in has
+        has |= {dest for _, dest, _ in step}
+    assert has == set(range(num_ranks))
+
+
+def test_a_tree_all_reduce_sums_everything_at_the_root_first() -> None:
+    for num_ranks in (2, 3, 5, 8, 13):
+        holds = {rank: {rank} for rank in range(num_ranks)}
+        for step in steps_of("all_reduce", num_ranks, 1.0, "tree"):
+            for source, dest, _ in step:
+                holds[dest] |= holds[source]
+        assert all(summed == set(range(num_ranks)) for summed in holds.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tree("t", ["a"], 1.0, per_leaf=0), "per_leaf"),
+        (lambda: tree("t", ["a"], 1.0, per_leaf=1, oversubscription=0), "above 0"),
+        (lambda: torus([2, 2], 1.0, endpoints=["a"]), "has 4 endpoints, got 1"),
+    ],
+)
+def test_a_wrong_topology_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(("world_size", "nics"), [(8, 8), (24, 4), (64, 1)])
+def test_the_ways_of_a_cluster_are_those_that_routes_find(world_size: int, nics: int) -> None:
+    links = ClusterLinks(load_config("h100_80g_nvl8"), world_size, nics=nics)
+    for source in range(world_size):
+        for dest in range(0, world_size, 3):
+            ends = f"gpu{source}", f"gpu{dest}"
+            assert links.route(*ends) == links.routes.route(*ends)
