@@ -19,7 +19,7 @@ from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
-from minitrain.rank import laws, sample_laws
+from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
