@@ -13,7 +13,16 @@ from minitrain.platform.logs import event_logs
 from minitrain.platform.model_params import ModelParams
 from minitrain.platform.profile import HardwareResourceProfile
 from minitrain.platform.routes import Routes
-from minitrain.platform.tasks import ComputeResult, ComputeTask, Efficiency, TransferResult, price, task_of
+from minitrain.platform.tasks import (
+    ComputeResult,
+    ComputeTask,
+    Efficiency,
+    TransferResult,
+    price,
+    size_of,
+    task_of,
+    value_of,
+)
 from minitrain.platform.transfers import LevelOfDetail, Transfers
 from minitrain.workloads.faults import choice_fault, closest, refuse
 
@@ -232,9 +241,9 @@ class VirtualHardwarePlatform:
         Raises:
             UsageError: an endpoint is unknown, no links lead there, or the size is no number of bytes.
         """
-        begin = _one("source", source, "source_node_id", source_node_id)
-        end = _one("dest", dest, "dest_node_id", dest_node_id)
-        size = _size(_one("size_bytes", size_bytes, "data_size_bytes", data_size_bytes))
+        begin = value_of("source", source, "source_node_id", source_node_id)
+        end = value_of("dest", dest, "dest_node_id", dest_node_id)
+        size = size_of(value_of("size_bytes", size_bytes, "data_size_bytes", data_size_bytes))
         self.routes.route(begin, end)  # refuses what cannot be reached, before anything happens
         name = task_id or self._transfers.name("transfer")
 
@@ -266,7 +275,7 @@ class VirtualHardwarePlatform:
         Raises:
             UsageError: an unknown operation, endpoint or algorithm, or a repeated endpoint.
         """
-        op, ranks, size = op_of(op), tuple(participants), _size(size_bytes)
+        op, ranks, size = op_of(op), tuple(participants), size_of(size_bytes)
         fault = choice_fault("algorithm", algorithm, ("ring", "tree"))
         if fault:
             raise refuse(op, [fault])
@@ -336,16 +345,3 @@ def _unknown(what: str, name: str, known: Mapping[str, Any]) -> UsageError:
 
 def _succeed(event: simpy.Event, flow: Flow | None) -> None:
     event.succeed(flow)
-
-
-def _one(name: str, value: Any, other: str, value_of_other: Any) -> Any:
-    """Return a value that has two names."""
-    if (value is None) == (value_of_other is None):
-        raise UsageError(f"a transfer needs {name} (or {other}), once; got {value!r} and {value_of_other!r}")
-    return value_of_other if value is None else value
-
-
-def _size(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise UsageError(f"a size must be a number of bytes >= 0, got {value!r}")
-    return value

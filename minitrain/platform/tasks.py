@@ -183,3 +183,17 @@ def price(task: ComputeTask, device: VirtualComputeDevice, efficiency: Efficienc
     memory_s = task.memory_bytes / (device.memory_bytes_per_s * efficiency.mbu)
     bound: Bound = "memory" if task.is_memory_bound or memory_s > compute_s else "compute"
     return compute_s, memory_s, memory_s if bound == "memory" else compute_s, bound
+
+
+def value_of(name: str, value: Any, other: str, value_of_other: Any) -> Any:
+    """Return a value that has two names."""
+    if (value is None) == (value_of_other is None):
+        raise UsageError(f"a transfer needs {name} (or {other}), once; got {value!r} and {value_of_other!r}")
+    return value_of_other if value is None else value
+
+
+def size_of(value: Any) -> float:
+    """Return a number of bytes, or raise a UsageError for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise UsageError(f"a size must be a number of bytes >= 0, got {value!r}")
+    return value

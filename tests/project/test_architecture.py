@@ -182,8 +182,8 @@ def names_of_the_page() -> set[str]:
     return {name for file in files for name in names_in(file)} | {"Model"}
 
 
-def test_the_page_answers_ten_changes() -> None:
+def test_the_page_answers_ten_changes_and_more() -> None:
     table = [text for text in paragraphs() if text.startswith("| a")]
-    assert len(table) == 10
+    assert len(table) >= 10
     for row in table:
         assert re.search(r"`[\w/]+(\.py|/)`", row.split("|")[2]), row
