@@ -35,6 +35,7 @@ from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.trained_model import trained_model_of
 from minitrain.tensors import Weight, clone
+from minitrain.tensors.experts import ExpertWeight
 from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
@@ -233,10 +234,13 @@ def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
     return SimpleNamespace(**sizes, final_weights=final, final_experts=experts)
 
 
+_OF_PARTS = frozenset({WeightPart, ExpertWeight})
+
+
 def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
     """Return a final weight with the shards and parts that a class holds together."""
     whole = clone(weight)
-    for name in ("shards", "parts") if weight.__class__ is WeightPart else ("shards",):
+    for name in ("shards", "parts") if weight.__class__ in _OF_PARTS else ("shards",):
         held = getattr(weight, name)
         if isinstance(held, PerRankSet):
             setattr(whole, name, held.union_over(attempt.folded_sizes))
