@@ -89,9 +89,9 @@ class _Done:
         self._num = self._total = 0
 
     def __call__(self, num: int, total: int) -> None:
-        if not self._total:
+        is_first, self._num, self._total = not self._total, num, total
+        if is_first:
             self._progress.say(lambda: f"{self._num} of {self._total} rows")
-        self._num, self._total = num, total
 
 
 def _print(done: mt.Validation) -> None:

@@ -121,7 +121,7 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
     if isinstance(value, PARTIAL):
         return _sum_of_parts(op, value, group)
     _require_same(op, "shards", value, value.shards, group)
-    if value.__class__ is WeightGradPart and _differs(value.parts, group):
+    if value.__class__ is not WeightGrad and isinstance(value, WeightGradPart) and _differs(value.parts, group):
         return _sum_of_common(op, value, group)
     if isinstance(value, ExpertGrad):
         _require_same(op, "parts", value, value.parts, group)
@@ -135,7 +135,7 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
 
 def _with_samples(value: WeightGrad, samples: Any, shards: Any, num_shards: int) -> WeightGrad:
     """Return a gradient of other samples and shards."""
-    if value.__class__ is WeightGradPart:
+    if value.__class__ is not WeightGrad and isinstance(value, WeightGradPart):
         return value.with_sums(samples, value.sequence_shards, shards, num_shards)
     if value.__class__ in PIECES:
         return replace(value, samples=samples, shards=shards, num_shards=num_shards)
@@ -193,10 +193,10 @@ def _exchange(value: Any, group: FoldedGroup) -> Any:
 def _all_gather(value: Any, group: FoldedGroup) -> Any:
     """Return what holds the shards of a group's ranks."""
     shards = _over(value.shards, group)
-    if value.__class__ in SHARDS_OF_SEQUENCE:
+    if isinstance(value, SHARDS_OF_SEQUENCE):
         _require_same("all_gather", "samples", value, value.samples, group)
         return gathered(with_sequence_shards(value, shards), value)
-    if value.__class__ in (WeightGrad, WeightGradPart):
+    if value.__class__ not in (Weight, OptState) and isinstance(value, WeightGrad):
         _require_same("all_gather", "samples", value, value.samples, group)
     whole = value.with_shards(shards, value.num_shards)
     if group.communicator.is_world and not whole.is_complete():

@@ -188,7 +188,7 @@ class RankState:
         """Make one of the five stores."""
         if self._account.journal is not None:
             return JournalledStore(self._account, name, self._log)
-        return (KindStore if isinstance(self._account, KindAccount) else Store)(self._account)
+        return (KindStore if self._account.__class__ is KindAccount else Store)(self._account)
 
     def _resize(self, tensor: Any, units: int) -> None:
         """Give a tensor another size: that of all that it stands for from now on."""
