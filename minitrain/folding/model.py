@@ -326,13 +326,6 @@ def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
 
 
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
-    """Return the model of a class.
-
-    Args:
-        prepared: what is simulated.
-        attempt: how ranks are folded.
-        rank: the class's lowest rank.
-        dist: the transport that all classes share.
-    """
+    """Return the model of the class of a lowest rank, on the transport that all classes share."""
     sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
     return FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))

@@ -69,6 +69,7 @@ class TransformerWorkload:
         self._first_like = [alike.setdefault(replace(unit, layer=None), k) for k, unit in enumerate(self.units)]
         self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
         self._bytes_by_kind: dict[type[Any], int] = {}
+        self._within: dict[tuple[type[Any], int, int], int] = {}  # bytes of a sample
         self._held: dict[tuple[int, int | Piece], int] = {}  # parameters, by layer and number of parts, or piece
         self.experts = ExpertLayers(model, self.units, self.seq_len)
 
@@ -252,16 +253,21 @@ class TransformerWorkload:
 
     def _bytes_within_attention(self, tensor: Any) -> int:
         """Return the bytes of what lies within an attention that is taken in steps."""
-        unit, work = self.units[tensor.layer], Work(len(tensor.samples), self.seq_len, Degrees(tp=tensor.num_parts))
-        if isinstance(tensor, KeysValues | KeysValuesGrad):
-            size_bytes = attention_steps.keys_values_bytes(unit, work)
-        elif isinstance(tensor, QueriesGrad):
-            size_bytes = attention_steps.queries_bytes(unit, work)
-        else:
-            size_bytes = attention_steps.attended_bytes(self.model, unit, work)
-        if isinstance(tensor, Attended):
-            size_bytes += attention_steps.log_sum_exp_bytes(unit, work)
-        return _share_of_sequence(tensor, size_bytes)
+        key = tensor.__class__, tensor.layer, tensor.num_parts
+        found = self._within.get(key)
+        if found is None:
+            found = self._within[key] = self._bytes_of_sample(*key)
+        return _share_of_sequence(tensor, found * len(tensor.samples))
+
+    def _bytes_of_sample(self, kind: type[Any], layer: int, num_parts: int) -> int:
+        """Return the bytes of such a tensor for one whole sample."""
+        unit, work = self.units[layer], Work(1, self.seq_len, Degrees(tp=num_parts))
+        if issubclass(kind, KeysValues | KeysValuesGrad):
+            return attention_steps.keys_values_bytes(unit, work)
+        if kind is QueriesGrad:
+            return attention_steps.queries_bytes(unit, work)
+        size_bytes = attention_steps.attended_bytes(self.model, unit, work)
+        return size_bytes + (attention_steps.log_sum_exp_bytes(unit, work) if kind is Attended else 0)
 
 
 def _share_of_sequence(tensor: Any, size: int) -> int:
