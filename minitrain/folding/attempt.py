@@ -33,7 +33,8 @@ class FoldAttempt:
     Args:
         axes: size of each axis, the last one fastest.
         kept: axes whose positions are classes of their own.
-        apart: those of them that are kept for prices alone: ranks do the same, and the network carries it elsewhere.
+        apart: those of them that are kept for prices alone: ranks do the same, and the network carries it elsewhere, or
+            it is of other shards of a sequence.
         may_change_axes: whether the strategy's own mesh, or a division of the rank, may replace the axes. A mesh of the
             strategy's own stays as it is.
 
@@ -44,6 +45,7 @@ class FoldAttempt:
         streams: those of the groups that were asked for, by lowest rank and axes.
         diverged: axes on which ranks diverge, and where; None as long as they do not.
         prices_differ: whether they diverge because the network does not carry the same in the same time for all.
+        sequences_differ: whether they diverge because ranks that do the same have other shards of a sequence.
         wanted_axes: axes that the strategy asked for and that are not these.
         wants_split: whether it asked by a division of the rank, and not by a mesh.
         message_axes: kept axes along which a message went.
@@ -68,7 +70,8 @@ class FoldAttempt:
         self.wanted_axes: dict[str, int] | None = None
         self.wants_split = False
         self.message_axes: set[str] = set()
-        self.is_observed = self.has_adopted_mesh = self.is_over = self.prices_differ = False
+        self.is_observed = self.has_adopted_mesh = self.is_over = False
+        self.prices_differ = self.sequences_differ = False
 
     def _lay_out(self, axes: Mapping[str, int]) -> None:
         """Lay the ranks out on some axes."""

@@ -123,7 +123,7 @@ class _Search:
             if not new or (attempt.prices_differ and new == sizes.keys()):
                 return await self._give_up(attempt, reasons)
             reasons |= dict.fromkeys(new, place)
-            apart |= new if attempt.prices_differ else frozenset()
+            apart |= new if attempt.prices_differ or attempt.sequences_differ else frozenset()
 
     async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> Run:
         """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge.

@@ -126,8 +126,7 @@ class FoldedModel(Model):
         require_axes(axes, self.world_size)
         if list(axes.items()) != list(self.attempt.axes.items()):
             if not self.attempt.adopt_mesh(axes):
-                if self.attempt.wanted_axes is None:
-                    self.attempt.wanted_axes = axes
+                self.attempt.wanted_axes = axes if self.attempt.wanted_axes is None else self.attempt.wanted_axes
                 self.attempt.diverge("a mesh of its own")
             self._find_coordinates()
         self.attempt.is_observed = True
@@ -137,8 +136,7 @@ class FoldedModel(Model):
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, if they are all ranks along some axes and each rank is in its own group."""
         self.attempt.is_observed = True
-        listed: list[Any] = list(ranks)
-        found = axes_along(self.attempt, self._rank, listed)
+        found = axes_along(self.attempt, self._rank, list[Any](ranks))
         if found is None:
             self.attempt.diverge("a group by its ranks (use model.mesh)")
         return self._group_along(found)

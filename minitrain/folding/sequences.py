@@ -31,7 +31,7 @@ def keep_shards_apart(attempt: FoldAttempt, shards: Any) -> Any:
     listed = list(shards)
     for shard in listed:
         if isinstance(shard, PerRankInt):
-            attempt.prices_differ = True
+            attempt.sequences_differ = True
             attempt.diverge("a shard of the sequence that differs between ranks", shard.slopes)
     return listed
 

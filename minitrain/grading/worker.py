@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -87,6 +87,10 @@ def readable_folders(*own: str) -> list[str]:
     return sorted(path for path in paths if path != os.path.realpath(sysconfig.get_path("data")))
 
 
+MOST_STEPS_DRAWN = 20_000
+"""Steps of all ranks before an error; of more, nobody would see anything in a picture."""
+
+
 def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     """Run the submission with some sizes, and return its programs, or what went wrong."""
     import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
@@ -105,12 +109,23 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
                 **case["options"],
             )
         except BaseException as error:  # whatever it is, it is the submission's
-            return {"error": describe(error, started) | {"never_awaited": next(iter(forgotten), None)}}
-    models: list[Any] = [*run.models]
+            told = describe(error, started) | {"never_awaited": next(iter(forgotten), None)}
+            return {"error": told, **_programs_up_to_error(started)}
+    return _programs_of(run.models)
+
+
+def _programs_of(models: Sequence[Any]) -> dict[str, Any]:
+    """Return the steps of the ranks so far, and the lines that they come from."""
     return {
-        "programs": [model.program.steps for model in models],
-        "lines": [model.program.lines for model in models],
+        "programs": [list(model.program.steps) for model in models],
+        "lines": [list(model.program.lines) for model in models],
     }
+
+
+def _programs_up_to_error(models: Sequence[Any]) -> dict[str, Any]:
+    """Return what the ranks did until an error, for a picture of it; nothing if that is too much to be drawn."""
+    programs = _programs_of(models)
+    return programs if 0 < sum(map(len, programs["programs"])) <= MOST_STEPS_DRAWN else {}
 
 
 def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only in a submission's process)

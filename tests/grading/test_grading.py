@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 import minitrain as mt
-from minitrain.grading import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
+from minitrain.grading import Exercise, Grade, grade, load_exercise, recorded_program, replay, shipped_exercises
 from minitrain.grading.budgets import budget_for, budgets_json
 from minitrain.grading.checks import judge
 from minitrain.grading.classes import Row
@@ -234,7 +234,7 @@ def test_names_say_what_a_value_is() -> None:
 
 
 def test_a_program_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "MOST_STEPS", 3)
+    monkeypatch.setattr(recorded_program, "MOST_STEPS", 3)
     program = Program()
     for _ in range(3):
         program.add("barrier")
