@@ -311,13 +311,8 @@ class FoldedModel(FoldedExperts):
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
-_SETS = {
-    kind: [
-        name for name in ("shards", "samples", "parts", "own", "sequence_shards") if name in kind.__dataclass_fields__
-    ]
-    for kind in FIELDS
-}
-"""The fields of each kind of tensor that may differ between the ranks of a class."""
+_MAY_DIFFER = frozenset({"shards", "samples", "parts", "own", "sequence_shards"})  # between the ranks of a class
+_SETS = {kind: sorted(_MAY_DIFFER.intersection(kind.__dataclass_fields__)) for kind in FIELDS}
 
 
 def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
