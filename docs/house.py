@@ -73,7 +73,14 @@ FLOORS = (
         ),
     ),
     Floor("runs seen", (Room("trace", "pages, tables, exports"),)),
-    Floor("many runs", (Room("sweeps", "grids over processes"), Room("validation", "measured runs, compared"))),
+    Floor(
+        "many runs",
+        (
+            Room("sweeps", "grids over processes"),
+            Room("validation", "measured runs, compared"),
+            Room("noise", "a run under noise"),
+        ),
+    ),
     Floor("teaching", (Room("grading", "judges a submission"), Room("exercises", "what is asked"))),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),

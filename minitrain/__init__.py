@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.hardware.platforms import Platform, platforms
+    from minitrain.noise.histogram import Histogram
+    from minitrain.noise.monte_carlo import MonteCarlo, monte_carlo
+    from minitrain.noise.noise import Noise, SlowLink
+    from minitrain.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
     from minitrain.run.comparison import Comparison, FailedRun, compare
@@ -64,6 +68,10 @@ _HOMES = {
     "hardware.fixed_durations": ("FixedPredictor",),
     "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
+    "noise.histogram": ("Histogram",),
+    "noise.monte_carlo": ("MonteCarlo", "monte_carlo"),
+    "noise.noise": ("Noise", "SlowLink"),
+    "noise.sensitivity": ("Sensitivity", "sensitivity"),
     "numerics.proof": ("Proof", "prove"),
     "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
@@ -92,11 +100,14 @@ __all__ = [
     "FixedPredictor",
     "Grade",
     "HardwareConfigError",
+    "Histogram",
     "LatentAttention",
     "LawError",
     "MeasuredLayers",
     "MinitrainError",
     "Model",
+    "MonteCarlo",
+    "Noise",
     "OutOfMemoryError",
     "Platform",
     "Precision",
@@ -104,6 +115,8 @@ __all__ = [
     "ProofError",
     "Replayed",
     "Run",
+    "Sensitivity",
+    "SlowLink",
     "StrategyError",
     "Sweep",
     "Transformer",
@@ -115,10 +128,12 @@ __all__ = [
     "hw",
     "load_run",
     "models",
+    "monte_carlo",
     "platforms",
     "prove",
     "replay",
     "schedules",
+    "sensitivity",
     "simulate",
     "simulate_async",
     "solve",

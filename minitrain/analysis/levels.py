@@ -20,10 +20,10 @@ class Levels:
     """The edges of a graph by the level of their targets, and in a level by target.
 
     Args:
-        num_events: events of the run; their beginnings are the first moments.
+        num_events: events of the run; of a graph of a log, their beginnings are the first moments.
         num_moments: all moments.
         source: the moment that comes first, one an edge, (num_edges,), like the next one.
-        ending: the event whose end is waited for, or `num_moments` where it is the beginning of the source.
+        ending: the event whose end is waited for, or `num_events` where it is the source itself.
         first: index of each target's first edge, (num_targets,), and the number of edges at the end.
         target: the moments that wait for some other one, (num_targets,).
         borders: index of each level's first target, and the number of targets at the end.
@@ -39,7 +39,11 @@ class Levels:
 
     def times(self, durations: Floats) -> Floats:
         """Return when each event begins, s, (num_events, num_cases), given how long each lasts, in the same form."""
-        lasts = np.zeros((self.num_moments + 1, durations.shape[1]))
+        return self.moments(durations)[: self.num_events]
+
+    def moments(self, durations: Floats) -> Floats:
+        """Return when each moment comes, s, (num_moments, num_cases), given how long each event lasts."""
+        lasts = np.zeros((self.num_events + 1, durations.shape[1]))
         lasts[: self.num_events] = durations
         times = np.zeros((self.num_moments, durations.shape[1]))
         borders, first = self.borders.tolist(), self.first.tolist()
@@ -47,34 +51,47 @@ class Levels:
             edges = slice(first[low], first[high])
             arrivals = times[self.source[edges]] + lasts[self.ending[edges]]
             times[self.target[low:high]] = np.maximum.reduceat(arrivals, self.first[low:high] - first[low], axis=0)
-        return times[: self.num_events]
+        return times
 
 
 def make_levels(graph: Graph) -> Levels | None:
     """Return the levels of a graph, or None if some of its moments wait for one another in a circle."""
-    level = _levels(graph)
+    count = graph.timeline.num_events
+    ending = np.where(graph.after_end, graph.source, count)
+    return levels_of_edges(count, graph.num_moments, graph.source, graph.target, ending)
+
+
+def levels_of_edges(num_events: int, num_moments: int, source: Ints, target: Ints, ending: Ints) -> Levels | None:
+    """Return the levels of edges in any order, or None if some moments wait for one another in a circle.
+
+    Args:
+        num_events: how many events there are.
+        num_moments: how many moments there are.
+        source: the moment that comes first, one an edge, (num_edges,), like all that follow.
+        target: the moment that waits for it.
+        ending: the event whose end is waited for, or `num_events` where it is the source itself.
+    """
+    level = _levels(num_moments, source, target)
     if level is None:
         return None
-    order = np.argsort(level[graph.target] * graph.num_moments + graph.target)
-    source, target = graph.source[order], graph.target[order]
+    order = np.argsort(level[target] * num_moments + target, kind="stable")
+    source, target = source[order], target[order]
     is_new = np.append(True, target[1:] != target[:-1])[: len(target)]
     first = np.flatnonzero(is_new)
     waiting = target[first]
     borders = np.searchsorted(level[waiting], np.arange(1, level.max(initial=0) + 2))
-    ending = np.where(graph.after_end[order], source, graph.num_moments)
-    count = graph.timeline.num_events
-    return Levels(count, graph.num_moments, source, ending, np.append(first, len(target)), waiting, borders)
+    places = np.append(first, len(target))
+    return Levels(num_events, num_moments, source, ending[order], places, waiting, borders)
 
 
-def _levels(graph: Graph) -> Ints | None:
+def _levels(num_moments: int, source: Ints, target: Ints) -> Ints | None:
     """Return the level of each moment, or None where there is a circle: 0 for those that wait for nothing."""
-    order = np.argsort(graph.source, kind="stable")
-    target = graph.target[order]
-    first = np.searchsorted(graph.source[order], np.arange(graph.num_moments + 1))
-    degree = np.diff(first)
-    missing = np.bincount(graph.target, minlength=graph.num_moments)
-    level, done, current = np.zeros(graph.num_moments, np.int64), 0, 0
-    place = np.zeros(graph.num_moments, np.int64)
+    order = np.argsort(source, kind="stable")
+    missing = np.bincount(target, minlength=num_moments)
+    first = np.searchsorted(source[order], np.arange(num_moments + 1))
+    target, degree = target[order], np.diff(first)
+    level, done, current = np.zeros(num_moments, np.int64), 0, 0
+    place = np.zeros(num_moments, np.int64)
     ready = np.flatnonzero(missing == 0)
     while len(ready):
         level[ready] = current
@@ -86,4 +103,4 @@ def _levels(graph: Graph) -> Ints | None:
         ready = freed[missing[freed] == 0]
         place[ready] = np.arange(len(ready))  # of a moment that was freed twice, the last place stays
         ready = ready[place[ready] == np.arange(len(ready))]
-    return level if done == graph.num_moments else None
+    return level if done == num_moments else None

@@ -155,6 +155,9 @@ def validate(
     """Compare predictions for a config with this machine, and judge them: pass, fail or inconclusive."""
     from minitrain.devices.validation import validate as validated  # noqa: PLC0415 - JAX is heavy
 
+    load_config(config)  # before anything is measured
+    if "measured" not in _raw(config):
+        print_error(f"{config} was not measured here: errors tell how far this machine is from it; see hw calibrate")
     with Progress() as progress:
         report = validated(config, phase=phase, num_rounds=rounds, progress=_teller(progress, "comparing"))
     if as_json:

@@ -202,7 +202,7 @@ def horner(degree: int) -> Callable[[Any], Any]:
     return polynomial
 
 
-def find_backend(name: str) -> Backend:
+def find_backend(name: str | None) -> Backend:
     """Return a backend by its name.
 
     Args:
@@ -212,7 +212,7 @@ def find_backend(name: str) -> Backend:
         UsageError: there is no such backend, or its library is not installed.
     """
     made: dict[str, Callable[[], Backend]] = {"jax": JaxBackend, "numpy": NumpyBackend, "torch": TorchBackend}
-    if name not in made:
+    if name is None or name not in made:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}", backend=name)
     if importlib.util.find_spec(name) is None:
         raise UsageError(f"backend {name!r} needs {name}, which is not installed; use another one, or install it")

@@ -27,6 +27,7 @@ from typing import Any, final
 
 from minitrain.devices.backends import Backend, Kernel, find_backend, num_cpus
 from minitrain.devices.measuring import Measured, Notebook, calls_a_sample, sample_between
+from minitrain.errors import UsageError, require_count
 from minitrain.hardware import config_files as files
 
 SCHEMA = 2
@@ -116,9 +117,12 @@ def calibrate(
         The config as data, as `load_config` takes it.
 
     Raises:
-        UsageError: there is no such backend, or the notes are of something else.
+        UsageError: there is no such backend, a parameter is outside its rule, or the notes are of something else.
     """
-    found = find_backend(backend) if isinstance(backend, str) else backend
+    require_count("num_samples", num_samples)
+    if isinstance(largest, bool) or not isinstance(largest, int | float) or not 0 < largest <= 1:
+        raise UsageError(f"largest is a share of the ladders in (0, 1], got {largest!r}", largest=largest)
+    found = find_backend(backend) if isinstance(backend, str | None) else backend
     ladder = rungs(largest)
     about = {"schema": SCHEMA, "backend": found.name, "device": found.device, "rungs": [rung.name for rung in ladder]}
     notebook = Notebook(None if notes is None else Path(notes), about)

@@ -55,11 +55,11 @@ def program_of(function: Callable[..., Any], *shapes: Any, dtype: str = "float32
         raise
     except Exception as error:  # whatever the user's function raises
         name = getattr(function, "__name__", type(function).__name__)
-        raise UsageError(f"{name} cannot be traced with these shapes: {_why(error)}") from error
+        raise UsageError(f"{name} cannot be traced with these shapes: {why_untraced(error)}") from error
     return program_of_jaxpr(jaxpr)
 
 
-def _why(error: Exception) -> str:
+def why_untraced(error: Exception) -> str:
     """Return what an error of a function that was traced says, and what to do."""
     import jax  # noqa: PLC0415
 
@@ -99,7 +99,7 @@ def as_arguments(shape: Any, dtype: str) -> Any:
     """
     import jax  # noqa: PLC0415
 
-    of_elements = _element_type(dtype)
+    of_elements = element_type(dtype)
 
     def leaf(value: Any) -> Any:
         struct: Any = jax.ShapeDtypeStruct
@@ -108,7 +108,7 @@ def as_arguments(shape: Any, dtype: str) -> Any:
     return jax.tree.map(leaf, shape, is_leaf=_is_shape)
 
 
-def _element_type(dtype: Any) -> Any:
+def element_type(dtype: Any) -> Any:
     """Return a datatype as JAX has it.
 
     Raises:

@@ -19,9 +19,9 @@ from functools import cache
 from typing import Any, final
 
 from minitrain.devices.models import make_simulator
-from minitrain.devices.operations import ELEMENT_BYTES, Program
+from minitrain.devices.operations import ELEMENT_BYTES, Program, known_datatype
 from minitrain.devices.simulator import DeviceSimulator
-from minitrain.errors import TensorTypeError, UsageError
+from minitrain.errors import TensorTypeError, UsageError, require_count
 from minitrain.hardware import SystemConfig, load_config
 from minitrain.hardware.device import RooflineDevice
 from minitrain.hardware.predictor import DevicePredictor, make_topology
@@ -78,10 +78,11 @@ class JaxLayer:
     ) -> None:
         self.function = function
         self.weights = weights
-        self.sample = tuple(sample)
-        self.dtype = dtype
-        self.datatype = "float16" if dtype == "bfloat16" else dtype
-        self.bytes_per_element = ELEMENT_BYTES.get(dtype, 0)
+        self.sample = _sample(sample)
+        self.dtype = _float_type(dtype)
+        known = known_datatype(self.dtype)
+        self.datatype = "float16" if known == "bfloat16" else known
+        self.bytes_per_element = ELEMENT_BYTES[known]
         self.sample_elements = math.prod(self.sample)
         self.program = cache(self._program)
         self.weight_elements = self._count_weights()
@@ -105,15 +106,15 @@ class JaxLayer:
         """Raise a UsageError unless the function returns activations of the shape that it takes."""
         import jax  # noqa: PLC0415
 
-        from minitrain.devices.jax_programs import as_arguments, wide_enough  # noqa: PLC0415
+        from minitrain.devices.jax_programs import as_arguments, why_untraced, wide_enough  # noqa: PLC0415
 
         taken = (1, *self.sample)
         given = [as_arguments(shapes, self.dtype) for shapes in (self.weights, taken)]
         try:
             with wide_enough(given):
                 found = jax.eval_shape(self.function, *given)
-        except (TypeError, ValueError, IndexError) as error:
-            said = str(error).strip().splitlines()[0]
+        except Exception as error:  # whatever the user's function raises
+            said = why_untraced(error)
             raise UsageError(f"the layer cannot be traced with weights {self.weights} and {taken}: {said}") from error
         if getattr(found, "shape", None) != taken:
             raise UsageError(
@@ -183,6 +184,33 @@ class JaxLayer:
         """Return the FLOPs of forward and backward passes."""
         passes = self.program("forward", num_samples).flops + self.program("backward", num_samples).flops
         return passes * num_layers
+
+
+def _sample(sample: Any) -> tuple[int, ...]:
+    """Return the shape of one sample.
+
+    Raises:
+        UsageError: it is no tuple of whole numbers >= 1.
+    """
+    if not isinstance(sample, tuple | list):
+        raise UsageError(f"sample is the shape of one sample's activations, such as (512, 1024), got {sample!r}")
+    return tuple(require_count("each size of sample", size) for size in sample)
+
+
+def _float_type(dtype: Any) -> str:
+    """Return the name of a datatype that a derivative can be of.
+
+    Raises:
+        UsageError: it is unknown, or holds whole numbers.
+    """
+    import jax.numpy as jnp  # noqa: PLC0415 - JAX is heavy
+
+    from minitrain.devices.jax_programs import element_type  # noqa: PLC0415
+
+    found = element_type(dtype)
+    if not jnp.issubdtype(found, jnp.floating):
+        raise UsageError(f"dtype of a layer must be a floating-point one, which has a derivative, got {dtype!r}")
+    return str(found)
 
 
 def _require_whole(num_parts: int) -> None:
@@ -257,6 +285,7 @@ class LayerPredictor(DevicePredictor):
 
     def __init__(self, workload: JaxLayer, device: SimulatedDevice, world_size: int, network: str = "auto") -> None:
         self.system = device.system
+        self.world_size = world_size
         super().__init__(workload, device, make_topology(device.system.networks, world_size, network))
 
 

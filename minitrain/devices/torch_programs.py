@@ -2,13 +2,17 @@
 
 Each node of the graph is a kernel, as torch runs it eagerly: nothing is fused. Matrix multiplications, convolutions
 and attention count two FLOPs for a multiplication and its addition; anything else counts one an element of its result.
-Views cost nothing. Left out: what `torch.compile` would fuse, and operations written by hand.
+Views cost nothing. Sums by Einstein's convention and recurrent layers are taken apart by torch first. A conditional
+costs what its most expensive branch does, and a loop counts once and is reported. Left out: what `torch.compile` would
+fuse, and operations written by hand.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +30,15 @@ _FREE_FLOP = frozenset({
 })  # fmt: skip
 
 
+_COMPOSITES = frozenset({
+    "einsum", "tensordot", "inner", "outer", "chain_matmul", "gru", "lstm", "rnn_tanh", "rnn_relu", "baddbmm",
+    "multi_head_attention_forward"
+})  # fmt: skip
+_MATRIX = 2  # dimensions
+_TRANSPOSED = 6  # which argument of aten.convolution says so
+_FOLLOWED = ("cond", "while_loop")
+
+
 def program_of_export(exported: Any) -> Program:
     """Return an exported program's graph as a program.
 
@@ -33,10 +46,65 @@ def program_of_export(exported: Any) -> Program:
         exported: what `torch.export.export` returned.
 
     Raises:
-        UsageError: a node has no shape, as where sizes are symbolic.
+        UsageError: a size is symbolic, or a node holds graphs that are neither a conditional's nor a loop's.
     """
-    operations = [_operation(node) for node in exported.graph.nodes if node.op == "call_function"]
-    return Program(tuple(operation for operation in operations if operation is not None))
+    return _program(_taken_apart(exported).graph_module)
+
+
+def _taken_apart(exported: Any) -> Any:
+    """Return a program whose composite operations, if it has any, are those that they are made of."""
+    if not any(_name(node) in _COMPOSITES for node in exported.graph.nodes if node.op == "call_function"):
+        return exported
+    import torch  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - whoever exported it has it
+
+    default: Any = getattr(torch.export, "default_decompositions", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what it calls itself
+        if default is None:  # before torch 2.6
+            return exported.run_decompositions()
+        rules = {op: rule for op, rule in default().items() if getattr(op, "_opname", "") in _COMPOSITES}
+        return exported.run_decompositions(rules)
+
+
+def _program(module: Any) -> Program:
+    """Return a graph as a program, with the graphs that it holds."""
+    operations: list[Operation] = []
+    loops: list[str] = []
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        graphs = [getattr(module, other.target) for other in node.all_input_nodes if _is_graph(module, other)]
+        if graphs:
+            inner = _held(_name(node), [_program(graph) for graph in graphs])
+            operations += inner.operations
+            loops += inner.unknown_loops
+        elif (operation := _operation(node)) is not None:
+            operations.append(operation)
+    return Program(tuple(operations), tuple(loops))
+
+
+def _is_graph(module: Any, node: Any) -> bool:
+    """Whether a node stands for a graph."""
+    return node.op == "get_attr" and hasattr(getattr(module, str(node.target), None), "graph")
+
+
+def _held(name: str, programs: list[Program]) -> Program:
+    """Return what a node costs that holds graphs.
+
+    Raises:
+        UsageError: it is neither a conditional nor a loop.
+    """
+    if name == "cond":
+        return max(programs, key=lambda program: (program.flops, program.bytes))
+    if name == "while_loop":
+        inner = [operation for program in programs for operation in program.operations]
+        loops = [loop for program in programs for loop in program.unknown_loops]
+        return Program(tuple(inner), ("a while_loop of unknown length", *loops))
+    raise UsageError(
+        f"a graph may hold {' and '.join(_FOLLOWED)}, but this one holds {name}, whose cost nobody knows; "
+        "export a program without it, or give its operations as a list",
+        operator=name,
+    )
 
 
 def _operation(node: Any) -> Operation | None:
@@ -47,14 +115,17 @@ def _operation(node: Any) -> Operation | None:
     results, inputs = _tensors(node.meta.get("val")), _inputs(node)
     if not results:
         return None
-    shape = _shape(name, inputs, results[0])
+    operands = _operands(node)
+    for tensor in (*inputs, *results):
+        _size(tensor)
+    shape = _shape(node, name, operands, results[0])
     moved = sum(map(_bytes, inputs)) + sum(map(_bytes, results))
     if name == "embedding":
         moved = 2 * sum(map(_bytes, results)) + _bytes(inputs[1])
     kind = "other" if shape is None else "convolution" if "conv" in name else "matmul"
     return Operation(
         name=f"{name} {' x '.join(str(list(tensor.shape)) for tensor in inputs[:2])}".strip(),
-        flops=_flops(name, shape, inputs, results),
+        flops=_flops(name, shape, operands, results),
         bytes=moved,
         datatype=_datatype((inputs or results)[0]),
         kind=kind,  # type: ignore[arg-type]  # one of the three
@@ -62,8 +133,10 @@ def _operation(node: Any) -> Operation | None:
     )
 
 
-def _shape(name: str, inputs: list[Any], result: Any) -> MatmulShape | None:
+def _shape(node: Any, name: str, inputs: list[Any], result: Any) -> MatmulShape | None:
     """Return the matrix multiplication that a node amounts to."""
+    if name.startswith("conv_transpose") or (name == "convolution" and node.args[_TRANSPOSED]):
+        return _transposed_convolution(inputs, result)
     if name in ("convolution", "conv1d", "conv2d", "conv3d"):
         return _convolution(inputs, result)
     return _MATMULS[name](inputs) if name in _MATMULS else None
@@ -82,8 +155,16 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _inputs(node: Any) -> list[Any]:
-    """Return the tensors that a node reads."""
+    """Return the tensors that a node reads, each once."""
     return [tensor for other in node.all_input_nodes for tensor in _tensors(other.meta.get("val"))]
+
+
+def _operands(node: Any) -> list[Any]:
+    """Return the tensors that a node is given, in order; the same one twice comes twice."""
+    given = [
+        item for argument in node.args for item in (argument if isinstance(argument, list | tuple) else [argument])
+    ]
+    return [tensor for item in given if hasattr(item, "meta") for tensor in _tensors(item.meta.get("val"))]
 
 
 def _datatype(tensor: Any) -> str:
@@ -91,14 +172,17 @@ def _datatype(tensor: Any) -> str:
 
 
 def _size(tensor: Any) -> int:
-    """Return the number of elements of a tensor."""
-    try:
-        return math.prod(int(size) for size in tensor.shape)
-    except (TypeError, ValueError) as error:
+    """Return the number of elements of a tensor.
+
+    Raises:
+        UsageError: a size is a symbol.
+    """
+    if not all(isinstance(size, int) for size in tensor.shape):
         raise UsageError(
             f"the exported program must have fixed sizes, but one tensor has {tuple(tensor.shape)}; export it without "
             "dynamic_shapes"
-        ) from error
+        )
+    return math.prod(tensor.shape)
 
 
 def _bytes(tensor: Any) -> int:
@@ -117,18 +201,14 @@ def _flops(name: str, shape: MatmulShape | None, inputs: list[Any], results: lis
     return 0.0 if name in _FREE_FLOP else float(sum(map(_size, results)))
 
 
-def _mm(inputs: list[Any]) -> MatmulShape:
-    left, right = inputs[-2:]
-    return MatmulShape(math.prod(left.shape[:-1]), right.shape[-1], left.shape[-1])
-
-
-def _bmm(inputs: list[Any]) -> MatmulShape:
-    left, right = inputs[:2]
-    return MatmulShape(left.shape[-2], right.shape[-1], left.shape[-1], math.prod(left.shape[:-2]))
-
-
 def _matmul(inputs: list[Any]) -> MatmulShape:
-    return _bmm(inputs) if len(inputs[1].shape) > 2 else _mm(inputs)
+    """Return the shape of a product of the last two operands; vectors are rows or columns, and batches broadcast."""
+    left, right = (tuple(tensor.shape) for tensor in inputs[-2:])
+    rows, columns = (left[-2] if len(left) > 1 else 1), (right[-1] if len(right) > 1 else 1)
+    if len(right) <= _MATRIX:  # one matrix, or vector, for all rows of all batches
+        return MatmulShape(math.prod(left[:-1]), columns, left[-1])
+    batch = zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)
+    return MatmulShape(rows, columns, left[-1], math.prod(max(pair) for pair in batch))
 
 
 def _linear(inputs: list[Any]) -> MatmulShape:
@@ -144,6 +224,15 @@ def _convolution(inputs: list[Any], result: Any) -> MatmulShape:
     return MatmulShape(places, kernel.shape[0] // groups, math.prod(kernel.shape[1:]), groups)
 
 
+def _transposed_convolution(inputs: list[Any], result: Any) -> MatmulShape:
+    """Return a transposed convolution as a matrix multiplication: places of the image by what each spreads to."""
+    image, kernel = inputs[:2]
+    places = image.shape[0] * math.prod(image.shape[2:])
+    groups = result.shape[1] // kernel.shape[1]
+    return MatmulShape(places, math.prod(kernel.shape[1:]), kernel.shape[0] // groups, groups)
+
+
 _MATMULS: Mapping[str, Callable[[list[Any]], MatmulShape]] = MappingProxyType(
-    {"mm": _mm, "addmm": _mm, "bmm": _bmm, "matmul": _matmul, "linear": _linear}
+    {"linear": _linear}
+    | dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", "dot", "vdot"), _matmul)
 )

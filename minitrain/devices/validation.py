@@ -28,7 +28,7 @@ from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample_bet
 from minitrain.devices.models import make_simulator
 from minitrain.devices.sample_networks import Network, all_networks
 from minitrain.devices.simulator import DeviceSimulator
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_count
 
 PHASES = ("synthetic", "models", "all")
 MOST_NOISE = 0.15
@@ -180,11 +180,15 @@ def validate(
         The report; Ctrl-C ends it early, with what was measured until then.
 
     Raises:
-        UsageError: there is no such phase.
+        UsageError: there is no such phase, a case cannot be traced, or a parameter is outside its rule.
         HardwareConfigError: the config cannot be found, read or believed.
     """
+    require_count("num_rounds", num_rounds)
     simulator = make_simulator(device)
     chosen = [*(cases_of(phase) if cases is None else cases), *own]
+    if len({case.name for case in chosen}) < len(chosen):
+        names = ", ".join(case.name for case in chosen)
+        raise UsageError(f"each case needs a name of its own, got {names}")
     runs = _Runs(JaxBackend() if backend is None else backend, simulator, chosen)
     is_complete = runs.sample_all(num_rounds, progress)
     chosen = [case for case in chosen if runs.has_samples(case)]

@@ -58,6 +58,15 @@ class FoldedRun(Run):
         names = ("computing", "exposed", "overlapped", "waiting")
         return replace(parts, **{name: getattr(parts, name)[ranks] for name in names})
 
+    @cached_property
+    def peak_watts(self) -> float | None:
+        """The most that all devices draw together at any moment, W; ranks of a class are busy at the same moments."""
+        from minitrain.run.energy import peak_watts  # noqa: PLC0415  (numpy only when somebody looks)
+
+        sheets = [self.sheets[rank] for rank in self.representatives] if len(self.sheets) > 1 else self.sheets
+        of_classes = peak_watts(self.timeline, sheets)
+        return None if of_classes is None else of_classes * self.num_ranks_a_class
+
     def _refuse(self, what: str) -> NoReturn:
         raise UsageError(f"a folded run holds one log a class and cannot be {what}; simulate without fold=True")
 

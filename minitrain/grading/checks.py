@@ -82,9 +82,11 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
         judged.run = replay.run
         compare_with_reference(replay.run, problem)
     except MinitrainError as error:
-        return _broken(exercise, case, error, lines)
+        judged = _broken(exercise, case, error, lines)
+        judged.run = replay.run  # which came to its end if only its numbers are wrong
+        return judged
     judged.update(_passed("numerics"))
-    judged.update(_budgets(exercise, case, replay))
+    judged.update(_budgets(exercise, case, replay, replay.run))
     return judged
 
 
@@ -101,7 +103,7 @@ class _Replay:
 
     Attributes:
         meter: what was measured beside the run.
-        run: the run.
+        run: the run, once it came to its end.
     """
 
     exercise: Exercise
@@ -110,7 +112,7 @@ class _Replay:
     lines: Sequence[Sequence[Any]]
     seconds: float
     meter: ActivationMeter = field(default_factory=ActivationMeter)
-    run: Run = field(init=False)
+    run: Run | None = field(init=False, default=None)
 
     def again(self, watch: Callable[[Player, int], None], **more: Any) -> Run:
         """Run the programs, watched by something, and return the run.
@@ -231,9 +233,9 @@ def _difference(error: MinitrainError) -> str:
     return f"differences up to {error.difference:.3g}" + (f" ({found.group(0)})" if found else "")
 
 
-def _budgets(exercise: Exercise, case: Case, replay: _Replay) -> Results:
+def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Results:
     """Compare a run that trains with its budgets."""
-    budget, run = budget_for(exercise, case), replay.run
+    budget = budget_for(exercise, case)
     moved = communication_by_kind(run)
     results: Results = dict(_passed("communication", "time", "memory"))
     if sum(moved.values()) > budget.communication_bytes * (1 + 1e-9):

@@ -42,7 +42,7 @@ class Grade:
         leaderboard: figures of the first size, where it trains: MFU, step time, peak memory.
         isolation: what kept the submission's process apart from the grader.
         failed_case: the first sizes that failed, where `keep_run` asks for them.
-        failed_run: its run likewise, where it came to its end.
+        failed_run: its run likewise, an `UnfinishedRun` where an error ended it; None where nothing is known of it.
     """
 
     exercise: str
@@ -140,7 +140,7 @@ def grade(
         name = str(_file_of(strategy, asked)[0])
         results = [replace(result, hint=result.hint.replace(FILE, name)) for result in results]
     seconds = time.monotonic() - began
-    failed_case, failed_run = _first_failed(cases, judged) if keep_run else (None, None)
+    failed_case, failed_run = grading.first_failed(cases) if keep_run else (None, None)
     return Grade(
         asked.name, results, seconds, outcome.output, _leaderboard(judged), outcome.isolation, failed_case, failed_run
     )
@@ -202,6 +202,19 @@ class _Grading:
             found.isolation,
         )
 
+    def first_failed(self, cases: Sequence[Case]) -> tuple[Case | None, Run | None]:
+        """Return the first sizes that failed and their run, as far as it came; None for what there is not."""
+        for case, judged, result in zip(cases, self.judged, self.outcome.results, strict=False):
+            if any(not check.passed for check in judged.values()):
+                return case, judged.run or self._up_to_error(case, result)
+        return (cases[len(self.judged)], None) if len(self.judged) < len(cases) else (None, None)
+
+    def _up_to_error(self, case: Case, result: Mapping[str, Any]) -> Run | None:
+        """Return the run that an error ended, as far as it came, in the time that is left."""
+        from minitrain.grading.unfinished import run_up_to_error  # noqa: PLC0415  (only where somebody looks)
+
+        return None if case.hidden else run_up_to_error(self.exercise, case, result, max(0.0, self._seconds_left))
+
 
 def _file_of(strategy: str | Path, exercise: Exercise) -> tuple[Path, str]:
     """Return a submission's file, and its function in it."""
@@ -243,14 +256,6 @@ def _sum_up(exercise: Exercise, cases: Sequence[Case], judged: Sequence[Judged],
             message = outcome.failure or "it did not run with every size"
             results.append(failed(exercise, None, name, message))
     return results
-
-
-def _first_failed(cases: Sequence[Case], judged: Sequence[Judged]) -> tuple[Case | None, Run | None]:
-    """Return the first sizes that failed and their run, each None if there is none."""
-    for case, found in zip(cases, judged, strict=False):
-        if any(not result.passed for result in found.values()):
-            return case, found.run
-    return (cases[len(judged)], None) if len(judged) < len(cases) else (None, None)
 
 
 def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from minitrain.files import write_text
 from minitrain.grading.budgets import run_reference
 from minitrain.grading.exercise import Case, Exercise
 from minitrain.grading.grader import Grade
+from minitrain.grading.unfinished import UnfinishedRun
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
@@ -26,6 +27,7 @@ _PAGE = """<!doctype html>
 body {{ font: 15px system-ui, sans-serif; margin: 2em auto; max-width: 1080px; padding: 0 1em }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid #8b949e; padding-left: 1em }}
 figure {{ margin: 1.5em 0; overflow-x: auto }}
+figcaption {{ font-weight: 600 }}
 </style>
 <h1>{title}</h1>
 {parts}
@@ -37,7 +39,7 @@ def write_picture(grade: Grade, exercise: Exercise, path: Path) -> Path | None:
     """Write a page for the first size that failed, and return its path; None if there is nothing to draw.
 
     Args:
-        grade: a grade with the run that failed, if that came to its end.
+        grade: a grade with the run that failed, as far as that came.
         exercise: what was asked.
         path: of the page.
     """
@@ -51,7 +53,7 @@ def write_picture(grade: Grade, exercise: Exercise, path: Path) -> Path | None:
     longest = max(run.step_time for run in drawn.values())
     parts = [f"<p>{html.escape(str(case))}</p>", _words(grade), *(_figure(*item, longest) for item in drawn.items())]
     if grade.failed_run is None:
-        parts.insert(2, "<p>Your step did not come to its end, so there is no picture of it.</p>")
+        parts.insert(2, "<p>Nothing is known of what your step did before it ended, so there is no picture of it.</p>")
     return write_text(path, [_PAGE.format(title=html.escape(exercise.title), parts="\n".join(parts))])
 
 
@@ -66,12 +68,20 @@ def _words(grade: Grade) -> str:
     return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
 
+def _length(run: Run) -> str:
+    """Return how long a run is, in words."""
+    if isinstance(run, UnfinishedRun):
+        return f", up to the error: {duration(run.step_time)}"
+    return f": step {duration(run.step_time)}"
+
+
 def _figure(name: str, run: Run, longest: float) -> str:
     """Return the picture of a run, drawn to the scale of the longest one."""
     from minitrain.trace.layout import View  # noqa: PLC0415  (only when something failed)
     from minitrain.trace.svg import svg  # noqa: PLC0415
 
-    title = f"{name}: step {duration(run.step_time)}, peak memory {run.peak_memory_bytes / 2**30:.3f} GiB"
+    title = f"{name}{_length(run)}, peak memory {run.peak_memory_bytes / 2**30:.3f} GiB"
     width = _MARGINS + (_WIDTH - _MARGINS) * (run.step_time / longest if longest else 1.0)
-    view = View(title, (), run.step_time, None, run.bytes_per_element)
-    return f"<figure>{svg(run.timeline, view, max(round(width), _LEAST))}</figure>"
+    view = View("", (), run.step_time, None, run.bytes_per_element)
+    drawing = svg(run.timeline, view, max(round(width), _LEAST))
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -31,10 +32,14 @@ from minitrain.grading.isolation import HERE, Isolation, command_for, from_worke
 from minitrain.grading.readable import packages
 from minitrain.grading.result import printable
 from minitrain.grading.wire import decoded
+from minitrain.hardware import load_config
 
 _PACKAGE = Path(__file__).parent.parent
-_LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs")
-_OF_GRADING = ("recorded_attention", "recorded_program", "recorder", "worker", "confinement", "wire", "error_reports")
+_LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver")
+_OF_GRADING = (
+    *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
+    *("worker", "confinement", "wire", "error_reports"),
+)
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""
 
@@ -118,7 +123,8 @@ def submitted(
             "home": str(home),
             "file": str(staged),
             "function": function,
-            "cases": [{"sizes": case.sizes, "options": dict(case.options), "hardware": hardware} for case in cases],
+            "cases": [{"sizes": case.sizes, "options": dict(case.options)} for case in cases],
+            "config": pickle.dumps(load_config(hardware)).hex() if cases else "",  # read here: its schema takes long
             "packages": [str(path) for path in packages().values()],
             "refused": [str(path) for path in refused],
             "seconds": limits.seconds,

@@ -1,8 +1,9 @@
 """What a submission's process sends to the grader: one JSON value a line, of which the grader holds one at a time.
 
 The first line, written before the submission is loaded, says which means of isolation are in force. Then comes one
-part a case: either `{"error": {...}}`, or `{"ranks": [120, 118]}` and as many lines as it says, rank after rank, each
-a step with the place in the submission that asked for it: `["ddp.py:12", "forward", 0, [3, 0], [1, 0]]`.
+part a case: `{"ranks": [120, 118]}` and as many lines as it says, rank after rank, each a step with the place in the
+submission that asked for it: `["ddp.py:12", "forward", 0, [3, 0], [1, 0]]`. Of a run that an error ended, the part
+begins with `{"error": {...}}`, which may have "ranks" too, for the steps up to the error.
 
 The bytes come from a process that may send anything. They are limited in number by who reads them, in lines and in
 the length of a line here, and a line is parsed when its step is done and not kept.
@@ -23,10 +24,11 @@ LONGEST_LINE = 2**18
 
 def encoded(result: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the lines of one case's result."""
-    if "error" in result:
-        yield _line(result)
+    error = {"error": result["error"]} if "error" in result else {}
+    if "programs" not in result:
+        yield _line(error)
         return
-    yield _line({"ranks": [len(steps) for steps in result["programs"]]})
+    yield _line({**error, "ranks": [len(steps) for steps in result["programs"]]})
     for steps, places in zip(result["programs"], result["lines"], strict=True):
         for step, place in zip(steps, places, strict=True):
             yield _line([place, *step])
@@ -115,7 +117,8 @@ def _result(lines: Sequence[bytes], begin: int) -> tuple[dict[str, Any], int]:
         programs.append(_Lines(part, lambda value: value[1:]))
         places.append(_Lines(part, lambda value: value[0] if value else None))
         begin += steps
-    return {"programs": programs, "lines": places}, begin
+    error = {"error": head["error"]} if "error" in head else {}
+    return {**error, "programs": programs, "lines": places}, begin
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -12,12 +12,13 @@ import contextlib
 import importlib
 import json
 import os
+import pickle
 import signal
 import sys
 import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -86,6 +87,10 @@ def readable_folders(*own: str) -> list[str]:
     return sorted(path for path in paths if path != os.path.realpath(sysconfig.get_path("data")))
 
 
+MOST_STEPS_DRAWN = 20_000
+"""Steps of all ranks before an error; of more, nobody would see anything in a picture."""
+
+
 def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     """Run the submission with some sizes, and return its programs, or what went wrong."""
     import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
@@ -104,12 +109,23 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
                 **case["options"],
             )
         except BaseException as error:  # whatever it is, it is the submission's
-            return {"error": describe(error, started) | {"never_awaited": next(iter(forgotten), None)}}
-    models: list[Any] = [*run.models]
+            told = describe(error, started) | {"never_awaited": next(iter(forgotten), None)}
+            return {"error": told, **_programs_up_to_error(started)}
+    return _programs_of(run.models)
+
+
+def _programs_of(models: Sequence[Any]) -> dict[str, Any]:
+    """Return the steps of the ranks so far, and the lines that they come from."""
     return {
-        "programs": [model.program.steps for model in models],
-        "lines": [model.program.lines for model in models],
+        "programs": [list(model.program.steps) for model in models],
+        "lines": [list(model.program.lines) for model in models],
     }
+
+
+def _programs_up_to_error(models: Sequence[Any]) -> dict[str, Any]:
+    """Return what the ranks did until an error, for a picture of it; nothing if that is too much to be drawn."""
+    programs = _programs_of(models)
+    return programs if 0 < sum(map(len, programs["programs"])) <= MOST_STEPS_DRAWN else {}
 
 
 def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only in a submission's process)
@@ -188,8 +204,15 @@ def disarm() -> None:  # pragma: no cover  (only in a submission's process)
     os.fork = os.forkpty = refuse  # type: ignore[assignment]
 
 
-def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submission's process)
-    """Import all that a run needs, from the copy of minitrain, and return what loads a strategy."""
+def prepare(config: str) -> tuple[Callable[[str], Any], Any]:  # pragma: no cover  (only in a submission's process)
+    """Import all that a run needs, from the copy of minitrain.
+
+    Args:
+        config: the hardware config that the grader has read, pickled, in hexadecimal; empty where nothing is run.
+
+    Returns:
+        What loads a strategy, and the config.
+    """
     parts = (
         "run.simulation",
         "accounting.strict.audit",
@@ -200,13 +223,15 @@ def prepare() -> Callable[[str], Any]:  # pragma: no cover  (only in a submissio
     )
     for name in parts:
         importlib.import_module(f"minitrain.{name}")
-    importlib.import_module("minitrain.run.parameters").make_predictor("h100_80g_nvl8", 1)
+    system = pickle.loads(bytes.fromhex(config)) if config else None  # of the grader, before the submission is loaded
+    if system is not None:
+        importlib.import_module("minitrain.run.parameters").make_predictor(system, 1)
     loading: Any = importlib.import_module("minitrain.run.strategy_loading")
-    return lambda text: loading.load_strategy(text)[1]
+    return lambda text: loading.load_strategy(text)[1], system
 
 
 def run_all(
-    load: Callable[[str], Any], job: Mapping[str, Any], deadline: Deadline
+    load: Callable[[str], Any], system: Any, job: Mapping[str, Any], deadline: Deadline
 ) -> Iterator[dict[str, Any]]:  # pragma: no cover  (only in a submission's process)
     """Load the submission and run it with all sizes, up to the first that fails."""
     deadline.holds = True
@@ -218,7 +243,7 @@ def run_all(
         return
     for case in job["cases"]:
         deadline.holds = True
-        result = run_case(function, case)
+        result = run_case(function, {**case, "hardware": system})
         deadline.holds = False
         yield result
         if "error" in result:
@@ -251,7 +276,7 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
     sys.path[:0] = [job["home"], os.path.join(job["home"], "packages")]  # noqa: PTH118  (before the path is prepared)
     sys.path.append(os.path.dirname(job["file"]))  # noqa: PTH120  (last: it shadows nothing)
     deadline = Deadline(job["seconds"], job["until"], job["result"])
-    load, means = isolate(job, prepare, deadline)
+    (load, system), means = isolate(job, partial(prepare, job["config"]), deadline)
     wire: Any = importlib.import_module("minitrain.grading.wire")
     send = partial(_send, os.write, job["result"])
     send(json.dumps({"isolation": means}).encode() + b"\n")
@@ -260,7 +285,7 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
         return
     sys.addaudithook(Guard(readable_folders(job["home"], *job["packages"]), job["refused"]))
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # hints tell of it
-    for result in run_all(load, job, deadline):
+    for result in run_all(load, system, job, deadline):
         for part in batched(wire.encoded(result)):
             send(part)
 

@@ -37,11 +37,13 @@ def make_predictor(
         pricing: how operations are priced on a hardware config.
 
     Raises:
-        UsageError: a predictor is to be priced otherwise than it does, or the network does not connect so many ranks.
+        UsageError: a predictor is to be priced otherwise than it does, was made for fewer ranks, or the network does
+            not connect so many.
         HardwareConfigError: the hardware config cannot be found, read or believed.
     """
     if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
         require_default(pricing, hardware)
+        _require_ranks(hardware, world_size)
         return hardware if workload in (None, hardware.workload) else hardware.training(workload)  # type: ignore[no-any-return]  # a Predictor
     workload = workload or MATMUL_LAYER
     if pricing.is_default:
@@ -68,6 +70,21 @@ def _priced_otherwise(
     else:
         base = KernelPredictor(world_size, hardware, pricing, **machine)
     return base if pricing.prices is None else LayerPredictor(pricing.prices, base)
+
+
+def _require_ranks(predictor: Any, world_size: int) -> None:
+    """Require that a predictor whose network was made for so many ranks is not used for more.
+
+    Raises:
+        UsageError: it is.
+    """
+    made_for = getattr(predictor, "world_size", None)
+    if isinstance(made_for, int) and made_for < world_size:
+        raise UsageError(
+            f"hardware is a predictor whose network was made for {made_for} ranks, but the run has {world_size}; "
+            f"make it with world_size={world_size}",
+            world_size=world_size,
+        )
 
 
 def require_default(pricing: Pricing, hardware: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Self
 
 from minitrain.errors import UsageError, require_count
@@ -20,6 +20,8 @@ from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
+
+Prices = Callable[..., Price]
 
 NETWORKS = ("auto", "flat", "hierarchical")
 
@@ -49,14 +51,23 @@ class DevicePredictor:
         self._remember_prices()
 
     def _remember_prices(self) -> None:
-        """Let equal questions share one answer; all layers do where they are alike."""
-        self.compute = cache(self._compute)
-        self.update = cache(self._update)
-        self.load = cache(self._load)
-        self.collective = cache(self._collective)
-        self.host_transfer = cache(self._host_transfer)
-        p2p = cache(self._p2p)
-        self.p2p = _for_any_pair(p2p) if isinstance(self.topology, FlatTopology) else p2p
+        """Let equal questions share one answer; all layers do where they are alike.
+
+        One cache has the answers to all kinds of question, as making one takes as long as many a question.
+        """
+        ask = cache(self._price)
+        self.compute: Prices = partial(ask, "compute")
+        self.update: Prices = partial(ask, "update")
+        self.load: Prices = partial(ask, "load")
+        self.collective: Prices = partial(ask, "collective")
+        self.host_transfer: Prices = partial(ask, "host_transfer")
+        p2p = partial(ask, "p2p")
+        self.p2p: Prices = _for_any_pair(p2p) if isinstance(self.topology, FlatTopology) else p2p
+
+    def _price(self, kind: str, *question: Any, **named: Any) -> Price:
+        """Answer a question of one kind for the first time."""
+        price: Price = getattr(self, f"_{kind}")(*question, **named)
+        return price
 
     @property
     def peak_flop_per_s(self) -> float:

@@ -81,8 +81,8 @@ class PreparedRun:
             "peak_memory_per_rank": [model.peak_memory for model in models],
             "memory_by_kind": _memory_by_kind(models, workload.bytes_per_element),
             "peak_host_memory_bytes": max([model.peak_host_bytes for model in models]),
-            "meshes": list({tuple(mesh.items()): mesh for model in models for mesh in model._meshes}.values()),
-            "trained_model": trained_model_of(workload, sum([model.recomputed_flop for model in models])),
+            "meshes": _different([mesh for model in models for mesh in model._meshes]),
+            "trained_model": trained_model_of(workload, models),
         }
         return kind(
             strategy=self.name,
@@ -106,8 +106,15 @@ class PreparedRun:
         )
 
 
+def _different(meshes: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """Return meshes that differ, each once."""
+    return list({tuple(mesh.items()): mesh for mesh in meshes}.values())
+
+
 def _memory_by_kind(models: Sequence[Model], bytes_per_element: int) -> dict[str, float] | None:
     """Return the bytes of each kind on the rank that held most, when it did; None where stores did not tell kinds."""
+    if models[0].layers_are_alike:
+        return None
     kinds = max(models, key=lambda model: model.peak_memory).peak_by_kind
     return kinds and {kind: elements * bytes_per_element for kind, elements in kinds.items()}
 

@@ -19,7 +19,7 @@ from minitrain.validation.tables_of_package import TABLES
 if TYPE_CHECKING:
     from minitrain.validation.errors_by_table import RowResult, Skipped, TableErrors
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 620, 460, 46, 30, 12
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 620, 460, 46, 30, 22
 _STRIP_REACH = 0.5  # of the strips of errors, which end there
 _GOLDEN_DEGREES = 137.5  # between hues, so that neighbours differ
 
@@ -129,8 +129,10 @@ def _tip(result: RowResult) -> str:
 def _errors(tables: Sequence[TableErrors], timed: Sequence[RowResult], hues: dict[str, int]) -> Iterator[str]:
     """Yield the summaries, with a strip of the errors of each table."""
     yield "<h2>Errors by table</h2>\n"
-    yield '<div class="wide"><table><thead><tr><th>table</th><th>of</th><th>runs</th><th>mean %</th><th>median %</th>'
-    yield "<th>p90 %</th><th>bias %</th><th>from -50 to +50 %</th><th>fitted on it</th></tr></thead><tbody>\n"
+    yield '<div class="wide"><table><thead><tr><th>table</th><th class="words">of</th>'
+    yield "<th>runs</th><th>mean %</th><th>median %</th>"
+    yield "<th>p90 %</th><th>bias %</th><th>from -50 to +50 %</th>"
+    yield '<th class="words">fitted on it</th></tr></thead><tbody>\n'
     for errors in tables:
         found = errors.errors
         of = f"{errors.group}: {errors.of}" if errors.group else errors.of
@@ -139,7 +141,8 @@ def _errors(tables: Sequence[TableErrors], timed: Sequence[RowResult], hues: dic
         name = "" if errors.group else errors.table
         about = html.escape(TABLES[errors.table].about) if errors.table in TABLES and not errors.group else ""
         yield f'<tr class="{"part" if errors.group else ""}"><td title="{about}">{html.escape(name)}</td>'
-        yield f"<td>{html.escape(of)}</td><td>{found.num_runs}</td>{figures}<td>{100 * found.bias:+.1f}</td>"
+        yield f'<td class="words">{html.escape(of)}</td><td>{found.num_runs}</td>{figures}'
+        yield f"<td>{100 * found.bias:+.1f}</td>"
         yield f'<td>{strip}</td><td class="words">{html.escape(errors.fitted)}</td></tr>\n'
     yield "</tbody></table></div>\n"
 
@@ -162,7 +165,8 @@ def _worst(results: Sequence[RowResult]) -> Iterator[str]:
     yield '<p class="key soft">On the rank that computes longest:'
     for name in TERMS:
         yield f'<i style="background:var(--{name})"></i>{name}'
-    yield '</p>\n<div class="wide"><table><thead><tr><th>row</th><th>of</th><th>measured</th><th>predicted</th>'
+    yield '</p>\n<div class="wide"><table><thead><tr><th>row</th><th class="words">of</th>'
+    yield "<th>measured</th><th>predicted</th>"
     yield "<th>error %</th><th>predicted by term</th></tr></thead><tbody>\n"
     for result in results:
         yield f'<tr><td>{html.escape(result.row_id)}</td><td class="words">{html.escape(result.about)}</td>'

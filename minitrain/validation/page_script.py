@@ -27,9 +27,11 @@ svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft);
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 5px;
   background: hsl(var(--hue) 65% var(--light)); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; min-width: min(100%, 520px); }
-th, td { text-align: right; padding: 3px 0 3px 14px; border-bottom: 1px solid var(--line); vertical-align: top; }
+#scatter { max-width: 860px; }
+th, td { white-space: nowrap; text-align: right; padding: 3px 0 3px 14px; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
 th { font-weight: 400; color: var(--soft); } th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td.words { text-align: left; min-width: 150px; }
+th.words, td.words { text-align: left; min-width: 150px; white-space: normal; }
 tr.part td { color: var(--soft); border-bottom-color: transparent; }
 .bar { display: flex; height: 12px; min-width: 160px; margin-top: 4px; } .bar i { display: block; }
 .key i { display: inline-block; width: 10px; height: 10px; margin: 0 5px 0 12px; }

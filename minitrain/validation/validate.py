@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -154,10 +156,20 @@ def _answers(questions: Sequence[Question], jobs: int | None) -> Iterable[list[R
     return _in_processes(questions, num_jobs)
 
 
+def _leave_interrupts_to_the_parent() -> None:
+    """Let Ctrl-C end the work where it is waited for, without a trace of each process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
-    """Yield the answers; whoever stops listening ends the processes."""
-    pool = ProcessPoolExecutor(num_jobs)
+    """Yield the answers; whoever stops listening ends the processes at once."""
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(num_jobs, initializer=_leave_interrupts_to_the_parent)
+    is_done = False
     try:
         yield from pool.map(answer, questions, chunksize=_CHUNK)
+        is_done = True
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=is_done, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()

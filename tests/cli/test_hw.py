@@ -53,6 +53,18 @@ def test_calibrate_keeps_what_it_measured_when_it_is_stopped(monkeypatch: pytest
     assert "what was measured is in this_machine.measurements.json" in result.stderr.replace("\n", " ")
 
 
+def test_validate_says_that_a_config_is_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "cases_of", lambda phase: [validation.Case("small", horner(2), ((1024,),))])
+    said = hw("validate", "a100_80g", "--rounds", "1")
+    assert "a100_80g was not measured here: errors tell how far this machine is from it" in said.stderr.replace(
+        "\n", " "
+    )
+    assert "small" in said.stdout
+    missing = hw("validate", "nope.json")
+    assert (missing.exit_code, missing.stdout) == (2, "")
+    assert "expected the name of a shipped config or of a file, found no such" in missing.stderr.replace("\n", " ")
+
+
 def test_an_unknown_backend_or_phase_is_told() -> None:
     assert "backend must be one of jax, numpy, torch" in hw("calibrate", "--backend", "x").stderr
     assert "phase must be one of synthetic, models, all" in hw("validate", "esp32", "--phase", "x").stderr

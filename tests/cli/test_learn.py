@@ -118,16 +118,24 @@ def test_the_solution_is_for_those_who_have_passed(learn: Learn, tmp_path: Path)
 
 
 def test_a_failing_check_draws_what_happened_beside_what_is_expected(learn: Learn) -> None:
-    hoards = RIGHT.replace("        del activations[k]\n", "").replace("grads.pop(k)", "grads[k]")
-    for text, pictures in ((hoards, 2), (RIGHT.replace("    return model\n", ""), 1)):
+    cases = {
+        "hoards": (
+            RIGHT.replace("        del activations[k]\n", "").replace("grads.pop(k)", "grads[k]"),
+            "Yours: step ",
+        ),
+        "breaks a law": (RIGHT.replace("await model.all_reduce(grads[k], k)", "grads[k]"), "Yours, up to the error: "),
+        "breaks off": (RIGHT.replace("    return model\n", "    1 / 0\n"), "Yours, up to the error: "),
+        "does nothing": ("async def ddp(model):\n    1 / 0\n", "so there is no picture of it"),
+        "returns nothing": (RIGHT.replace("    return model\n", ""), "Yours, up to the error: "),
+    }
+    for name, (text, words) in cases.items():
         Path("02_ddp.py").write_text(text)
         result = learn("check", "2")
-        assert result.stdout.splitlines()[-1].endswith("picture of each: 02_ddp.check.html")
+        assert result.stdout.splitlines()[-1].endswith("picture of each: 02_ddp.check.html"), name
         page = Path("02_ddp.check.html").read_text()
-        assert page.count("<svg") == pictures
+        assert page.count("<svg") == (1 if name == "does nothing" else 2), name
         assert "Expected: step " in page
-        assert ("Yours: step " in page) == (pictures == 2)
-        assert ("did not come to its end" in page) == (pictures == 1)
+        assert words in page, name
     assert "must return the model of its rank" in page
     Path("02_ddp.py").write_text(RIGHT)
     assert "picture" not in learn("check", "2").stdout

@@ -154,3 +154,16 @@ def test_unknown_and_missing_backends_are_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="backend 'torch' needs torch, which is not installed; use another one"):
         find_backend("torch")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_samples": 0}, "num_samples must be an integer of at least 1, got 0"),
+        ({"largest": 0}, r"largest is a share of the ladders in \(0, 1\], got 0"),
+        ({"backend": None}, "backend must be one of jax, numpy, torch, got None"),
+    ],
+)
+def test_calibrations_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        calibrate(**{"backend": "numpy", **given})

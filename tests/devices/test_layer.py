@@ -126,3 +126,42 @@ def test_a_spec_s_simulator_survives_copies() -> None:
     program = program_of(jnp.matmul, (8, 8), (8, 8))
     for other in (copy.deepcopy(simulator), pickle.loads(pickle.dumps(simulator))):
         assert other.predict(program) == simulator.predict(program)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sample": 8}, r"sample is the shape of one sample's activations, such as \(512, 1024\), got 8"),
+        ({"sample": (0, 8)}, "each size of sample must be an integer of at least 1, got 0"),
+        ({"weights": (-8, 8)}, r"a shape is a tuple of whole numbers >= 0, got \(-8, 8\)"),
+        ({"dtype": "int8"}, "dtype of a layer must be a floating-point one, which has a derivative, got 'int8'"),
+        ({"dtype": "fp16"}, "dtype must be one of float64, .* got 'fp16'"),
+        ({"function": lambda w, x: x if x.sum() > 0 else w}, "the layer cannot be traced .* jnp.where or jax.lax.cond"),
+        ({"function": lambda w, x: w.nothing}, "the layer cannot be traced .* it raised AttributeError"),
+    ],
+)
+def test_layers_that_cannot_be_priced_are_one_clear_error(changed: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"function": lambda w, x: x @ w, "weights": (8, 8), "sample": (4, 8), "world_size": 2}
+    given |= changed
+    with pytest.raises(UsageError, match=message):
+        mt.hw.layer(given.pop("function"), **given)
+
+
+def test_a_layer_made_for_fewer_ranks_than_the_run_has_is_refused() -> None:
+    made = mt.hw.layer(lambda w, x: x @ w, weights=(8, 8), sample=(4, 8), world_size=2)
+    with pytest.raises(UsageError, match="network was made for 2 ranks, but the run has 4; make it with world_size=4"):
+        mt.simulate("ddp", world_size=4, num_layers=2, global_batch_size=4, hardware=made)
+
+
+def test_datatypes_may_be_those_of_jax() -> None:
+    steps = {
+        mt.simulate(
+            "ddp",
+            world_size=2,
+            num_layers=2,
+            global_batch_size=2,
+            hardware=mt.hw.layer(lambda w, x: x @ w, weights=(8, 8), sample=(4, 8), world_size=2, dtype=dtype),
+        ).step_time
+        for dtype in ("bfloat16", jnp.bfloat16)
+    }
+    assert len(steps) == 1

@@ -158,3 +158,10 @@ def test_a_simulator_will_do_for_a_device() -> None:
     simulator = mt.hw.make_simulator(DeviceSpec.from_device("xeon_8480plus"))
     assert validate(simulator, cases=TINY, num_rounds=1, backend=Nothing()).device == "xeon_8480plus"
     assert simulator.predict(matmul(8, 8, 8)) > 0
+
+
+def test_validations_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="num_rounds must be an integer of at least 1, got 0"):
+        validate("xeon_8480plus", cases=TINY, num_rounds=0, backend=Nothing())
+    with pytest.raises(UsageError, match="each case needs a name of its own, got "):
+        validate("xeon_8480plus", cases=[*TINY, TINY[0]], num_rounds=1, backend=Nothing())

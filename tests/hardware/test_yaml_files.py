@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware import SystemConfig, load_config
+from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.config_files import parse, shipped_text
 from minitrain.hardware.data_sheet import Link
 
@@ -36,10 +36,11 @@ def loaded(folder: Path, text: str, name: str = "mine.yaml") -> SystemConfig:
     return load_config(path)
 
 
-@pytest.mark.parametrize("name", ["a100_80g", "xeon_8480plus", "esp32"])
+@pytest.mark.parametrize("name", shipped_configs())
 def test_a_config_says_the_same_in_yaml_and_in_json(tmp_path: Path, name: str) -> None:
     text = yaml.safe_dump(json.loads(shipped_text(name)))
     assert loaded(tmp_path, text, f"{name}.yml") == load_config(name)
+    assert parse(text, "x.yaml") == parse(shipped_text(name), name)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pint
 import pytest
 
 import minitrain as mt
+from minitrain.devices import A100_SPEC
 from minitrain.errors import UsageError
 from minitrain.hardware import Processor, load_config, shipped_configs
 from minitrain.solver.constants import BYTES_FP16, BYTES_FP32, BYTES_INT8, Q_, ureg
@@ -170,6 +171,12 @@ def test_a_view_on_a_config_loses_nothing(name: str) -> None:
     system = load_config(name)
     assert SystemArchetype.from_device(system).to_device() is system
     assert Hardware.from_device(Hardware.from_device(system).to_device()) == Hardware.from_device(system)
+
+
+def test_the_specifications_numbers_stay_apart() -> None:
+    bandwidths = [A100_SPEC.bandwidth, SYSTEMS["A100"].hardware.memory_bw.to("GB/s").magnitude]
+    assert [*bandwidths, load_config("a100_80g").mem1.GBps] == [1935, 2039, 2048]
+    assert SYSTEMS["A100"].ram.to("byte").magnitude == 80 * 2**30
 
 
 def test_a_preset_is_no_view() -> None:

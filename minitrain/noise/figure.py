@@ -1,0 +1,179 @@
+"""The distribution of a step time as a Plotly figure, alone or below the recorded run on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
+
+from minitrain.analysis.explanation import Explanation
+from minitrain.analysis.labels import duration, time_unit
+from minitrain.noise.distribution import PERCENTILES, Distribution
+from minitrain.noise.picture import distribution_svg
+from minitrain.trace.answer import section
+from minitrain.trace.bars import make_bars
+from minitrain.trace.gantt import MAX_BARS, figure_of_bars
+from minitrain.trace.layout import FIGURE_STYLE, GRID
+from minitrain.trace.notebook_figure import NotebookFigure
+from minitrain.trace.page import html_table, write_page
+from minitrain.trace.page_script import payload
+from minitrain.trace.run_folder import view_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from minitrain.noise.tail import Carrier
+
+_HEIGHT, _GAP, _LEGEND = 200, 86, 44  # of the panel, of the time axis above and the caption, of the legend; px
+_BAR, _RECORDED = "#56B4E9", "#5A5F66"
+_LINES = dict(zip(PERCENTILES, ("#009E73", "#E69F00", "#D55E00"), strict=True))
+_MOST_ROWS = 8
+
+
+def figure(found: Distribution) -> Any:
+    """Return how often each step time came, as a figure of its own."""
+    layout = {
+        **FIGURE_STYLE,
+        **_axes(found, "", (0.0, 1.0)),
+        "height": 340,
+        "margin": {"l": 64, "r": 24, "t": 84, "b": 52},
+        "title": {"text": title_of(found), "font": {"size": 15}, "x": 0, "xref": "paper", "pad": {"t": 10}},
+        "legend": _legend(1.0),
+    }
+    return NotebookFigure(go.Figure(_traces(found, "", "legend"), layout), lambda: distribution_svg(found))
+
+
+def title_of(found: Distribution) -> str:
+    """Return in words what the distribution is of."""
+    return f"Step time of {found.run.strategy} under noise, {found.num_samples:,} samples"
+
+
+def write_html(found: Distribution, path: Path, include_plotlyjs: bool | str = True) -> Path:
+    """Write the recorded run and the distribution below it as one page, and return its path."""
+    view = view_of(found.run)
+    both, details = both_figures(found)
+    facts = [*view.facts, *_facts(found)]
+    return write_page(path, both, view.title, include_plotlyjs, details, _tables(found), facts)
+
+
+def both_figures(found: Distribution) -> tuple[Any, dict[str, Any] | None]:
+    """Return the recorded run above the distribution, and the bars of a page that draws them when it is zoomed into."""
+    run, view = found.run, view_of(found.run)
+    explained = Explanation(run.timeline, view.bytes_per_element, view.step_time, journals=run.memory_journals)
+    bars = make_bars(explained.timeline, view.step_time, explained.gaps)
+    gantt, num_fixed = figure_of_bars(bars, view, run.memory_journals, explained.critical_path)
+    traces, own = list(gantt.data), _traces(found, "3", "legend3")
+    both = go.Figure([*traces[:num_fixed], *own, *traces[num_fixed:]], _below(gantt.layout.to_plotly_json(), found))
+    details = {**payload(bars, view), "numFixed": num_fixed + len(own)} if len(bars) > MAX_BARS else None
+    return both, details
+
+
+def _facts(found: Distribution) -> list[str]:
+    """Return the figures of a distribution, for the line below a title."""
+    words = [f"P{percent} {duration(found.percentile(percent))}" for percent in PERCENTILES]
+    return [f"noise: {found.noise}", f"{found.num_samples:,} samples, seed {found.seed}", *words]
+
+
+def _tables(found: Distribution) -> str:
+    """Return who carries the slowest samples, as HTML."""
+    tail = found.tail
+    about = f"of the slowest {len(tail.samples):,} samples"
+    parts = {"Ranks": tail.ranks, "Types of operations": tail.types, "Operations": tail.operations}
+    return section([(f"{name} on the critical paths {about}", [_table(rows)]) for name, rows in parts.items() if rows])
+
+
+def _table(carriers: Sequence[Carrier]) -> str:
+    """Return the carriers that add most as an HTML table."""
+    rows = [
+        {
+            "": one.name,
+            "samples": f"{one.share:.1%}",
+            "on the path": duration(one.seconds),
+            "beyond the record": duration(one.added_s),
+        }
+        for one in carriers[:_MOST_ROWS]
+    ]
+    return html_table(rows, {})
+
+
+def _traces(found: Distribution, axes: str, legend: str) -> list[Any]:
+    """Return the bars and a line for the recorded step time and each percentile, on axes of one number."""
+    unit, unit_name = time_unit(found.recorded_s)
+    edges, counts = found.histogram()
+    place: dict[str, Any] = {"xaxis": f"x{axes}", "yaxis": f"y{axes}", "legend": legend}
+    shares = 100 * counts / found.num_samples
+    bars = go.Bar(
+        x=(edges[:-1] + edges[1:]) / 2 / unit,
+        y=shares,
+        width=(edges[1:] - edges[:-1]) / unit,
+        name="samples",
+        marker={"color": _BAR, "line": {"width": 0}},
+        hovertemplate=f"%{{y:.2f}} % of the samples at %{{x:.6g}} {unit_name}<extra></extra>",
+        showlegend=False,
+        **place,
+    )
+    marks = {"recorded": (found.recorded_s, _RECORDED, "dot")}
+    marks |= {f"P{percent}": (found.percentile(percent), _LINES[percent], "solid") for percent in PERCENTILES}
+    top = float(shares.max())
+    lines = [
+        go.Scatter(
+            x=[seconds / unit] * 2,
+            y=[0, top],
+            name=f"{name} {duration(seconds)}",
+            mode="lines",
+            line={"color": color, "width": 2, "dash": dash},
+            hovertemplate=f"{name}: %{{x:.6g}} {unit_name}<extra></extra>",
+            **place,
+        )
+        for name, (seconds, color, dash) in marks.items()
+    ]
+    return [bars, *lines]
+
+
+def _legend(y: float) -> dict[str, Any]:
+    """Return the legend of the lines, above the panel, where it hides no bar."""
+    return {"orientation": "h", "x": 0, "y": y, "xanchor": "left", "yanchor": "bottom"}
+
+
+def _axes(found: Distribution, number: str, domain: tuple[float, float]) -> dict[str, Any]:
+    """Return the axes of the distribution."""
+    _, unit_name = time_unit(found.recorded_s)
+    return {
+        f"xaxis{number}": {
+            "title": {"text": f"step time ({unit_name})", "standoff": 6},
+            "anchor": f"y{number}",
+            "gridcolor": GRID,
+            "zeroline": False,
+        },
+        f"yaxis{number}": {
+            "title": {"text": "samples (%)", "standoff": 4},
+            "domain": domain,
+            "anchor": f"x{number}",
+            "rangemode": "tozero",
+            "gridcolor": GRID,
+            "zeroline": False,
+        },
+    }
+
+
+def _below(layout: dict[str, Any], found: Distribution) -> dict[str, Any]:
+    """Return the layout of a Gantt chart with place for the distribution below it."""
+    margin = layout["margin"]["t"] + layout["margin"]["b"]
+    before, more = layout["height"] - margin, _HEIGHT + _LEGEND + _GAP
+    inner = before + more
+
+    def lifted(share: float) -> float:
+        return float((more + share * before) / inner)
+
+    for axis in ("yaxis", "yaxis2"):
+        layout[axis]["domain"] = [lifted(share) for share in layout[axis]["domain"]]
+    on_paper = [one for one in layout.get("annotations", ()) if one.get("yref") == "paper"]
+    placed = [layout[legend] for legend in ("legend", "legend2")]
+    for one in (*placed, *layout.get("updatemenus", ()), *on_paper):
+        one["y"] = lifted(one["y"])
+    top = _HEIGHT / inner
+    caption = {"text": title_of(found), "x": 0, "y": (_HEIGHT + _LEGEND) / inner, "xref": "paper", "yref": "paper"}
+    caption |= {"xanchor": "left", "yanchor": "bottom", "showarrow": False, "font": {"size": 13}}
+    changes = {"height": inner + margin, "legend3": _legend(top), **_axes(found, "3", (0.0, top))}
+    return {**layout, **changes, "annotations": [*layout.get("annotations", ()), caption]}

@@ -1,0 +1,223 @@
+"""`Noise`: what may make operations last longer or shorter than their price, as one value.
+
+All of it are factors on the durations of a run. Computing and communication know three kinds of noise each:
+
+- *jitter*: every operation has a factor of its own, lognormal with mean 1: exp(sigma z - sigma^2 / 2). On average an
+  operation lasts as long as its price says, so that whatever the mean step grows by is waiting.
+- *measured*: in the place of jitter, a factor drawn from measured durations.
+- *stragglers* and `slowdown`: a rank whose computing is slow for a whole step, now and then or always; *slow links*
+  are the same for communication.
+
+A collective has one factor for all its members, and a message has one for both sides. Left out: noise that lasts for
+several steps, and ranks that fail (see `minitrain.run`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from minitrain.errors import UsageError
+from minitrain.events import EVENT_TYPES
+from minitrain.noise.histogram import Histogram
+
+COMPUTING, COMMUNICATION = "computing", "communication"
+KINDS = (COMPUTING, COMMUNICATION, *EVENT_TYPES)
+"""What noise may be given for: all computing, all communication, or one type of event."""
+
+
+def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
+    """Return whether a value is a finite number in a range."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and least <= value <= most
+        and math.isfinite(value)
+    )
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """Links that are slow for a whole step, now and then.
+
+    By default, each rank has a link of its own into the network. A message is slow if that of either side is, and a
+    collective if that of any member is. With `pair`, it is the link between two ranks: their messages are slow, and
+    the collectives in which both take part.
+
+    Args:
+        probability: that a link is slow in a step, 0 to 1.
+        factor: by which communication over it takes longer, above 0.
+        pair: two ranks, or None.
+        tier: only what is carried by the network tier that spans so many processors; None for all tiers.
+
+    Raises:
+        UsageError: something is outside its rule; all faults are told.
+    """
+
+    probability: float
+    factor: float
+    pair: tuple[int, int] | None = None
+    tier: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_none("a slow link", list(self._faults()))
+        if self.pair is not None:
+            object.__setattr__(self, "pair", tuple(self.pair))
+
+    def _faults(self) -> Iterator[str]:
+        yield from _faults_of_chance("", self.probability, self.factor)
+        if self.pair is not None and not _is_pair(self.pair):
+            yield f"pair must be two different ranks, got {self.pair!r}"
+        if self.tier is not None and not (_is_rank(self.tier) and self.tier):
+            yield f"tier must be the size of a network tier, an integer of at least 1, got {self.tier!r}"
+
+
+def _is_pair(value: Any) -> bool:
+    is_two = isinstance(value, Sequence) and len(value) == 2
+    return is_two and all(_is_rank(rank) for rank in value) and value[0] != value[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What disturbs a step; nothing by default.
+
+    Args:
+        jitter: sigma of the lognormal factor of every operation, such as 0.05; or by kind, where a type of event
+            (`{"all_gather": 0.2}`) goes before "computing" and "communication".
+        straggler: probability that a rank computes slowly in a step, and by what factor, such as (0.01, 2.0).
+        slowdown: factor by which computing takes longer, by rank, in every sample: that of `simulate`.
+        slow_links: links that are slow in some samples.
+        measured: measured durations by kind, in the place of jitter.
+
+    Raises:
+        UsageError: something is outside its rule; all faults are told at once.
+    """
+
+    jitter: float | Mapping[str, float] = 0.0
+    straggler: tuple[float, float] | None = None
+    slowdown: Mapping[int, float] = field(default_factory=dict)
+    slow_links: Sequence[SlowLink] = ()
+    measured: Mapping[str, Histogram] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require_none("the noise", list(self._faults()))
+        kinds = (
+            self.jitter if isinstance(self.jitter, Mapping) else dict.fromkeys((COMPUTING, COMMUNICATION), self.jitter)
+        )
+        object.__setattr__(self, "jitter", MappingProxyType(dict(kinds)))
+        object.__setattr__(self, "slowdown", MappingProxyType(dict(self.slowdown)))
+        object.__setattr__(self, "measured", MappingProxyType(dict(self.measured)))
+        object.__setattr__(self, "slow_links", tuple(self.slow_links))
+        object.__setattr__(self, "straggler", self.straggler and tuple(self.straggler))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
+        return _noise, ({one.name: _plain(getattr(self, one.name)) for one in fields(self)},)
+
+    def sigma(self, typ: str, computes: bool) -> float:
+        """Return the sigma of the jitter of a type of event."""
+        return float(_of_kind(self.jitter, typ, computes) or 0.0)
+
+    def histogram(self, typ: str, computes: bool) -> Histogram | None:
+        """Return the measured durations of a type of event, or None."""
+        found: Histogram | None = _of_kind(self.measured, typ, computes)
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join(self._words()) or "none"
+
+    def _words(self) -> Iterator[str]:
+        """Yield each kind of noise in words; "x 2" is a factor on durations."""
+        sigmas = dict(self.jitter)  # type: ignore[arg-type]  # a mapping since `__post_init__`
+        if set(sigmas) == {COMPUTING, COMMUNICATION} and len(set(sigmas.values())) == 1:
+            sigmas = {"everything": sigmas[COMPUTING]}
+        yield from (f"jitter {sigma:g} on {kind}" for kind, sigma in sigmas.items() if sigma)
+        yield from (f"{kind} as measured" for kind in self.measured)
+        if self.straggler is not None:
+            yield f"computing of a rank x {self.straggler[1]:g} with probability {self.straggler[0]:g}"
+        yield from (f"computing of rank {rank} x {factor:g}" for rank, factor in self.slowdown.items())
+        yield from (f"{_link(one)} x {one.factor:g} with probability {one.probability:g}" for one in self.slow_links)
+
+    def _faults(self) -> Iterator[str]:
+        """Yield what is outside its rule."""
+        yield from _faults_of_jitter(self.jitter)
+        if self.straggler is not None:
+            if isinstance(self.straggler, Sequence) and len(self.straggler) == 2:
+                yield from _faults_of_chance("straggler's ", *self.straggler)
+            else:
+                yield f"straggler must be a probability and a factor, such as (0.01, 2.0), got {self.straggler!r}"
+        yield from _faults_of_slowdown(self.slowdown)
+        if not isinstance(self.slow_links, Sequence) or not all(isinstance(one, SlowLink) for one in self.slow_links):
+            yield f"slow_links must be a list of `mt.SlowLink`, got {self.slow_links!r:.60}"
+        yield from _faults_of_measured(self.measured)
+
+
+def _noise(given: Mapping[str, Any]) -> Noise:
+    return Noise(**given)
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _of_kind(given: Any, typ: str, computes: bool) -> Any:
+    """Return what is given for a type of event, or else for all computing or communication; None if nothing is."""
+    return given.get(typ, given.get(COMPUTING if computes else COMMUNICATION))
+
+
+def _link(link: SlowLink) -> str:
+    """Return in words which links are meant."""
+    tier = "" if link.tier is None else f" in the tier of {link.tier}"
+    return f"a link{tier}" if link.pair is None else f"link {link.pair[0]}-{link.pair[1]}{tier}"
+
+
+def _require_none(what: str, faults: Sequence[str]) -> None:
+    """Raise one UsageError that tells all faults, if there are some."""
+    if faults:
+        count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+        raise UsageError(f"{what} has {count}: {'; '.join(faults)}")
+
+
+def _faults_of_chance(whose: str, probability: Any, factor: Any) -> Iterator[str]:
+    if not _is_number(probability, 0.0, 1.0):
+        yield f"{whose}probability must be a number from 0 to 1, got {probability!r}"
+    if not (_is_number(factor, 0.0) and factor):
+        yield f"{whose}factor must be a number above 0, got {factor!r}"
+
+
+def _faults_of_jitter(jitter: Any) -> Iterator[str]:
+    if not isinstance(jitter, Mapping):
+        jitter = {"": jitter}
+    yield from _unknown_kinds("jitter", [kind for kind in jitter if kind != ""])
+    for kind, sigma in jitter.items():
+        if not _is_number(sigma, 0.0):
+            yield f"jitter{f' of {kind}' if kind else ''} must be a sigma of at least 0, such as 0.05, got {sigma!r}"
+
+
+def _faults_of_slowdown(slowdown: Any) -> Iterator[str]:
+    if not isinstance(slowdown, Mapping):
+        yield f"slowdown must be factors by rank, such as {{0: 1.5}}, got {slowdown!r:.60}"
+        return
+    for rank, factor in slowdown.items():
+        if not _is_rank(rank) or not (_is_number(factor, 0.0) and factor):
+            yield f"slowdown must be factors above 0 by rank, got {factor!r} for {rank!r}"
+
+
+def _faults_of_measured(measured: Any) -> Iterator[str]:
+    if not isinstance(measured, Mapping) or not all(isinstance(one, Histogram) for one in measured.values()):
+        yield f"measured must be a `mt.Histogram` by kind, got {measured!r:.60}"
+        return
+    yield from _unknown_kinds("measured", list(measured))
+
+
+def _unknown_kinds(name: str, kinds: Sequence[Any]) -> Iterator[str]:
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        yield f"{name} is by kind, and {unknown[0]!r} is none; use one of {', '.join(KINDS)}"

@@ -1,0 +1,194 @@
+"""The slowest samples: which ranks and which operations are on their critical paths, and what they add there.
+
+The critical path of a sample is followed backwards from its latest end, as in `minitrain.analysis.critical_path`, for
+all samples side by side. Of two dependencies that were fulfilled at the same time, the end of a work goes before a
+beginning. Every moment of a path is somebody's work, so that the works of a path last as long as the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints
+from minitrain.noise.works import Works
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """What a rank or an operation has to do with the slowest samples.
+
+    Args:
+        name: "rank 3", or "forward of layer 2".
+        share: of those samples, how many have it on their critical path, 0 to 1.
+        seconds: its time on the path, the mean of those samples, s.
+        added_s: how much of that is beyond what it lasted in the recorded run, s.
+    """
+
+    name: str
+    share: float
+    seconds: float
+    added_s: float
+
+
+class Path(NamedTuple):
+    """The works on the critical paths of some samples, in no order.
+
+    Args:
+        sample: the sample of each, by its place, (num_steps,).
+        work: the work, (num_steps,).
+        seconds: how long it lasted there, s, (num_steps,).
+    """
+
+    sample: Ints
+    work: Ints
+    seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tail:
+    """Who carries the slowest samples of a Monte Carlo; each list begins with what adds most.
+
+    Args:
+        samples: the samples, the slowest first, (num_samples,).
+        ranks: what ranks do alone: computing, and their messages.
+        types: types of operations, over all ranks and layers.
+        operations: types of operations and their layers, over all ranks.
+    """
+
+    samples: Ints
+    ranks: Sequence[Carrier]
+    types: Sequence[Carrier]
+    operations: Sequence[Carrier]
+
+
+class _InEdges(NamedTuple):
+    """The edges into each moment, those that wait for an end first: `first[m]` to `first[m] + degree[m]`."""
+
+    first: Ints
+    degree: Ints
+    source: Ints
+    ending: Ints
+
+
+def _in_edges(works: Works) -> _InEdges:
+    """Return the edges into each moment."""
+    levels = works.levels
+    counts = np.diff(levels.first)
+    order = np.lexsort((levels.ending == works.num_works, np.repeat(np.arange(len(counts)), counts)))
+    first, degree = np.zeros(levels.num_moments, np.int64), np.zeros(levels.num_moments, np.int64)
+    first[levels.target], degree[levels.target] = levels.first[:-1], counts
+    return _InEdges(first, degree, levels.source[order], levels.ending[order])
+
+
+class PathFinder:
+    """Finds the critical paths of samples.
+
+    Args:
+        works: the run.
+    """
+
+    def __init__(self, works: Works) -> None:
+        self._works = works
+        self._edges = _in_edges(works)
+
+    def path(self, durations: Floats) -> Path:
+        """Return the critical paths of samples, given how long works last, (num_works, num_samples)."""
+        moments = self._works.levels.moments(durations)
+        lasts = np.concatenate([durations, np.zeros((1, durations.shape[1]))])
+        steps = list(self._steps(moments, lasts))
+        sample, work = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+        seconds = lasts[work, sample]
+        kept = seconds > 0
+        return Path(sample[kept], work[kept], seconds[kept])
+
+    def _steps(self, moments: Floats, lasts: Floats) -> Iterator[tuple[Ints, Ints]]:
+        """Yield a work of the path of each sample that has not come to its beginning, from the last one on."""
+        works, sample = self._works, np.arange(moments.shape[1])
+        ends = works.ends(moments, lasts, works.last)
+        work = works.last[ends.argmax(axis=0)]
+        moment = works.begin[work]
+        yield sample, work
+        while True:
+            going = self._edges.degree[moment] > 0
+            sample, moment = sample[going], moment[going]
+            if not len(sample):
+                return
+            edge = self._fulfilled_last(sample, moment, moments, lasts)
+            work, moment = self._edges.ending[edge], self._edges.source[edge]
+            ended = work < works.num_works
+            yield sample[ended], work[ended]
+
+    def _fulfilled_last(self, sample: Ints, moment: Ints, moments: Floats, lasts: Floats) -> Ints:
+        """Return the edge by which the moment of each sample came, (num_samples,)."""
+        edges = self._edges
+        counts = edges.degree[moment]
+        begins = np.cumsum(counts) - counts
+        owner = np.repeat(np.arange(len(counts)), counts)
+        edge = np.arange(len(owner)) + (edges.first[moment] - begins)[owner]
+        column = sample[owner]
+        arrival = moments[edges.source[edge], column] + lasts[edges.ending[edge], column]
+        is_last = np.flatnonzero(arrival == np.maximum.reduceat(arrival, begins)[owner])
+        _, first = np.unique(owner[is_last], return_index=True)
+        return edge[is_last[first]]
+
+
+class Shares:
+    """Adds up what groups of works have to do with the critical paths of samples.
+
+    Args:
+        names: the name of each group.
+        group: the group of each work, or `NONE`, (num_works,).
+        recorded: how long each work lasted in the recorded run, s, (num_works,).
+    """
+
+    def __init__(self, names: Sequence[str], group: Ints, recorded: Floats) -> None:
+        self._names, self._group, self._recorded = names, group, recorded
+        self._num_samples = 0
+        self._counts, self._seconds, self._added = (np.zeros(len(names)) for _ in range(3))
+
+    def add(self, path: Path, num_samples: int) -> None:
+        """Add the critical paths of some samples."""
+        group = self._group[path.work]
+        mine = group != NONE
+        group, sample, many = group[mine], path.sample[mine], len(self._names)
+        self._num_samples += num_samples
+        self._counts += np.bincount(np.unique(sample * many + group) % many, minlength=many)
+        self._seconds += np.bincount(group, path.seconds[mine], minlength=many)
+        beyond = path.seconds[mine] - self._recorded[path.work[mine]]
+        self._added += np.bincount(group, beyond, minlength=many)
+
+    def carriers(self) -> tuple[Carrier, ...]:
+        """Return the groups that are on some path, what adds most first."""
+        columns = (self._counts, self._seconds, self._added)
+        figures = (np.stack(columns, axis=1) / max(self._num_samples, 1)).tolist()
+        found = (Carrier(name, *row) for name, row in zip(self._names, figures, strict=True) if row[0])
+        return tuple(sorted(found, key=lambda one: (-one.added_s, -one.share, -one.seconds)))
+
+
+def shares_of_ranks(works: Works) -> Shares:
+    """Return sums a rank, of what it does alone."""
+    line = works.timeline
+    group = np.where(works.is_shared, NONE, line.rank[works.event])
+    return Shares([f"rank {rank}" for rank in range(line.num_ranks)], group, works.duration)
+
+
+def shares_of_types(works: Works) -> Shares:
+    """Return sums a type of operation."""
+    line = works.timeline
+    return Shares(line.typs, line.typ[works.event], works.duration)
+
+
+def shares_of_operations(works: Works) -> Shares:
+    """Return sums a type of operation and layer."""
+    line = works.timeline
+    keys = np.stack([line.typ[works.event], line.layer[works.event]])
+    found, group = np.unique(keys, axis=1, return_inverse=True)
+    names = [
+        line.typs[typ] if layer == NO_LAYER else f"{line.typs[typ]} of {line.layer_name(layer)}"
+        for typ, layer in found.T.tolist()
+    ]
+    return Shares(names, group.reshape(-1), works.duration)

@@ -1,0 +1,73 @@
+"""What each kind of operation is worth: equal to simulations with other prices, and to the critical path."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.analysis.critical_path import critical_path
+from minitrain.analysis.dependencies import make_graph
+
+_PRICES = {"forward": 2.0, "backward": 4.0, "send": 1.0, "all_gather": 3.0, "reduce_scatter": 3.0, "update": 0.5}
+_SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
+
+
+def _priced(name: str, **prices: float) -> mt.Run:
+    """Return a run with durations by hand."""
+    return mt.simulate(name, **_SIZES, hardware=mt.FixedPredictor(**{**_PRICES, **prices}))
+
+
+@pytest.mark.parametrize("name", ["zero3", "zero3_prefetch", "1f1b", "ddp"])
+@pytest.mark.parametrize("kind", ["forward", "backward", "update"])
+def test_a_kind_that_is_slower_or_quicker_gives_the_step_of_a_simulation_with_that_price(name: str, kind: str) -> None:
+    found = {one.kind: one for one in mt.sensitivity(_priced(name), 0.25).swings}[kind]
+    assert found.slower_s == _priced(name, **{kind: _PRICES[kind] * 1.25}).step_time
+    assert found.quicker_s == _priced(name, **{kind: _PRICES[kind] * 0.75}).step_time
+
+
+@pytest.mark.parametrize("name", ["zero3", "zero3_prefetch", "1f1b", "pp_dp:pp=2"])
+def test_the_derivative_is_the_time_on_the_critical_path(name: str) -> None:
+    run = mt.simulate(name, **_SIZES)
+    found = {one.kind: one.derivative_s for one in mt.sensitivity(run).swings}
+    path = critical_path(make_graph(run.timeline))
+    assert found["computing"] + found["communication"] == pytest.approx(run.step_time, rel=1e-12)
+    assert found["computing"] == pytest.approx(path.seconds()["computing"], rel=1e-9)
+
+
+def test_a_small_change_moves_the_step_by_the_derivative() -> None:
+    run = mt.simulate("zero3", **_SIZES)
+    for one in mt.sensitivity(run, 1e-4).swings:
+        assert one.slower_s - run.step_time == pytest.approx(1e-4 * one.derivative_s, rel=1e-6, abs=1e-15)
+
+
+def test_the_widest_span_comes_first_and_on_top_of_the_chart() -> None:
+    found = mt.sensitivity(mt.simulate("zero3", **_SIZES))
+    spans = [one.span_s for one in found.swings]
+    assert spans == sorted(spans, reverse=True)
+    assert all(one.quicker_s <= found.step_time <= one.slower_s for one in found.swings)
+    chart = found.figure()
+    assert list(chart.data[0].y) == [one.kind for one in found.swings]
+    assert chart.layout.yaxis.autorange == "reversed"
+
+
+def test_it_is_told_in_words_json_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mt.sensitivity(mt.simulate("1f1b", **_SIZES))
+    assert json.loads(json.dumps(found.summary()))["kinds"][0]["kind"] == found.swings[0].kind
+    assert str(found).startswith("1f1b: step ")
+    assert "of the critical path" in str(found)
+    monkeypatch.setattr("minitrain.noise.sensitivity.data_frame", list)
+    assert found.to_pandas()[0]["slower_s"] == found.swings[0].slower_s
+
+
+@pytest.mark.parametrize("change", [0, 1, -0.1, float("nan"), True, "0.1"])
+def test_a_change_is_a_share(change: Any) -> None:
+    with pytest.raises(mt.UsageError, match="change must be a share above 0 and below 1"):
+        mt.sensitivity(mt.simulate("zero3", **_SIZES), change)
+
+
+def test_a_folded_run_is_refused() -> None:
+    with pytest.raises(mt.UsageError, match="sensitivity needs every event of every rank"):
+        mt.sensitivity(mt.simulate("zero3", **_SIZES, fold=True))
