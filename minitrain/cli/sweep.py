@@ -13,7 +13,7 @@ from rich.table import Table
 import minitrain as mt
 from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
-from minitrain.cli.failures import FAILED, saying_what_is_kept
+from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
 from minitrain.errors import UsageError
@@ -106,8 +106,11 @@ def sweep(
             done.write_html(html)
     if as_json:
         print_json(rows)
+        for note in done.notes:
+            print_error(note)
     else:
         _print(rows, list(axes))
+        print_lines(done.notes)
         print_lines([f"wrote {html}"] if html is not None else [])
     if not succeeded(rows) and all(row["status"] == "failed" for row in rows):
         raise typer.Exit(FAILED)
@@ -199,7 +202,7 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
         rate = "-" if not row["step_time_s"] else _rate(row["global_batch_size"] / row["step_time_s"])
         mfu = "-" if row["mfu"] is None else f"{row['mfu'] * 100:.1f}"
         figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{row['peak_memory_bytes'] / GIB:.2f}", rate, mfu)
-        table.add_row(*map(printable, (row["strategy"], *(str(row[axis]) for axis in axes))), *figures)
+        table.add_row(*map(printable, (row["strategy"], *(_cell(row[axis]) for axis in axes))), *figures)
     if best:
         print_table(table)
     out_of_memory = sum(row["status"] == "oom" for row in rows)
@@ -207,6 +210,11 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
     print_lines([f"{len(rows)} configurations: {len(best)} ok, {out_of_memory} out of memory, {len(failures)} failed"])
     if failures:
         print_lines([f"the first failure: {failures[0]['strategy']}: {failures[0]['error']}"])
+
+
+def _cell(value: Any) -> str:
+    """Return the text of a parameter; a strategy without it has none."""
+    return "-" if value is None else str(value)
 
 
 def _rate(per_s: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minitrain.errors import UsageError
@@ -62,11 +62,21 @@ def require_known_names(names: Iterable[str], strategies: Sequence[ChosenStrateg
         )
 
 
-def num_points(grid: Grid) -> int | None:
-    """Return how many configurations a checked grid has for each strategy; None where it cannot tell."""
+def num_points(grid: Grid, without: Collection[str] = ()) -> int | None:
+    """Return how many configurations a checked grid has for a strategy; None where it cannot tell.
+
+    Args:
+        grid: the grid.
+        without: names in it that the strategy does not have; points that differ in them alone are one configuration.
+    """
     if isinstance(grid, Mapping):
-        return math.prod(len(values) for values in grid.values())
-    return len(grid) if isinstance(grid, Sequence) else None
+        return math.prod(len(values) for name, values in grid.items() if name not in without)
+    if not isinstance(grid, Sequence):
+        return None
+    if not without:
+        return len(grid)
+    own = ([(name, repr(value)) for name, value in point.items() if name not in without] for point in points(grid))
+    return len({tuple(sorted(point)) for point in own})
 
 
 def points(grid: Grid) -> Iterator[Mapping[str, Any]]:

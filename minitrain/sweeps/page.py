@@ -33,7 +33,11 @@ _FIGURES = ("step ms", "peak GiB", "samples/s", "MFU %", "bubble %", "comm %")
 
 
 def write_sweep_page(
-    path: str | Path, rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Mapping[int, str]
+    path: str | Path,
+    rows: Sequence[Row],
+    given: Sequence[Mapping[str, Any]],
+    pictures: Mapping[int, str],
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write the page and return its path.
 
@@ -42,11 +46,14 @@ def write_sweep_page(
         rows: the rows of the sweep.
         given: the parameters and options that each row was simulated with.
         pictures: SVG of a run by the place of its row.
+        notes: sentences about the rows.
     """
-    return write_text(path, _page(rows, given, pictures))
+    return write_text(path, _page(rows, given, pictures, notes))
 
 
-def _page(rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Mapping[int, str]) -> Iterator[str]:
+def _page(
+    rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Mapping[int, str], notes: Sequence[str]
+) -> Iterator[str]:
     """Yield the page in pieces."""
     names = _varied(rows, given)
     title = f"{len(rows)} configurations: {len(succeeded(rows))} ok"
@@ -60,6 +67,7 @@ def _page(rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Map
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{STYLE}</style></head><body>\n<h1>{html.escape(title)}</h1>\n"
     yield "<p>Click a point, a line or a row for its figures and its picture; click a column's title to sort.</p>\n"
+    yield from (f"<p>{html.escape(note)}.</p>\n" for note in notes)
     yield '<div class="plots"><figure><figcaption>Each configuration: <label><select id="y"></select></label> over '
     yield '<label><select id="x"></select></label></figcaption><svg id="scatter"></svg></figure>\n'
     yield '<figure><figcaption id="lines">Parallel coordinates</figcaption><svg id="parallel"></svg></figure></div>\n'
@@ -106,8 +114,13 @@ def html_of_rows(rows: Sequence[Row], names: Sequence[str]) -> str:
     body = ""
     for row in rows:
         cells = {**row, **{name: "-" if value is None else f"{value:.4g}" for name, value in figures_of(row).items()}}
-        body += f"<tr>{''.join(f'<td>{html.escape(str(cells.get(column)))}</td>' for column in columns)}</tr>\n"
+        body += f"<tr>{''.join(f'<td>{html.escape(_text(cells.get(column)))}</td>' for column in columns)}</tr>\n"
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n" if rows else ""
+
+
+def _text(value: Any) -> str:
+    """Return the text of a cell."""
+    return "-" if value is None else str(value)
 
 
 def command_of(row: Row, given: Mapping[str, Any]) -> str:

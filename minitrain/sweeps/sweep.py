@@ -10,6 +10,7 @@ import csv
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -25,6 +26,7 @@ from minitrain.run.strategy_loading import Strategy
 from minitrain.sweeps.batches import Configuration, Row, flat, key_of, label_of, run_batches, succeeded
 from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points, require_known_names
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
+from minitrain.sweeps.shared_options import SharedOptions
 
 MOST_EVENTS = 5000
 """The most events of a run whose picture a page shows."""
@@ -51,6 +53,8 @@ def sweep(
         results: a JSON Lines file; what it holds is not simulated again, and new rows are added to it.
         progress: called with the number of rows done and of all (None if the grid cannot tell) as rows come.
         parameters: those of `simulate` that do not vary.
+
+    An option goes to the strategies that have it. The others run once without it, which `Sweep.notes` says.
 
     Returns:
         The sweep: iterate it for rows as they are done, or ask for `rows()` or `write_csv(path)`.
@@ -111,7 +115,8 @@ class Sweep:
     """The rows of many configurations, which are simulated when they are asked for.
 
     A row holds the keys of `Run.summary` (None where there is no figure), a key for every parameter that was given, and
-    `status`: "ok", "oom" (more than the device's memory) or "failed"; `out_of_memory` and `error` say why.
+    `status`: "ok", "oom" (more than the device's memory) or "failed"; `out_of_memory` and `error` say why. An option
+    that the strategy does not have is None.
 
     Attributes:
         num_simulated: rows that were simulated so far; the others were in the results file.
@@ -137,19 +142,40 @@ class Sweep:
         self._progress = progress
         self._known: dict[str, Row] = {} if results is None else read_rows(results)
         self._order: dict[str, Configuration] = {}
+        self._shared = SharedOptions(strategies)
+        self._without: dict[str, list[str]] = {}  # by key: options that the strategy does not have
+        for strategy in strategies:  # an iterator's names are found as they come
+            self._shared.left_out(strategy, [*names_in(grid), *parameters])
         self.num_simulated = 0
 
     @property
     def total(self) -> int | None:
         """Number of configurations, or None where the grid is an iterator."""
-        count = num_points(self._grid)
-        return None if count is None else len(self._strategies) * count
+        return self._total
+
+    @cached_property
+    def _total(self) -> int | None:
+        """What `total` says: points that differ only in options that a strategy does not have count once for it."""
+        names = names_in(self._grid)
+        count = 0
+        for strategy in self._strategies:
+            without = self._shared.left_out(strategy, names)
+            own = num_points(self._grid, without)
+            if own is None:
+                return None
+            count += own
+        return count
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of the rows, a sentence each: which strategies run without which options."""
+        return self._shared.notes()
 
     def rows(self) -> list[Row]:
         """Return all rows in the order of the grid, after simulating those that are missing."""
         for _ in self:
             pass
-        return [self._known[key] for key in self._order]
+        return [self._row(key) for key in self._order]
 
     def write_csv(self, path: str | PathLike[str]) -> Path:
         """Write all rows as a table, and return its path.
@@ -184,7 +210,7 @@ class Sweep:
         configurations = list(self._order.values())
         drawn = {place: _picture(configurations[place]) for place, row in enumerate(rows) if id(row) in best}
         given = [{**parameters, **choose_strategy(strategy).options} for strategy, parameters in configurations]
-        return write_sweep_page(Path(path), rows, given, drawn)
+        return write_sweep_page(Path(path), rows, given, drawn, self.notes)
 
     def to_pandas(self) -> Any:
         """Return all rows as a pandas DataFrame, after simulating those that are missing.
@@ -197,7 +223,12 @@ class Sweep:
     @property
     def _known_rows(self) -> list[Row]:
         """The rows of this sweep that are known by now."""
-        return [self._known[key] for key in self._order if key in self._known]
+        return [self._row(key) for key in self._order if key in self._known]
+
+    def _row(self, key: str) -> Row:
+        """Return the row of a configuration that is done, with None for options that its strategy does not have."""
+        row = self._known[key]
+        return {**dict.fromkeys(self._without[key]), **row} if key in self._without else row
 
     def __repr__(self) -> str:
         labels = ", ".join(map(label_of, self._strategies))
@@ -209,7 +240,8 @@ class Sweep:
         """Show the fastest rows so far in a notebook; nothing is simulated."""
         from minitrain.sweeps.page import html_of_rows  # noqa: PLC0415
 
-        return f"<p>{escape(repr(self))}</p>{html_of_rows(succeeded(self._known_rows)[:10], names_in(self._grid))}"
+        said = "<br>".join(map(escape, [repr(self), *self.notes]))
+        return f"<p>{said}</p>{html_of_rows(succeeded(self._known_rows)[:10], names_in(self._grid))}"
 
     def __iter__(self) -> Iterator[Row]:
         """Yield each row as soon as it is known."""
@@ -226,7 +258,7 @@ class Sweep:
                 self._known[key] = row
                 write(key, row)
                 self.num_simulated += 1
-                yield row
+                yield self._row(key)
                 while known_rows:
                     yield known_rows.popleft()
         yield from known_rows
@@ -236,14 +268,18 @@ class Sweep:
         seen: set[str] = set()
         for parameters in points(self._grid):
             for strategy in self._strategies:
-                configuration = strategy, {**self._parameters, **parameters}
+                given = {**self._parameters, **parameters}
+                without = self._shared.left_out(strategy, given)
+                configuration = strategy, {name: value for name, value in given.items() if name not in without}
                 key = key_of(configuration)
                 if key in seen:
                     continue
                 seen.add(key)
                 self._order[key] = configuration
+                if without:
+                    self._without[key] = without
                 if key in self._known:
-                    known_rows.append(self._known[key])
+                    known_rows.append(self._row(key))
                 else:
                     yield key, configuration
 

@@ -84,9 +84,62 @@ def test_a_name_that_nobody_knows_ends_a_sweep_before_it_begins(grid: Any, more:
         mt.sweep(["ddp", "zero3"], grid, Counting(), **more)
 
 
-def test_an_option_of_one_strategy_alone_fails_in_the_rows_of_the_others() -> None:
-    rows = mt.sweep(["ddp", "pp_dp"], {"pp": [2]}, Counting(), world_size=2, **SIZES).rows()
-    assert [row["status"] for row in rows] == ["failed", "ok"]
+def test_an_option_goes_to_those_that_have_it_and_the_others_run_once_without_it(tmp_path: Path) -> None:
+    counting = Counting()
+    grid = {"pp": [1, 2, 4], "world_size": [4, 8]}
+    made = mt.sweep(["ddp", "pp_dp"], grid, counting, microbatch_size=1, **SIZES)
+    assert made.notes == ["ddp has no option pp, and runs once without it"]
+    rows = made.rows()
+    assert [row["status"] for row in rows] == ["ok"] * 8
+    assert made.total == len(rows) == counting.num_configurations
+    assert [(row["world_size"], row["pp"]) for row in rows if row["strategy"] == "ddp"] == [(4, None), (8, None)]
+    assert len({json.dumps(list(row)) for row in rows}) == 2  # the same keys, in the order in which they are given
+    page = made.write_html(tmp_path / "page.html", pictures=0).read_text()
+    assert "<p>ddp has no option pp, and runs once without it.</p>" in page
+    assert "no option pp" in made._repr_html_()
+    assert "None" not in made._repr_html_()
+
+
+def test_configurations_one_by_one_give_an_option_to_those_that_have_it() -> None:
+    listed = [{"pp": 1, "world_size": 4}, {"world_size": 4, "pp": 2}, {"world_size": 8}]
+    made = mt.sweep(["ddp", "pp_dp"], listed, Counting(), **SIZES)
+    assert made.total == len(made.rows()) == 5
+    endless = mt.sweep(["ddp", "pp_dp"], iter(listed), Counting(), **SIZES)
+    assert endless.rows() == made.rows()
+    assert endless.notes == made.notes == ["ddp has no option pp, and runs once without it"]
+
+
+def test_a_note_joins_strategies_that_lack_the_same_options() -> None:
+    made = mt.sweep(["ddp", "zero3", "pp_dp"], {"pp": [1, 2]}, Counting(), layers_per_stage=None, **SIZES)
+    assert made.notes == ["ddp and zero3 have no option pp or layers_per_stage, and run once without them"]
+
+
+def test_an_iterator_s_unknown_name_is_a_failed_row() -> None:
+    (row,) = mt.sweep("ddp", iter([{"world_size": 1, "qqq": 2}]), Counting(), **SIZES).rows()
+    assert (row["status"], "qqq" in row["error"]) == ("failed", True)
+
+
+def test_a_sweep_with_a_results_file_goes_on_where_options_are_left_out(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"results": tmp_path / "rows.jsonl", "world_size": 4, **SIZES}
+    first = mt.sweep(["ddp", "pp_dp"], {"pp": [1, 2]}, Counting(), **given).rows()
+    again = mt.sweep(["ddp", "pp_dp"], {"pp": [1, 2, 4]}, counting := Counting(), **given)
+    assert again.rows()[:3] == first
+    assert counting.num_configurations == 1
+
+
+def test_the_command_says_which_strategies_run_without_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.sweeps.batches.ProcessPoolExecutor", lambda *_: Counting())
+    command = ["sweep", "ddp", "pp_dp", "--grid", "pp=1,2", "--layers", "4", "--batch", "8"]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "100"})
+    *rows, counts, note = result.stdout.splitlines()[1:]
+    assert sorted(row.split()[:2] for row in rows) == [["ddp", "-"], ["pp_dp", "1"], ["pp_dp", "2"]]
+    assert (counts, note) == (
+        "3 configurations: 3 ok, 0 out of memory, 0 failed",
+        "ddp has no option pp, and runs once without it",
+    )
+    as_json = CliRunner().invoke(app, [*command, "--json"])
+    assert [row["pp"] for row in json.loads(as_json.stdout)] == [None, 1, 2]
+    assert "minitrain: ddp has no option pp, and runs once without it" in as_json.stderr
 
 
 def test_a_strategy_may_have_options_of_its_own() -> None:
