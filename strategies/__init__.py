@@ -13,6 +13,7 @@ from minitrain.lib import Model
 
 from .ddp import ddp
 from .ddp_overlap import ddp_overlap
+from .deepseek_like import deepseek_like
 from .dualpipe_v import dualpipe_v
 from .fsdp import fsdp
 from .gathered_context import gathered_context
@@ -22,6 +23,7 @@ from .interleaved_1f1b import interleaved_1f1b
 from .interleaved_zero_bubble import interleaved_zero_bubble
 from .looped_bfs import looped_bfs
 from .megatron import megatron
+from .moe import moe
 from .one_f_one_b import one_f_one_b
 from .pp_dp import pp_dp
 from .pp_hsdp import pp_hsdp
@@ -40,6 +42,7 @@ from .zero3_prefetch import zero3_prefetch
 __all__ = [
     "ddp",
     "ddp_overlap",
+    "deepseek_like",
     "dualpipe_v",
     "fsdp",
     "gathered_context",
@@ -49,6 +52,7 @@ __all__ = [
     "interleaved_zero_bubble",
     "looped_bfs",
     "megatron",
+    "moe",
     "one_f_one_b",
     "pp_dp",
     "pp_hsdp",

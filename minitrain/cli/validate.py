@@ -10,7 +10,7 @@ from rich.table import Table
 
 import minitrain as mt
 from minitrain.cli import options as given
-from minitrain.cli.failures import saying_what_is_kept
+from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.plain_text import printable
 
@@ -56,6 +56,7 @@ def validate(
     """Simulate published runs, and print how far each table's predictions are off.
 
     The tables are listed in docs/accuracy.md. A row that lacks what the model needs is listed with its reason.
+    Exit code 1 if no row could be simulated.
     """
     with (
         user_prints_to_stderr(as_json),
@@ -75,10 +76,11 @@ def validate(
             done.write_html(html)
     if as_json:
         print_json(done.rows)
-        return
-    _print(done)
-    if html is not None:
-        print_lines([f"wrote {html}"])
+    else:
+        _print(done)
+        print_lines([] if html is None else [f"wrote {html}"])
+    if not done.results:
+        raise typer.Exit(FAILED)
 
 
 class _Done:
@@ -109,7 +111,8 @@ def _print(done: mt.Validation) -> None:
         of = f"{errors.group}: {errors.of}" if errors.group else errors.of
         fitted = "" if errors.group else errors.fitted or "nothing"
         shown.add_row(name, printable(of), str(found.num_runs), *figures, f"{100 * found.bias:+.1f}", fitted)
-    print_table(shown)
+    if done.results:
+        print_table(shown)
     if done.without:
         print_lines([f"left out: {', '.join(done.without)}"])
     _print_skipped(done)

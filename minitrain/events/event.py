@@ -16,10 +16,13 @@ SEND = "send"
 RECV = "recv"
 
 LOAD_WEIGHTS = "load_weights"
+ROUTING = ("route", "combine", "backward_combine", "backward_route")
+"""Passes of a layer with experts that go before the experts or behind them."""
 _PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
 _STEPS_IN_ORDER = (
     *("keys_values", "attend", "project"),  # of an attention whose keys and values come from several ranks
     *("backward_project", "backward_attend", "backward_keys_values"),
+    *ROUTING,
 )
 PASSES = frozenset((*_PASSES_IN_ORDER, *_STEPS_IN_ORDER))
 UPDATE = "update"
@@ -41,7 +44,8 @@ class Event:
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
             reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload or fetch; of an attention
-            in steps, keys_values, attend, project, backward_project, backward_attend or backward_keys_values.
+            in steps, keys_values, attend, project, backward_project, backward_attend or backward_keys_values; around
+            experts, route, combine, backward_combine and backward_route.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError
@@ -11,6 +12,7 @@ from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.tensors import OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.attention import KeysValues, KeysValuesGrad
+from minitrain.tensors.experts import COPIES, PIECES, ExpertGrad, moved
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import (
     PARTIAL,
@@ -44,6 +46,8 @@ def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> An
         return value  # None
     if isinstance(value, list):
         return [perform(attempt, op, item, group) for item in value]
+    if op == "all_to_all":
+        return _exchange(value, group)
     return _all_gather(value, group) if op == "all_gather" else _reduce(op, value, group)
 
 
@@ -67,6 +71,10 @@ def perform_of_classes(attempt: FoldAttempt, op: str, value: Any, result: Any, g
         ]
     if isinstance(value, _OF_CLASSES) or (type(result) is not type(value) and isinstance(value, PARTIAL)):
         return result  # all came together among classes
+    if op == "all_to_all":
+        if not group.axes <= attempt.kept:
+            attempt.diverge("all_to_all over some axes that fold and some that do not", group.axes)
+        return result
     if op == "reduce_scatter":  # its shards are those of the group's ranks, not of its classes
         result = _with_samples(result, result.samples, value.shards, value.num_shards)
     return perform(attempt, op, result, group)
@@ -87,7 +95,7 @@ def _is_symmetric(op: str, value: Any) -> bool:
     if (op, value.__class__) in _USUAL:
         return True
     if isinstance(value, list):
-        return op in _KINDS and all(_is_symmetric(op, item) for item in value)
+        return op in _KINDS and op != "all_to_all" and all(_is_symmetric(op, item) for item in value)
     return op == "barrier" or isinstance(value, _KINDS.get(op, ()))
 
 
@@ -104,6 +112,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "all_gather": (Sharded, *SHARDS_OF_SEQUENCE, KeysValues),
     "all_reduce": (WeightGrad, *PARTIAL, KeysValuesGrad),
     "reduce_scatter": (WeightGrad, *PARTIAL, KeysValuesGrad),
+    "all_to_all": tuple(COPIES),
 }
 
 
@@ -114,6 +123,8 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
     _require_same(op, "shards", value, value.shards, group)
     if value.__class__ is not WeightGrad and isinstance(value, WeightGradPart) and _differs(value.parts, group):
         return _sum_of_common(op, value, group)
+    if isinstance(value, ExpertGrad):
+        _require_same(op, "parts", value, value.parts, group)
     samples = _over(value.samples, group)
     if op == "all_reduce":
         return _with_samples(value, samples, value.shards, value.num_shards)
@@ -126,6 +137,8 @@ def _with_samples(value: WeightGrad, samples: Any, shards: Any, num_shards: int)
     """Return a gradient of other samples and shards."""
     if value.__class__ is not WeightGrad and isinstance(value, WeightGradPart):
         return value.with_sums(samples, value.sequence_shards, shards, num_shards)
+    if value.__class__ in PIECES:
+        return replace(value, samples=samples, shards=shards, num_shards=num_shards)
     return WeightGrad(value.layer, value.layers, samples, value.total_samples, shards, num_shards)
 
 
@@ -158,6 +171,23 @@ def _sum_of_common(op: str, value: WeightGradPart, group: FoldedGroup) -> Weight
             op=op,
         )
     return value.with_sums(value.samples, covered)
+
+
+def _exchange(value: Any, group: FoldedGroup) -> Any:
+    """Return the copies of tokens of all samples for each rank's part of the experts; or those of its own, back."""
+    samples, parts = _over(value.samples, group), _over(value.parts, group)
+    if value.num_parts == group.size:
+        is_going, num_samples = len(value.parts) == group.size, len(value.samples) * group.size
+        if is_going and len(samples) == num_samples:
+            return moved(value, samples, singleton(group.index))
+        if not is_going and len(parts) == group.size and not _differs(value.samples, group):
+            return moved(value, value.own, parts)
+    raise CollectiveMismatchError(
+        "all ranks of all_to_all must bring copies of different samples for all parts of the experts, or copies of the "
+        f"same samples for another part each, and be as many as there are parts; got {describe(value)} from all "
+        f"{group.size} of them",
+        op="all_to_all",
+    )
 
 
 def _all_gather(value: Any, group: FoldedGroup) -> Any:

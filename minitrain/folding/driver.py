@@ -35,6 +35,7 @@ from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.trained_model import trained_model_of
 from minitrain.tensors import Weight, clone
+from minitrain.tensors.experts import ExpertWeight
 from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
@@ -214,13 +215,12 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     attempt.is_over = True
     for model in models:
         model.finish()
-    recomputed_flop = attempt.num_ranks_a_class * sum(model.recomputed_flop for model in models)
     return prepared.result(
         FoldedRun,
         models,
         excesses,
         peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
-        trained_model=trained_model_of(prepared.predictor.workload, recomputed_flop),
+        trained_model=trained_model_of(prepared.predictor.workload, models, attempt.num_ranks_a_class),
         fold=attempt,
         representatives=attempt.representatives(),
     )
@@ -229,13 +229,18 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
 def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
     """Return what the check of final weights reads of a model, with the shards of all ranks of its class."""
     final = {layer: _whole(weight, attempt) for layer, weight in model.final_weights.items()}
-    return SimpleNamespace(rank=model.rank, num_layers=model.num_layers, final_weights=final)
+    experts = {layer: _whole(weight, attempt) for layer, weight in model.final_experts.items()}
+    sizes = {"rank": model.rank, "num_layers": model.num_layers}
+    return SimpleNamespace(**sizes, final_weights=final, final_experts=experts)
+
+
+_OF_PARTS = frozenset({WeightPart, ExpertWeight})
 
 
 def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
     """Return a final weight with the shards and parts that a class holds together."""
     whole = clone(weight)
-    for name in ("shards", "parts") if weight.__class__ is WeightPart else ("shards",):
+    for name in ("shards", "parts") if weight.__class__ in _OF_PARTS else ("shards",):
         held = getattr(weight, name)
         if isinstance(held, PerRankSet):
             setattr(whole, name, held.union_over(attempt.folded_sizes))

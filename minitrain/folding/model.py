@@ -10,6 +10,7 @@ from typing import Any
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
+from minitrain.folding.experts import FoldedExperts
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
@@ -18,9 +19,8 @@ from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
 from minitrain.hardware import HierarchicalTopology
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
-from minitrain.rank import laws, sample_laws
+from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
-from minitrain.rank.model import Model
 from minitrain.rank.operations import Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
@@ -53,7 +53,7 @@ class ClassOperation(Operation):
         calls[0].model.require_same_price(calls[0])
 
 
-class FoldedModel(Model):
+class FoldedModel(FoldedExperts):
     """One class of ranks of a training run.
 
     Args:
@@ -70,7 +70,9 @@ class FoldedModel(Model):
         mesh, group, _member: give groups that stand for those of every rank of the class.
         _collective: completes at once, as all ranks of the class do the same at the same time.
         _send, _receive: go to and come from another class.
-        load_weights, get_input_activation, get_input_shard: take shards and samples that differ between ranks.
+        load_weights, load_router, load_experts, get_input_activation, get_input_shard: take shards, parts and
+            samples that differ between ranks.
+        route: refuses experts of which some get more tokens than others.
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
@@ -259,24 +261,8 @@ class FoldedModel(Model):
         self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
     ) -> tuple[Weight, OptState]:
         """Load one shard of a layer's weight, or of a part of it, each rank its own."""
-        self._require_one("a layer", layer)
-        self._require_one("a number of shards", num_shards)
-        self._require_one("a number of parts", num_parts)
-        if isinstance(part, PerRankInt):
-            for bound in part.bounds():
-                laws.part(self, layer, bound, num_parts)
-            weight, opt_state = self.load_weights(layer, shard, num_shards, part=part.const, num_parts=num_parts)
-            weight.parts = opt_state.parts = part.singleton()  # type: ignore[attr-defined]  # of a part
-            return weight, opt_state
-        if not isinstance(shard, PerRankInt):
-            return super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
-        low, high = shard.bounds()
-        for bound in (low, high):
-            if not isinstance(num_shards, int) or not 0 <= bound < num_shards:
-                laws.load(self, layer, bound, num_shards)
-        weight, opt_state = super().load_weights(layer, shard.const, num_shards, part=part, num_parts=num_parts)
-        weight.shards = opt_state.shards = shard.singleton()
-        return weight, opt_state
+        counts = {"num_shards": num_shards, "num_parts": num_parts}
+        return self._each_its_own(super().load_weights, layer, {"shard": shard, "part": part}, **counts)
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
@@ -309,7 +295,7 @@ class FoldedModel(Model):
         self._finished = True
         self._rank_of_each = self._rank
         self._finish_log()
-        held: Any = [self.final_weights, *self.storage()]
+        held: Any = [self.final_weights, self.final_experts, *self.storage()]
         for tensor in chain(*(tensors.values() for tensors in held)):
             for name in _SETS[tensor.__class__]:
                 setattr(tensor, name, of_lowest(getattr(tensor, name)))
@@ -325,11 +311,8 @@ class FoldedModel(Model):
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
-_SETS = {
-    kind: [name for name in ("shards", "samples", "parts", "sequence_shards") if name in kind.__dataclass_fields__]
-    for kind in FIELDS
-}
-"""The fields of each kind of tensor that may differ between the ranks of a class."""
+_MAY_DIFFER = frozenset({"shards", "samples", "parts", "own", "sequence_shards"})  # between the ranks of a class
+_SETS = {kind: sorted(_MAY_DIFFER.intersection(kind.__dataclass_fields__)) for kind in FIELDS}
 
 
 def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
@@ -338,13 +321,6 @@ def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
 
 
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
-    """Return the model of a class.
-
-    Args:
-        prepared: what is simulated.
-        attempt: how ranks are folded.
-        rank: the class's lowest rank.
-        dist: the transport that all classes share.
-    """
+    """Return the model of the class of a lowest rank, on the transport that all classes share."""
     sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
     return FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))

@@ -146,6 +146,19 @@ _MISTAKES = (
         "a layer's gradient over the ranks of the parts",
     ),
     _Mistake(
+        "tokens_there", r"must be the copies for the weight's part|experts must be given copies",
+        "tokens go to the experts before these take them: `await model.all_to_all(tokens, layer, group=parts)` after "
+        "route, in the group of ranks that hold the parts",
+    ),
+    _Mistake(
+        "tokens_back", r"must come from all parts of the experts",
+        "what the experts made goes back to the ranks whose tokens it is: a second all_to_all, in both passes",
+    ),
+    _Mistake(
+        "experts_over_parts", r"must bring gradients of one part of the experts",
+        "other ranks of a group hold other experts: sum a part's gradient over the ranks that hold the same part",
+    ),
+    _Mistake(
         "complete", r"must be complete",
         "a shard cannot compute: `weights['full'] = await model.all_gather(weights[layer], layer)` first",
     ),

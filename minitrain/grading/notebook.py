@@ -40,7 +40,7 @@ _GRADE = 'print(mt.grade({function}, "{name}"))'
 SHOWN = {
     "00": "single", "01": "single", "02": "ddp", "03": "zero1", "04": "zero2", "05": "zero3", "06": "gpipe",
     "07": "gpipe", "08": "1f1b", "09": "zero3_prefetch", "10": "pp_dp", "11": "interleaved_1f1b", "12": "zero3",
-    "13": "megatron", "14": "megatron", "15": "ring_attention",
+    "13": "megatron", "14": "megatron", "15": "ring_attention", "16": "moe",
 }  # fmt: skip
 """Which shipped strategy an exercise's notebook draws, by the exercise's number."""
 

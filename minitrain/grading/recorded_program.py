@@ -86,5 +86,6 @@ def name_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         fields = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
         plain = {name: sorted(field) if isinstance(field, frozenset) else field for name, field in fields.items()}
+        plain.pop("load", None)  # how tokens fall on experts, which is no plain value
         return {"made": type(value).__name__, "fields": plain}
     return {"alien": repr(value)[:200]}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from minitrain.accounting.strict.stores import FollowedStore
 from minitrain.errors import StrategyError
-from minitrain.grading.recorded_attention import RecordedAttention
+from minitrain.grading.expert_steps import RecordedExperts
 from minitrain.grading.recorded_program import Program, name_of
 from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Account, Store
@@ -80,12 +80,13 @@ class RecordedOperation(Operation):
         self.model.program.add_late("forget", self.model.submitted[self.row])
 
 
-class RecordingModel(RecordedAttention):
+class RecordingModel(RecordedExperts):
     """A rank that records its operations, under strict accounting.
 
     Adds:
         load_weights, get_input_activation, set_final_weight: write a step, and name the results.
         forward, loss, backward, backward_input, backward_weight, update: the same.
+        load_router, load_experts, route, combine, backward_combine, backward_route: the same.
         get_input_shard, keys_values, attend, project: the same.
         backward_project, backward_attend, backward_keys_values: the same.
         _collective, _send, _receive, launch: write a step when the communication is submitted.
@@ -135,7 +136,7 @@ class RecordingModel(RecordedAttention):
         """Record a final weight; the copy that is kept has no name."""
         self.program.add("set_final_weight", layer, name_of(weight))
         super().set_final_weight(layer, weight)
-        _forget(self.final_weights[layer])
+        _forget(self._final_of(weight)[layer])
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Record a forward."""

@@ -13,13 +13,14 @@ from typing import Any
 
 from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
-from minitrain.events import COLLECTIVES, PASSES, STORES, UPDATE
+from minitrain.events import COLLECTIVES, PASSES, ROUTING, STORES, UPDATE
+from minitrain.grading import expert_steps
 from minitrain.grading.recorded_program import Step
 from minitrain.grading.recorder import leaves
 from minitrain.rank.model import Model
 
-KINDS = {kind.__name__: kind for kind in tensors.KINDS}
-_OF_A_LAYER = PASSES - {"loss"} | {UPDATE}
+KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
+_OF_A_LAYER = PASSES - {"loss", *ROUTING} | {UPDATE}
 
 MOST_TENSORS = 100_000
 """Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""
@@ -156,6 +157,8 @@ class Player:
             self.keep(number, model.loss(self.value(what[0])))
         elif kind in _OF_A_LAYER:
             self.keep(number, getattr(model, kind)(what[0], *map(self.value, what[1:])))
+        elif kind in expert_steps.PLAYED:
+            self.keep(number, expert_steps.play(model, kind, what, self.value))
         else:
             raise ValueError(f"there is no step {kind!r}")
 

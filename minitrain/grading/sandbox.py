@@ -36,7 +36,10 @@ from minitrain.hardware import load_config
 
 _PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver")
-_OF_GRADING = ("recorded_attention", "recorded_program", "recorder", "worker", "confinement", "wire", "error_reports")
+_OF_GRADING = (
+    *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
+    *("worker", "confinement", "wire", "error_reports"),
+)
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""
 

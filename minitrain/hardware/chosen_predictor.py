@@ -45,6 +45,8 @@ def make_predictor(
         require_default(pricing, hardware)
         _require_ranks(hardware, world_size)
         return hardware if workload in (None, hardware.workload) else hardware.training(workload)  # type: ignore[no-any-return]  # a Predictor
+    if hasattr(hardware, "profile"):  # a platform
+        hardware = hardware.profile.system_config()
     workload = workload or MATMUL_LAYER
     if pricing.is_default:
         return RuntimePredictor(world_size, hardware, network=network, placement=placement, workload=workload)

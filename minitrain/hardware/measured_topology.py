@@ -12,7 +12,8 @@ instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandw
 bandwidth is reached at a size in proportion to the group's interfaces.
 
 An operation without a curve of its own is priced by others where they have one: broadcast as all_gather; all_to_all as
-(n-1)/n of its bytes at the p2p curve; barrier as an all_reduce of no bytes.
+(n-1)/n of its bytes at the p2p curve, those to ranks of the own node inside it and at the same time; barrier as an
+all_reduce of no bytes.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class MeasuredTopology:
         if curve is None or shape.num_ranks == 1:
             return self.places.collective(op, size_bytes, ranks)
         _check_size(op, size_bytes)
+        if op == "all_to_all" and shape.is_hierarchical and "all_to_all" not in shape.tier.curves:
+            return self._exchange(size_bytes, shape)
         bandwidth = self._bandwidth(op, shape, curve)
         if shape.tier is not self._inner:
             curve = self._a_share(curve, shape)
@@ -93,12 +96,23 @@ class MeasuredTopology:
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
-        found = self.places.p2p(size_bytes, source, dest)
-        curve = found.tier.curves.get("p2p")
+        tier = self.places.p2p(size_bytes, source, dest).tier
+        return Transfer(self._message(tier, size_bytes), None, tier)
+
+    def _exchange(self, size_bytes: float, shape: GroupShape) -> Transfer:
+        """Price an all_to_all of several ranks in each of several nodes: across, and inside at the same time."""
+        each = size_bytes / shape.num_ranks
+        across = self._message(shape.tier, each * (shape.num_ranks - shape.num_local))
+        return Transfer(
+            max(across, self._message(self._inner, each * (shape.num_local - 1))), "hierarchical", shape.tier
+        )
+
+    def _message(self, tier: Network, size_bytes: float) -> float:
+        """Return the seconds of a message on a tier."""
+        curve = tier.curves.get("p2p")
         if curve is None:
-            return found
-        bandwidth = curve.bandwidth(2, self._wires(found.tier, 1))
-        return Transfer(curve.seconds("p2p", size_bytes, 2, bandwidth), None, found.tier)
+            return tier.time("p2p", size_bytes, 2)
+        return curve.seconds("p2p", size_bytes, 2, curve.bandwidth(2, self._wires(tier, 1)))
 
     def _bandwidth(self, op: str, shape: GroupShape, curve: TransferCurve) -> float:
         """Return the bus bandwidth of a group, in 1e9 bytes/s."""

@@ -141,7 +141,7 @@ def _rate(rate: Rate) -> str:
 
 
 def _memory(memory: Memory) -> str:
-    size = f"{memory.GiB:g} GiB" if memory.GiB >= 0.01 else _size(memory.GiB * 2**30)
+    size = f"{memory.GiB:.4g} GiB" if memory.GiB >= 0.01 else _size(memory.GiB * 2**30)
     return f"{size} at {memory.GBps:.4g} GB/s, {_best(memory.MB_efficiency)} at best"
 
 

@@ -17,13 +17,15 @@ Formulas, for a group of n = local x nodes ranks and S bytes; T(op, bytes, ranks
                         + T_inner(all_gather, S, local)
       all_gather      T_outer(all_gather, S/local, nodes) + T_inner(all_gather, S, local)
       reduce_scatter  T_inner(reduce_scatter, S, local) + T_outer(reduce_scatter, S/local, nodes)
+      all_to_all      max(T_outer(p2p, S (n - local)/n), T_inner(p2p, S (local - 1)/n))
 
 inner is the smallest tier, outer the one that contains the group. The ranks of a node work on `local`
 different shares at the same time, each over its own port: a tier's bandwidth is that of one processor. The
 hierarchical form needs the same number (two or more) of participants in each of several nodes; the faster
-of the two is taken, the ring if equal. broadcast, all_to_all and barrier are priced on the containing tier
-alone. Left out: congestion between groups, and the reordering of shards that a hierarchical all_gather
-needs.
+of the two is taken, the ring if equal. An all_to_all has no ring: each rank sends to every other one itself, to
+those of its node inside, at the same time as to all others across; on the containing tier alone, (n - 1)/n of S
+go there. broadcast and barrier are priced on the containing tier alone. Left out: congestion between groups, and
+the reordering of shards that a hierarchical all_gather needs.
 
 `must_be_filled` is a rule for the whole run: one that reaches beyond such a tier holds a multiple of its
 size. Groups of the run may hold any ranks.
@@ -45,6 +47,7 @@ from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.rank_placement import Step, checked_placement, counts_in_nodes, distinct_shifts, shifted
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
+_TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 
@@ -56,8 +59,8 @@ class Transfer:
     Args:
         seconds: duration, at least 0.
         algorithm: "ring" or "hierarchical" for all_reduce, all_gather and reduce_scatter on a hierarchical
-            topology; None where there is no choice (a flat network, one rank, messages and the other
-            collectives).
+            topology, "hierarchical" for an all_to_all that sends inside nodes and across; None where there is
+            no choice (a flat network, one rank, messages and the other collectives).
         tier: the outermost tier that carries it (its `processor_usage` is what the operation takes from
             compute).
     """
@@ -246,13 +249,13 @@ class HierarchicalTopology:
         """
         shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
-        if op not in RING_OPS or shape.num_ranks == 1:
+        if op not in _TWO_LEVEL_OPS or shape.num_ranks == 1:
             return Transfer(seconds, None, shape.tier)
-        if shape.is_hierarchical:
+        if shape.is_hierarchical and not (op == "all_to_all" and op in shape.tier.ops):
             nested = _hierarchical(op, size_bytes, self.tiers[0], shape)
             if nested < seconds:
                 return Transfer(nested, "hierarchical", shape.tier)
-        return Transfer(seconds, "ring", shape.tier)
+        return Transfer(seconds, "ring" if op in RING_OPS else None, shape.tier)
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return the shape of a group, remembered by identity and by value."""
@@ -330,9 +333,12 @@ class HierarchicalTopology:
 
 
 def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape) -> float:
-    """Return the seconds of the two-level algorithm: inside the nodes and across them."""
+    """Return the seconds of the two-level algorithm: inside the nodes and across them, at once in an all_to_all."""
     local, outer = shape.num_local, shape.tier
     num_nodes, share_bytes = shape.num_ranks // local, size_bytes / local
+    if op == "all_to_all":
+        each = size_bytes / shape.num_ranks
+        return max(outer.time("p2p", each * (shape.num_ranks - local), 2), inner.time("p2p", each * (local - 1), 2))
     across = outer.time(op, share_bytes, num_nodes)
     if op == "all_gather":
         return across + inner.time("all_gather", size_bytes, local)

@@ -96,13 +96,24 @@ def results_of(run: Run, problem: Problem | TransformerProblem, reference: Refer
     for model in run.models:
         if not isinstance(model, NumericModel):
             raise StrategyError(f"the run of {run.strategy} has no numbers; simulate it with numerics")
-        for layer in sorted({*model.final_weights, *model.final_states}):
-            yield _result(model, layer, problem, reference)
+        for weights, states in (
+            (model.final_weights, model.final_states),
+            (model.final_experts, model.final_expert_states),
+        ):
+            for layer in sorted({*weights, *states}):
+                trained = weights.get(layer), states.get(layer)
+                yield _result(model.rank, layer, trained, problem, reference)
 
 
-def _result(model: NumericModel, layer: int, problem: Problem | TransformerProblem, reference: Reference) -> Result:
-    """Return the result of a rank for a layer, with the expected weight and state."""
-    final, state = model.final_weights.get(layer), model.final_states.get(layer)
+def _result(
+    rank: int,
+    layer: int,
+    trained: tuple[Any, Flat | None],
+    problem: Problem | TransformerProblem,
+    reference: Reference,
+) -> Result:
+    """Return the result of a rank for a layer, or for a piece of one, with the expected weight and state."""
+    final, state = trained
     content = state if final is None else final._content
     where, names = _elements(problem, layer, content, reference.weights[layer].size)
     got, expected = {}, {}
@@ -115,7 +126,7 @@ def _result(model: NumericModel, layer: int, problem: Problem | TransformerProbl
     if state is not None:
         expected["optimizer_state"] = np.where(where == PADDING, 0, reference.states[layer][:, where])
         got["optimizer_state"] = np.where(np.isnan(state.values), expected["optimizer_state"], state.values)
-    return Result(model.rank, layer, got, expected, here, names)
+    return Result(rank, layer, got, expected, here, names)
 
 
 def _elements(

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from minitrain.numerics.arrays import Flat, held
+from minitrain.numerics.experts_of_rank import NumericExperts
 from minitrain.numerics.layers import layers_of, problem_of
 from minitrain.numerics.problem import Problem
-from minitrain.numerics.sequence_model import NumericSequences, carry
+from minitrain.numerics.sequence_model import carry
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.attention import KeysValuesGrad
+from minitrain.tensors.experts import COPIES, ExpertWeight
 from minitrain.workloads.workload import Recompute
 
 
@@ -23,7 +25,7 @@ def _plus(content: Any) -> Any:
     return getattr(type(content), "plus", type(content).add)
 
 
-class NumericModel(NumericSequences):
+class NumericModel(NumericExperts):
     """A `Model` that also computes.
 
     Its operations call those of `super()`, so that it combines with other extensions of `Model` (strict accounting).
@@ -37,6 +39,7 @@ class NumericModel(NumericSequences):
     Adds:
         load_weights, get_input_activation, get_input_shard: let what they return carry the problem's arrays.
         forward, loss, backward, backward_input, backward_weight, update: compute the arrays of their results.
+        load_router, load_experts, route, combine, backward_combine, backward_route: likewise, of layers with experts.
         keys_values, attend, project, backward_project, backward_attend, backward_keys_values: the same.
         set_final_weight: requires a weight that carries an array.
         after_collective, after_message, follows_tensors: combine the arrays of the members, or pass those of a message
@@ -44,6 +47,7 @@ class NumericModel(NumericSequences):
 
     Attributes:
         final_states: optimizer state after this rank's last update, by layer that it updated.
+        final_expert_states: likewise, of its part of the experts.
     """
 
     follows_tensors = True
@@ -53,6 +57,7 @@ class NumericModel(NumericSequences):
         self.problem = problem_of("numpy" if problem is None else problem, self._runtime_predictor.workload)
         self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
+        self.final_expert_states: dict[int, Flat] = {}
 
     def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
         """Combine the members' numbers, reductions in rank order."""
@@ -61,7 +66,9 @@ class NumericModel(NumericSequences):
         if works[0].op == "broadcast":
             root = next(value for value in values if value is not None)
             values = [root] * len(values)
-        if works[0].op == "all_to_all":
+        if values[0].__class__ in COPIES:
+            self._exchange(values, results)
+        elif works[0].op == "all_to_all":
             values = [list(column) for column in zip(*values, strict=True)]
             for value, result in zip(values, results, strict=True):
                 self._move(value, result)
@@ -173,7 +180,8 @@ class NumericModel(NumericSequences):
         carry(updated, Flat(values, w.part))
         carry(state, Flat(moments, w.part))
         here = held(updated.shards, updated.num_shards, values.size)
-        before = self.final_states.get(layer)
+        states = self.final_expert_states if weight.__class__ is ExpertWeight else self.final_states
+        before = states.get(layer)
         kept = np.full_like(moments, np.nan) if before is None or before.part != w.part else before.values
-        self.final_states[layer] = Flat(np.where(here, moments, kept), w.part)
+        states[layer] = Flat(np.where(here, moments, kept), w.part)
         return updated, state

@@ -31,7 +31,7 @@ class Moe(UnitArithmetic):
     def __init__(self, model: Transformer, capacity_factor: float | None = None) -> None:
         super().__init__(model)
         self.rule = RoutingRule(model.num_experts, model.experts_per_token, capacity_factor)
-        self._shared = FeedForward(model.mlp, "shared.")
+        self.shared = FeedForward(model.mlp, "shared.")
 
     def expert(self, place: int) -> FeedForward:
         """Return one of the experts that are held, by its place among them."""
@@ -54,7 +54,7 @@ class Moe(UnitArithmetic):
         """Return the output of some columns of every expert, weighted and summed."""
         tokens, routing = self.split(inner.values)[0], self.routing(weights, inner)
         total = routing.combine(self._outputs(weights, routing, tokens))
-        return total + self._shared(weights, tokens) if self.model.num_shared_experts else total
+        return total + self.shared(weights, tokens) if self.model.num_shared_experts else total
 
     def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:
         """Return the biases of the last matrices; those of experts weighted."""
@@ -69,7 +69,7 @@ class Moe(UnitArithmetic):
         of_rows, of_logits = routing.combine_backward(grad, self._outputs(weights, routing, tokens))
         of_tokens, grads = self._experts_backward(weights, routing, tokens, of_rows)
         if self.model.num_shared_experts:
-            through_shared, of_shared = self._shared.backward(weights, tokens, grad)
+            through_shared, of_shared = self.shared.backward(weights, tokens, grad)
             of_tokens, grads = of_tokens + through_shared, {**grads, **of_shared}
         return np.concatenate([of_tokens, of_logits], axis=-1), grads
 

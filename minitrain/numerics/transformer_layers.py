@@ -23,6 +23,7 @@ from minitrain.numerics.ends import Embedding, Head, Logits, LogitsGrad, logits_
 from minitrain.numerics.latent_attention import LatentAttention
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad, PartialGrad
+from minitrain.numerics.shared_experts import Copies, SharedExperts
 from minitrain.numerics.tokens import Tokens
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.numerics.unit_weights import WHOLE, Part, by_name, flattened, taken
@@ -62,6 +63,7 @@ class TransformerLayers:
         }
         if problem.model.num_experts:
             self._arithmetic["moe"] = Moe(problem.model, problem.capacity_factor)
+        self._shared_experts: SharedExperts | None = None
         self._halfway: dict[tuple[Any, ...], _Halfway] = {}
         self.steps = AttentionSteps(Attention(problem.model))
 
@@ -69,6 +71,12 @@ class TransformerLayers:
     def optimizer(self) -> Adam | Momentum:
         """What takes the step."""
         return self.problem.optimizer
+
+    def shared_experts(self) -> SharedExperts:
+        """Return what is computed of layers whose experts ranks share."""
+        if self._shared_experts is None:
+            self._shared_experts = SharedExperts(self.problem)
+        return self._shared_experts
 
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weights of a layer, or of a part of it."""
@@ -85,8 +93,12 @@ class TransformerLayers:
         numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, positions)
         return Tokens(numbers, positions)
 
-    def forward(self, layer: int, inp: Any, x: Tokens, weight: Flat, global_batch_size: int) -> Tokens | Logits:
+    def forward(
+        self, layer: int, inp: Any, x: Tokens | Copies, weight: Flat, global_batch_size: int
+    ) -> Tokens | Copies | Logits:
         """Return what a layer, or a part of it, makes of its input."""
+        if isinstance(x, Copies):
+            return self.shared_experts().forward(layer, x, weight)
         unit, part = self.problem.units[layer], weight.part or WHOLE
         arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
         inner = arithmetic.before(weights, x)
@@ -103,24 +115,30 @@ class TransformerLayers:
         """Return the gradient of the mean loss over all tokens of the global batch."""
         return logits.gradient(global_batch_size * self.problem.seq_len)
 
-    def backward(self, layer: int, inp: Any, x: Tokens, grad: Any, weight: Flat) -> tuple[Any, Any]:
+    def backward(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> tuple[Any, Any]:
         """Return the gradients of the weights and of the input."""
+        if isinstance(x, Copies):
+            return self.shared_experts().backward(layer, x, grad, weight)
         halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
         grad_input = self._of_input(halfway)
         return halfway.weight_gradient(), grad_input
 
-    def backward_input(self, layer: int, inp: Any, x: Tokens, grad: Any, weight: Flat) -> Any:
+    def backward_input(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> Any:
         """Return the gradient of the input, and keep what the weights' needs."""
+        if isinstance(x, Copies):
+            return self.shared_experts().backward_input(layer, inp.samples, x, grad, weight)
         halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
         self._halfway[layer, inp.samples] = halfway
         return self._of_input(halfway)
 
-    def backward_weight(self, layer: int, inp: Any, x: Tokens, grad: Any) -> PartGrad:  # noqa: ARG002  (what it needs of x was kept)
+    def backward_weight(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any) -> PartGrad | Flat:
         """Return the gradient of the weights, once for each `backward_input`.
 
         Raises:
             LawError: there was none on this rank, for these samples and this gradient.
         """
+        if isinstance(x, Copies):
+            return self.shared_experts().backward_weight(layer, inp.samples, grad)
         halfway = self._halfway.pop((layer, inp.samples), None)
         if halfway is None or not _is_same(halfway, grad):
             raise LawError(

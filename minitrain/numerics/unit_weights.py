@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +34,18 @@ class Part:
         count: into how many these are divided.
         expert_index: which part of the experts.
         num_expert_parts: into how many these are divided.
+        piece: "router" for what all ranks hold of a unit with experts, "experts" for experts alone; "" for both.
     """
 
     index: int = 0
     count: int = 1
     expert_index: int = 0
     num_expert_parts: int = 1
+    piece: Literal["", "router", "experts"] = ""
+
+    def has(self, weight: WeightShape) -> bool:
+        """Return whether a weight of the unit belongs to the piece."""
+        return not self.piece or (weight.experts_per_token > 0) == (self.piece == "experts")
 
     @property
     def degrees(self) -> Degrees:
@@ -80,7 +86,8 @@ def places(unit: Unit, part: Part = WHOLE) -> NDArray[np.int64]:
     """
     found, start = [], 0
     for weight in unit.weights:
-        found.append(_places_of(weight, start, part).ravel())
+        if part.has(weight):
+            found.append(_places_of(weight, start, part).ravel())
         start += weight.num_parameters
     everything = np.concatenate(found)
     everything.flags.writeable = False
@@ -108,7 +115,7 @@ def _cut(numbers: NDArray[np.int64], dim: int, index: int, size: int) -> NDArray
 @lru_cache(maxsize=1024)
 def held_by_all(unit: Unit, part: Part) -> NDArray[np.bool_]:
     """Return which elements of a part's flat array all parts hold: norms, router, biases behind a sum."""
-    divided = {weight.name for weight in unit.weights if _is_divided(weight, part)}
+    divided = {weight.name for weight in unit.weights if part.has(weight) and _is_divided(weight, part)}
     return np.concatenate([np.full(prod(shape), name not in divided) for name, shape in _shapes(unit, part)])
 
 
@@ -120,7 +127,7 @@ def _is_divided(weight: WeightShape, part: Part) -> bool:
 @lru_cache(maxsize=1024)
 def _shapes(unit: Unit, part: Part) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return the name and the part's shape of each weight."""
-    return tuple((weight.name, weight.part(part.degrees)) for weight in unit.weights)
+    return tuple((weight.name, weight.part(part.degrees)) for weight in unit.weights if part.has(weight))
 
 
 def names_of(unit: Unit, part: Part = WHOLE) -> dict[str, slice]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar, cast, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_files import parse, read_file
 from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
 from minitrain.platform.links import VirtualNetworkLink
@@ -52,6 +53,20 @@ class HardwareResourceProfile:
             faults += [f"two devices are called {name!r}; give each a name of its own" for name in _repeated(names)]
         if faults:
             raise refuse("the hardware profile", faults)
+
+    def system_config(self) -> SystemConfig:
+        """Return a hardware config that prices a run on these devices: see `minitrain.hardware.profile_files`.
+
+        Raises:
+            HardwareConfigError: the devices are not alike, or a figure is not one that a config may have.
+        """
+        links = [asdict(link) for link in self.network_links]
+        devices = [
+            {field.name: getattr(device, field.name) for field in fields(device)} for device in self.compute_devices
+        ]
+        for device in devices:
+            device["peak_tflops"] = dict(device["peak_tflops"])
+        return load_config({"name": "platform", KEY: {"compute_devices": devices, "network_links": links}})
 
     @classmethod
     def read(cls, source: str | PathLike[str] | Mapping[str, Any]) -> HardwareResourceProfile:

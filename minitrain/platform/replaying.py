@@ -214,18 +214,21 @@ def _used(made: Any) -> list[Lane]:
 
 
 def replayed_logs(
-    logs: Sequence[EventLog], config: SystemConfig, placement: Sequence[int] | None
+    logs: Sequence[EventLog], hardware: SystemConfig | VirtualHardwarePlatform, placement: Sequence[int] | None
 ) -> tuple[Sequence[EventLog], LinkUse]:
-    """Return the logs of a run on the links of its hardware config, and what these carried.
+    """Return the logs of a run on the links of its hardware, and what these carried.
 
     Args:
         logs: the log of each rank.
-        config: the hardware config.
+        hardware: the hardware config, or a platform whose devices are the ranks'.
         placement: node of each rank; filled in order if None.
     """
     from simpy import Environment  # noqa: PLC0415
 
-    links = ClusterLinks(config, len(logs), placement=placement)
+    if isinstance(hardware, VirtualHardwarePlatform):
+        links: Any = _OwnLinks(hardware, hardware.profile.system_config())
+    else:
+        links = ClusterLinks(hardware, len(logs), placement=placement)
     env = Environment()
     one = Replay(logs, links.wiring(range(len(logs))), FairSharing(env))
     one.begin()

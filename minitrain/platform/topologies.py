@@ -108,7 +108,58 @@ def _neighbours(place: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[
         yield (*place[:axis], (place[axis] + 1) % size, *place[axis + 1 :])
 
 
-TOPOLOGIES: Mapping[str, Callable[..., Links]] = MappingProxyType({"star": star, "tree": tree, "torus": torus})
+def nodes(
+    num_nodes: int,
+    devices_per_node: int,
+    *,
+    nvlink_bps: float,
+    pcie_bps: float,
+    nic_bps: float,
+    nics: int = 1,
+    rails: bool = False,
+    latency_s: float = 0.0,
+    name: str = "gpu",
+) -> Links:
+    """Return servers: devices on a switch, PCIe switches with interfaces and the host, and what joins the servers.
+
+    Each interface has a PCIe switch, which it shares with `devices_per_node / nics` devices. Interfaces of all nodes
+    lead to one switch, or with `rails` to one switch for the first of every node, one for the second, and so on, which
+    a spine joins.
+
+    Args:
+        num_nodes: servers; those of node 1 begin with device `devices_per_node`.
+        devices_per_node: devices of each.
+        nvlink_bps: between a device and the switch of its node, one way.
+        pcie_bps: between a device, its PCIe switch and the host, one way.
+        nic_bps: of an interface, one way.
+        nics: interfaces of a node.
+        rails: whether interfaces of one place have a switch of their own.
+        latency_s: of an interface's link.
+        name: what devices are called by: "gpu0".
+    """
+    for what, value in (("num_nodes", num_nodes), ("devices_per_node", devices_per_node), ("nics", nics)):
+        require_count(what, value)
+    links: Links = []
+    for node in range(num_nodes):
+        here = [f"{name}{node * devices_per_node + local}" for local in range(devices_per_node)]
+        links += star(f"node{node}.switch", here, nvlink_bps)
+        for local, device in enumerate(here):
+            switch = f"node{node}.pcie{local * nics // max(devices_per_node, nics)}"
+            links += star(f"{device}.port", [device], pcie_bps)
+            links.append(VirtualNetworkLink(f"{device}-{switch}", f"{device}.port", switch, pcie_bps))
+        for nic in range(min(nics, devices_per_node)):
+            switch, end = f"node{node}.pcie{nic}", f"node{node}.nic{nic}"
+            links.append(VirtualNetworkLink(f"{switch}-host", switch, f"node{node}.host", pcie_bps * devices_per_node))
+            links.append(VirtualNetworkLink(f"{end}.bus", switch, end, max(pcie_bps, nic_bps)))
+            links.append(VirtualNetworkLink(end, end, f"rail{nic}" if rails else "fabric", nic_bps, latency_s))
+    if rails:
+        links += star("spine", [f"rail{nic}" for nic in range(min(nics, devices_per_node))], nic_bps * num_nodes)
+    return links
+
+
+TOPOLOGIES: Mapping[str, Callable[..., Links]] = MappingProxyType(
+    {"star": star, "nodes": nodes, "tree": tree, "torus": torus}
+)
 
 
 def links_of(line: Mapping[str, Any]) -> Links:

@@ -7,7 +7,7 @@ clock of the rank to its end.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Coroutine, Hashable, Iterable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,8 @@ from minitrain.hardware.price import PENDING
 from minitrain.rank.host_memory import HostMemory
 from minitrain.rank.launched_memory import LaunchedMemory
 from minitrain.rank.operations import Launched, Operation, PeerStream
-from minitrain.tensors import FIELDS
+from minitrain.tensors import FIELDS, Tensor
+from minitrain.tensors.experts import COPIES
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:
@@ -148,15 +149,37 @@ class Communication(HostMemory):
             raise TensorTypeError(f"broadcast on rank {self._rank} needs a tensor, got None", rank=self._rank)
         return await self._collective("broadcast", value, layer, member, source)  # type: ignore[no-any-return]
 
-    async def all_to_all(self, v: Sequence[T], layer: int | None = None, *, group: Groupish = None) -> list[T]:
+    async def all_to_all(self, v: Any, layer: int | None = None, *, group: Groupish = None) -> Any:
         """Give the k-th tensor of a list to the k-th rank of a group, and get one from each.
 
+        Copies of tokens are one tensor: those for the k-th part of a layer's experts go to the k-th rank, and what the
+        experts have made of them comes back to the ranks whose samples they are.
+
         Args:
-            v: one tensor for each rank of the group, in rank order.
+            v: one tensor for each rank of the group, in rank order; or copies of tokens (`RoutedTokens`,
+                `ExpertOutputs`, or the gradient of one).
             layer: the layer that the event names.
             group: who takes part; all ranks by default.
+
+        Returns:
+            A list of one tensor from each rank; or copies of tokens.
+
+        Raises:
+            CollectiveMismatchError: the ranks bring copies of tokens that do not belong together.
+            TensorTypeError: `v` is neither.
         """
-        return await self._collective("all_to_all", list(v), layer, group)  # type: ignore[no-any-return]
+        return await self._collective("all_to_all", v if v.__class__ in COPIES else self._listed(v), layer, group)
+
+    def _listed(self, v: Any) -> list[Any]:
+        """Return the tensors of an exchange as a list."""
+        if isinstance(v, Tensor):
+            raise TensorTypeError(
+                f"all_to_all on rank {self._rank} needs a list of one tensor for each rank, or copies of tokens for "
+                f"experts, got {type(v).__name__}",
+                rank=self._rank,
+                value=v,
+            )
+        return list(v)
 
     async def barrier(self, group: Groupish = None) -> None:
         """Wait until all ranks of a group are here."""

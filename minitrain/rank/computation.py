@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import general_case, laws, sample_laws
 from minitrain.rank.context_shards import backward_shard, forward_shard, loss_of_shard
+from minitrain.rank.experts import backward_experts, forward_experts, update_piece
 from minitrain.rank.parts import (
     backward_part,
     forward_part,
@@ -33,6 +34,7 @@ from minitrain.rank.parts import (
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.context import ContextGradShard, ContextShard
+from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.making import (
@@ -109,7 +111,7 @@ class Computation(RankState):
             LawError: it is not a weight of that layer.
         """
         laws.final_weight(self, layer, weight)
-        self.final_weights[layer] = weight
+        self._final_of(weight)[layer] = weight
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples: an activation of layer 0.
@@ -149,6 +151,8 @@ class Computation(RankState):
             is_legal = False
         if not is_legal:
             if not may_forward(self, layer, inp, weight):
+                if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                    return forward_experts(self, layer, inp, weight)  # type: ignore[no-any-return]  # copies of tokens
                 laws.forward(self, "forward", layer, inp, weight)
                 if isinstance(inp, ContextShard):
                     return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
@@ -217,6 +221,8 @@ class Computation(RankState):
             is_legal = False
         if not is_legal:
             if not may_backward(self, layer, inp, grad, weight):
+                if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                    return backward_experts(self, "backward", layer, inp, grad, weight)
                 laws.backward(self, "backward", layer, inp, grad, weight)
                 if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
                     return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
@@ -242,6 +248,8 @@ class Computation(RankState):
         Returns:
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
+        if weight.__class__ in PIECES or inp.__class__ in COPIES:
+            return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
         laws.backward(self, "backward_input", layer, inp, grad, weight)
         if isinstance(inp, ContextShard):
             return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
@@ -269,6 +277,8 @@ class Computation(RankState):
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
+        if inp.__class__ in COPIES:
+            return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
         laws.backward(self, "backward_weight", layer, inp, grad, weight)
         if isinstance(inp, ContextShard):
             return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
@@ -316,6 +326,8 @@ class Computation(RankState):
             is_legal = False
         if not is_legal:
             laws.update(self, layer, weight_grad, weight, opt_state)
+            if weight.__class__ in PIECES or weight_grad.__class__ in PIECES or opt_state.__class__ in PIECES:
+                return update_piece(self, weight, weight_grad, opt_state)
             if weight.__class__ is WeightPart:
                 return update_part(self, weight, weight_grad, opt_state)
         try:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from minitrain.errors import LawError
 from minitrain.tensors import Weight
+from minitrain.tensors.experts import ExpertWeight, RouterWeight
 from minitrain.tensors.index_sets import ranges
 from minitrain.tensors.parts import WeightPart
 from minitrain.transport.collectives import describe
@@ -28,6 +29,10 @@ class TrainedRank(Protocol):
     def final_weights(self) -> Mapping[int, Weight]:
         """Final weight by layer."""
 
+    @property
+    def final_experts(self) -> Mapping[int, Weight]:
+        """Final weight of this rank's experts by layer."""
+
 
 def check_final_weights(models: Sequence[TrainedRank]) -> None:
     """Verify that every layer has a final weight: complete over all ranks, one step on, equal across replicas.
@@ -38,28 +43,63 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
     Raises:
         LawError: a layer's final weight is missing, incomplete, not of step 1, or differs between the ranks.
     """
-    holders: defaultdict[int, list[tuple[int, Weight]]] = defaultdict(list)
-    for model in models:  # each rank is asked once, not once a layer: a pipeline may have as many layers as ranks
-        rank = model.rank
-        for layer, weight in model.final_weights.items():
-            holders[layer].append((rank, weight))
-    is_divided = any(WeightPart in map(type, model.final_weights.values()) for model in models)
+    weights, experts = _by_layer(models, "final_weights"), _by_layer(models, "final_experts")
+    is_divided = any(_are_divided(model.final_weights) or model.final_experts for model in models)
     for layer in range(models[0].num_layers):
-        found = holders[layer]
+        found = weights[layer]
         if not found:
             raise LawError(
                 f"layer {layer} has no final weight on any rank; call model.set_final_weight({layer}, weight) where "
                 "its last update was",
                 layer=layer,
             )
-        for of_part in _by_part(layer, found) if is_divided else (found,):
+        if is_divided:
+            _require_both_pieces(layer, found, experts[layer])
+        for of_part in (*_by_part(layer, found), *_by_part(layer, experts[layer])) if is_divided else (found,):
             _check_layer(layer, of_part)
+
+
+_PARTED = frozenset({WeightPart, ExpertWeight})
+
+
+def _are_divided(weights: Mapping[int, Weight]) -> bool:
+    """Return whether some weights are parts of layers, or pieces of layers with experts."""
+    return not {WeightPart, RouterWeight}.isdisjoint(map(type, weights.values()))
+
+
+def _by_layer(models: Sequence[TrainedRank], name: str) -> Mapping[int, list[tuple[int, Weight]]]:
+    """Return ranks and their final weights by layer; each rank is asked once, not once a layer."""
+    found: defaultdict[int, list[tuple[int, Weight]]] = defaultdict(list)
+    for model in models:
+        rank = model.rank
+        for layer, weight in getattr(model, name).items():
+            found[layer].append((rank, weight))
+    return found
+
+
+def _require_both_pieces(layer: int, found: Sequence[tuple[int, Weight]], experts: Sequence[object]) -> None:
+    """Verify that a layer is whole on all ranks, or that there are experts beside what all ranks hold of it."""
+    are_routers = {isinstance(weight, RouterWeight) for _, weight in found}
+    if are_routers == {bool(experts)}:
+        return
+    if experts or len(are_routers) > 1:
+        raise LawError(
+            f"the final weights of layer {layer} must be whole on all ranks, or router pieces on all with experts "
+            f"beside them; got {', '.join(sorted({describe(weight) for _, weight in found}))}"
+            + (" and experts" if experts else ""),
+            layer=layer,
+        )
+    raise LawError(
+        f"the final weight of layer {layer} is incomplete: its experts are on no rank; call "
+        f"model.set_final_weight({layer}, experts) too",
+        layer=layer,
+    )
 
 
 def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequence[tuple[int, Weight]]]:
     """Return the final weights of each part of a layer; all parts must be there, of one division."""
-    if WeightPart not in {type(weight) for _, weight in found}:
-        return [found]
+    if _PARTED.isdisjoint({type(weight) for _, weight in found}):
+        return [found] if found else []
     first_rank, first = found[0]
     parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)
     for rank, weight in found:

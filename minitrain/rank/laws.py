@@ -58,7 +58,7 @@ def require_layer(model: RankState, op: str, name: str, value: Any, expected: in
         raise broken(model, op, f"{name} must be of layer {expected}{use}, got {describe(value)}", layer, value=value)
 
 
-def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
+def require_whole(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a complete sum over a whole sequence."""
     if value.__class__ in _WHOLE:
         return
@@ -67,7 +67,7 @@ def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
         raise broken(
             model,
             op,
-            f"{name} must be a complete sum, got {describe(value)}; {_are(missing)} missing: all_reduce it over the "
+            f"{name} must be a complete sum, got {describe(value)}; {are(missing)} missing: all_reduce it over the "
             "ranks that hold the parts (or reduce_scatter it, for shards of the sequence)",
             value.layer,
             value=value,
@@ -88,12 +88,12 @@ def _require_whole(model: RankState, op: str, name: str, value: Any) -> None:
 _WHOLE = frozenset({Activation, ActivationGrad})
 
 
-def _are(parts: str) -> str:
+def are(parts: str) -> str:
     """Return parts as the subject of a sentence: "part 1 is", "parts 1-3 are"."""
     return f"part {parts} is" if parts.isdigit() else f"parts {parts} are"
 
 
-def _require_complete(model: RankState, op: str, weight: Weight) -> None:
+def require_complete(model: RankState, op: str, weight: Weight) -> None:
     """Require all shards of a weight."""
     if not weight.is_complete():
         raise broken(
@@ -124,8 +124,8 @@ def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> Non
     require_kind(model, op, "inp", inp, Activation)
     require_layer(model, op, "weight", weight, layer, layer)
     require_layer(model, op, "inp", inp, layer, layer)
-    _require_whole(model, op, "inp", inp)
-    _require_complete(model, op, weight)
+    require_whole(model, op, "inp", inp)
+    require_complete(model, op, weight)
     require_stored(model, op, "weight", weight)
 
 
@@ -135,8 +135,8 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
     require_kind(model, op, "grad", grad, ActivationGrad)
     require_layer(model, op, "inp", inp, layer, layer)
     require_layer(model, op, "grad", grad, layer, layer)
-    _require_whole(model, op, "inp", inp)
-    _require_whole(model, op, "grad", grad)
+    require_whole(model, op, "inp", inp)
+    require_whole(model, op, "grad", grad)
     if inp.samples != grad.samples:
         raise broken(
             model,
@@ -150,7 +150,7 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
     if op != "backward_weight" or weight is not None:
         require_kind(model, op, "weight", weight, Weight)
         require_layer(model, op, "weight", weight, layer, layer)
-        _require_complete(model, op, weight)
+        require_complete(model, op, weight)
         require_stored(model, op, "weight", weight)
 
 
@@ -158,7 +158,7 @@ def loss(model: RankState, inp: Any) -> None:
     """Require the model's output."""
     require_kind(model, "loss", "inp", inp, Activation)
     require_layer(model, "loss", "inp", inp, model.num_layers, "the model's output")
-    _require_whole(model, "loss", "inp", inp)
+    require_whole(model, "loss", "inp", inp)
 
 
 def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
@@ -280,13 +280,11 @@ def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     _require_rows(model, "load_weights", layer, num_shards)
 
 
-def part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
+def part(model: RankState, layer: int, part: Any, num_parts: Any, op: str = "load_weights") -> None:
     """Require one of the parts that a layer can be divided into."""
     are_counts = all(isinstance(value, int) and not isinstance(value, bool) for value in (part, num_parts))
     if not are_counts or not 0 <= part < num_parts:
-        raise broken(
-            model, "load_weights", f"part must lie in 0..num_parts-1, got part {part!r} of {num_parts!r}", layer
-        )
+        raise broken(model, op, f"part must lie in 0..num_parts-1, got part {part!r} of {num_parts!r}", layer)
 
 
 def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:

@@ -12,6 +12,7 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 |---|---|
 | `load_weights`, `get_input_activation`, `set_final_weight` | by the strategy |
 | `forward`, `loss`, `backward`, `backward_input`, `backward_weight`, `update` | by the strategy |
+| `load_router`, `load_experts`, `route`, `combine`, `backward_combine`, `backward_route` | by the strategy |
 | `get_input_shard`, `keys_values`, `attend`, `project` | by the strategy |
 | `backward_project`, `backward_attend`, `backward_keys_values` | by the strategy |
 | `launch` | by the strategy |
@@ -34,6 +35,7 @@ from collections.abc import Sequence
 
 from minitrain.rank.attention import Attention
 from minitrain.rank.communication import Communication
+from minitrain.rank.experts import ExpertComputation
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.rank.kept_for_backward import mode_of
 from minitrain.rank.stages import blocks_of, stages_of
@@ -56,7 +58,7 @@ _OF_THE_ENGINE = frozenset(
 """What kinds of model override or use of one another, and no strategy needs."""
 
 
-class Model(Attention, Communication):
+class Model(Attention, ExpertComputation, Communication):
     """One rank of a training run.
 
     Args:
@@ -71,6 +73,7 @@ class Model(Attention, Communication):
         time: the clock of the rank's compute stream, s.
         log: the events so far, a list to read.
         final_weights: weight by layer, as set by `set_final_weight`.
+        final_experts: likewise, part of the experts by layer.
         weights, opt_states, activations, grad_activations, grad_weights: the five stores.
 
     Raises:

@@ -135,7 +135,10 @@ class Operation(Call):
                 keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:
             calls[0].model.after_collective(calls, results)
-        units = calls[0].model._account.size(results[0]) if isinstance(results[0], Tensor) else None
+        alike = (
+            isinstance(results[0], Tensor) and calls[0].op != "all_to_all"
+        )  # parts of experts may get more than others
+        units = calls[0].model._account.size(results[0]) if alike else None
         for operation, result, clock in zip(calls, results, clocks, strict=True):
             if units is not None:
                 result._units = units

@@ -32,6 +32,7 @@ from minitrain.rank.remembered import remembered_of
 from minitrain.rank.stores import Account, JournalledStore, Store, logits_of
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
+from minitrain.tensors.experts import ExpertWeight
 from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
@@ -155,6 +156,7 @@ class RankState:
         self.time = 0.0
         self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
+        self.final_experts: dict[int, Weight] = {}
         tells_kinds = not (self._is_uniform or memory_by_kind)  # of layers that are alike, nobody asks
         self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
@@ -179,6 +181,7 @@ class RankState:
         self._world = Group(self._transport.world, rank)
         self._recompute: Recompute = "none"  # where a forward does not say
         self.recomputed_flop = 0.0  # what backward did again
+        self.routed_copies = self.dropped_copies = 0  # of tokens, for experts
         self.pass_modes: dict[int, PassMode] = {}  # of passes that are not the usual ones, by their row of the log
 
     def _store(self, name: str) -> Store[Any]:
@@ -218,6 +221,10 @@ class RankState:
         """Tell the transport that a task uses this model, unless it knows."""
         if not self._entered:
             self._enter()
+
+    def _final_of(self, weight: Weight) -> dict[int, Weight]:
+        """Return where a final weight is kept: experts apart from the rest of their layer."""
+        return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
 
     def storage(
         self,

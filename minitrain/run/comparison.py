@@ -86,7 +86,7 @@ def _known_workload(given: Mapping[str, Any]) -> Any:
 
 def _figures_of_model(workload: Any) -> dict[str, Any]:
     """Return what `Run.summary` says of a transformer alone."""
-    trained = trained_model_of(workload, 0.0)
+    trained = trained_model_of(workload)
     if trained is None:
         return {}
     return facts_of(trained)

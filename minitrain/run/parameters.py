@@ -20,7 +20,7 @@ from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
-from minitrain.run.contention import require_contention
+from minitrain.run.contention import EXACT, require_contention
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
@@ -44,7 +44,8 @@ class RunParameters:
         num_layers: layers of the trained model; those of `workload` where that is a transformer, whose layers are its
             units.
         global_batch_size: samples of the step, over all ranks.
-        hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank).
+        hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank); or
+            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`).
         workload: what is trained: a transformer (`mt.Transformer`, a shipped model's name, a path to a Hugging Face
             config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
             is the specified one.
@@ -110,6 +111,8 @@ class RunParameters:
             require_count(name, getattr(self, name))
         if self.log not in LOGS:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
+        if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
+            object.__setattr__(self, "contention", EXACT)
         if self.fold or self.log == "summary":
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():

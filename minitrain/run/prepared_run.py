@@ -82,7 +82,7 @@ class PreparedRun:
             "memory_by_kind": _memory_by_kind(models, workload.bytes_per_element),
             "peak_host_memory_bytes": max([model.peak_host_bytes for model in models]),
             "meshes": _different([mesh for model in models for mesh in model._meshes]),
-            "trained_model": trained_model_of(workload, sum([model.recomputed_flop for model in models])),
+            "trained_model": trained_model_of(workload, models),
         }
         return kind(
             strategy=self.name,

@@ -182,7 +182,8 @@ def _judge_trained_model(values: Any, num_layers: int, faults: Faults) -> None:
     """Judge what is said of a transformer: a name for each of its layers, and more."""
     place = ("trained_model",)
     rules = {"name": TEXT, "seq_len": whole(1, _MOST_TOKENS), "layer_names": LIST, "recomputed_flop": AT_LEAST_0}
-    if not faults.judge_keys(1, place, values, rules):
+    copies: dict[str, Rule] = {key: AT_LEAST_0 for key in ("routed_copies", "dropped_copies") if key in values}
+    if not faults.judge_keys(1, place, values, {**rules, **copies}):
         return
     names = values["layer_names"]
     if len(names) != num_layers:

@@ -163,7 +163,7 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
     if run.peak_host_memory_bytes:
         more["peak_host_memory_bytes"] = run.peak_host_memory_bytes
     if run.trained_model is not None:
-        more["trained_model"] = asdict(run.trained_model)
+        more["trained_model"] = run.trained_model.to_save()
         more["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
         more["meshes"] = [dict(mesh) for mesh in run.meshes]
     return more
@@ -263,7 +263,7 @@ def _kinds(header: Mapping[str, Any], journals: Sequence[Sequence[MemoryChange]]
 
 def _trained_model(values: Mapping[str, Any]) -> TrainedModel:
     """Return the transformer that a file speaks of."""
-    known = _known(values, TrainedModel)
+    known = {field.name: values[field.name] for field in fields(TrainedModel) if field.name in values}
     return TrainedModel(**known | {"layer_names": tuple(known["layer_names"])})
 
 

@@ -5,9 +5,17 @@ It is a file of its own, since saved runs, comparisons and figures share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, final
+
+
+class CountingRank(Protocol):
+    """What is asked of a rank's model at its end."""
+
+    recomputed_flop: float
+    routed_copies: int
+    dropped_copies: int
 
 
 @final
@@ -20,12 +28,32 @@ class TrainedModel:
         seq_len: tokens of a sample.
         layer_names: what figures call the layers: "embedding", "attention 0", "mlp 0" ..., "head".
         recomputed_flop: floating-point operations that all ranks did again, counted as the run's useful ones.
+        routed_copies: copies of tokens that all routers made for experts which ranks share.
+        dropped_copies: of these, what experts did not take.
     """
 
     name: str
     seq_len: int
     layer_names: tuple[str, ...]
     recomputed_flop: float = 0.0
+    routed_copies: int = 0
+    dropped_copies: int = 0
+
+    @property
+    def dropped_token_fraction(self) -> float | None:
+        """The share of copies of tokens that experts did not take; None where ranks share no experts."""
+        return self.dropped_copies / self.routed_copies if self.routed_copies else None
+
+    def to_save(self) -> dict[str, Any]:
+        """Return the fields as a saved run has them, copies only where there are some."""
+        found = asdict(self)
+        if not self.routed_copies:
+            del found["routed_copies"], found["dropped_copies"]
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        """Return what a run's summary says of experts that ranks share, if they share any."""
+        return {"dropped_token_fraction": self.dropped_token_fraction} if self.routed_copies else {}
 
 
 class RunOfTransformer(Protocol):
@@ -72,6 +100,7 @@ def figures_of(run: RunOfTransformer) -> dict[str, Any]:
         "memory_by_kind_bytes": None if memory is None else dict(memory),
         "peak_host_memory_bytes": run.peak_host_memory_bytes,
         "communication_by_axis": {axis: total._asdict() for axis, total in run.communication_by_axis.items()},
+        **run.trained_model.figures(),
     }
 
 
@@ -90,8 +119,19 @@ def facts_of(trained_model: TrainedModel) -> dict[str, Any]:
     return {"model": trained_model.name, "seq_len": trained_model.seq_len, **dict.fromkeys(_OF_RUNS)}
 
 
-def trained_model_of(workload: Any, recomputed_flop: float) -> TrainedModel | None:
-    """Return what there is to say of a workload; None where it is no transformer."""
+def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: int = 1) -> TrainedModel | None:
+    """Return what there is to say of a workload; None where it is no transformer.
+
+    Args:
+        workload: what is trained.
+        models: those of the ranks, at their end.
+        times: how many ranks each of them stands for.
+    """
     if not hasattr(workload, "layer_names"):
         return None
-    return TrainedModel(workload.name, workload.seq_len, workload.layer_names, recomputed_flop)
+    counts = (
+        times * sum(model.recomputed_flop for model in models),
+        times * sum(model.routed_copies for model in models),
+        times * sum(model.dropped_copies for model in models),
+    )
+    return TrainedModel(workload.name, workload.seq_len, workload.layer_names, *counts)

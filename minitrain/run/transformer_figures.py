@@ -47,6 +47,11 @@ class TransformerFigures:
             ...
 
     @property
+    def dropped_token_fraction(self) -> float | None:
+        """Share of the copies of tokens that experts did not take; None where ranks share no experts."""
+        return None if self.trained_model is None else self.trained_model.dropped_token_fraction
+
+    @property
     def hfu(self) -> float | None:
         """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
 

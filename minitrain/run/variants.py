@@ -148,13 +148,16 @@ def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[
     """Return the logs of a run whose transfers share the links of its hardware, and what these carried."""
     from minitrain.platform.replaying import replayed_logs  # noqa: PLC0415
 
+    logs = [model.log for model in models]
+    if hasattr(parameters.hardware, "profile"):
+        return replayed_logs(logs, parameters.hardware, None)
     system = getattr(models[0]._runtime_predictor, "system", None)
     if system is None:
         raise UsageError(
             'contention="exact" needs the links of a hardware config, and this run is priced by a predictor without '
             "one; name a config, or use contention=True"
         )
-    return replayed_logs([model.log for model in models], system, parameters.placement)
+    return replayed_logs(logs, system, parameters.placement)
 
 
 def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:

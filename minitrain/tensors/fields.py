@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from minitrain.tensors.context import CONTEXT_KINDS
+from minitrain.tensors.experts import KINDS_OF_EXPERTS
 from minitrain.tensors.kinds import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
 from minitrain.tensors.parts import PARTED_KINDS
 
@@ -49,7 +50,7 @@ FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
     Activation: fields_of_activation,
     ActivationGrad: fields_of_activation_grad,
     WeightGrad: fields_of_weight_grad,
-    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in (*PARTED_KINDS, *CONTEXT_KINDS)},
+    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in (*PARTED_KINDS, *CONTEXT_KINDS, *KINDS_OF_EXPERTS)},
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

@@ -78,7 +78,8 @@ def _facts_of_transformer(run: Run) -> list[str]:
         return []
     hfu = "" if run.hfu is None else f"HFU {run.hfu:.1%}"
     held, moved = memory_text(run), communication_text(run)
-    facts = (hfu, f"at the peak: {held}" if held else "", f"communication: {moved}" if moved else "")
+    dropped = f"{run.dropped_token_fraction:.1%} of tokens dropped" if run.dropped_token_fraction else ""
+    facts = (hfu, dropped, f"at the peak: {held}" if held else "", f"communication: {moved}" if moved else "")
     return [fact for fact in facts if fact]
 
 

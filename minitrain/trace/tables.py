@@ -95,6 +95,8 @@ def run_table(run: Run) -> Table:
         each = run.tokens_per_second / run.world_size
         rows["tokens"] = f"{run.tokens_per_second:,.0f} a second, {each:,.0f} a device"
         rows["HFU"] = "-" if run.hfu is None else f"{run.hfu * 100:.1f} %, with what backward computes again"
+        if run.dropped_token_fraction:
+            rows["dropped tokens"] = f"{run.dropped_token_fraction * 100:.1f} % of those sent to experts"
         rows |= {"peak by kind": memory_text(run), "communication": communication_text(run)}
     if run.peak_host_memory_bytes:
         rows["host memory"] = f"{run.peak_host_memory_bytes / GIB:.2f} GiB a rank at most"

@@ -22,9 +22,10 @@ from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
 from minitrain.tensors.attention import KeysValues, KeysValuesGrad
 from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
+from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WEIGHT_PARTS, WeightGradPart
-from minitrain.transport import context_sums, partial_sums
+from minitrain.transport import context_sums, expert_exchange, partial_sums
 
 Results = list[Any]
 
@@ -32,12 +33,14 @@ _REDUCED_IN: Mapping[type[Any], Any] = MappingProxyType(
     {
         **dict.fromkeys((*PARTIAL, PartialContextShard, PartialContextGradShard, WeightGradPart), partial_sums),
         **dict.fromkeys((ContextWeightGrad, KeysValuesGrad), context_sums),
+        **dict.fromkeys(PIECES, expert_exchange),
     }
 )
 _GATHERED_IN: Mapping[type[Any], Any] = MappingProxyType(
     {
         **dict.fromkeys((*SHARDS_OF_SEQUENCE, *WEIGHT_PARTS, ContextWeightGrad), partial_sums),
         KeysValues: context_sums,
+        **dict.fromkeys(PIECES, expert_exchange),
     }
 )
 """The files that know tensors of parts and of shards of a sequence."""
@@ -233,7 +236,9 @@ def _duplicate(value: Any) -> Any:
 
 
 def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
-    """Return to the k-th member the k-th item of every member's list."""
+    """Return to the k-th member the k-th item of every member's list; or copies of tokens to experts, and back."""
+    if any(value.__class__ in COPIES for value in values):
+        return expert_exchange.exchange(values, ranks, mismatch)
     for rank, value in zip(ranks, values, strict=True):
         if len(value) != len(values):
             raise LawError(

@@ -69,8 +69,14 @@ def _shipped() -> MappingProxyType[str, Transformer]:
 
 
 def _tiny() -> Iterator[Transformer]:
-    """Yield a model for proofs and tests: all that Llama 3 has, in the smallest sizes that eight ranks can divide."""
-    yield _llama("tiny", 2, 64, 128, 8, 256, 32, "minitrain, for proofs and tests", num_kv_heads=4)
+    """Yield models for proofs and tests, in the smallest sizes that eight ranks can divide.
+
+    One has all that Llama 3 has, the other experts in both layers as DeepSeek-V3 has them, one of them shared.
+    """
+    source = "minitrain, for proofs and tests"
+    yield _llama("tiny", 2, 64, 128, 8, 256, 32, source, num_kv_heads=4)
+    experts = {"num_experts": 8, "experts_per_token": 2, "num_shared_experts": 1, "moe_ffn_hidden_size": 32}
+    yield _llama("tiny-moe", 2, 64, 128, 8, 256, 32, source, num_kv_heads=4, **experts)
 
 
 def _gpt2() -> Iterator[Transformer]:

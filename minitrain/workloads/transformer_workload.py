@@ -24,6 +24,7 @@ from minitrain.tensors.parts import PartialActivation
 from minitrain.workloads import attention_steps
 from minitrain.workloads.attention_step_kernels import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.models import find_model
@@ -68,7 +69,9 @@ class TransformerWorkload:
         self._first_like = [alike.setdefault(replace(unit, layer=None), k) for k, unit in enumerate(self.units)]
         self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
         self._bytes_by_kind: dict[type[Any], int] = {}
-        self._held: dict[tuple[int, int], int] = {}  # parameters, by layer and number of parts
+        self._within: dict[tuple[type[Any], int, int], int] = {}  # bytes of a sample
+        self._held: dict[tuple[int, int | Piece], int] = {}  # parameters, by layer and number of parts, or piece
+        self.experts = ExpertLayers(model, self.units, self.seq_len)
 
     def __repr__(self) -> str:
         return f"TransformerWorkload({self.model.name}, seq_len={self.seq_len})"
@@ -101,6 +104,8 @@ class TransformerWorkload:
 
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
         """Return the cost of a pass through a unit, or of the loss, which reads logits and writes their gradient."""
+        if is_of_experts(typ, mode):
+            return self.experts.cost(typ, num_samples, layer, mode)
         work = self._work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
@@ -108,7 +113,7 @@ class TransformerWorkload:
             return attention_steps.step_cost(self.model, self.units[layer], work, typ, mode)
         return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
 
-    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:
+    def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> Cost:
         """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter."""
         held, sizes = self._shards(num_shards_on_device, num_shards, layer, num_parts), self.model.precision
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
@@ -120,6 +125,8 @@ class TransformerWorkload:
 
     def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
         """Return the kernels of a pass through a unit, or of the loss."""
+        if is_of_experts(typ, mode):
+            return self.experts.kernels(typ, num_samples, layer, mode, style)
         work = self._work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
@@ -128,12 +135,12 @@ class TransformerWorkload:
         return pass_kernels(self.model, self.units[layer], work, typ, mode.recompute, style)
 
     def update_kernels(
-        self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int, style: Style
+        self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece, style: Style
     ) -> KernelList:
         """Return Adam on the parameters of some shards."""
         return update_kernels(self._shards(num_shards_on_device, num_shards, layer, num_parts), style)
 
-    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:
+    def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the bytes of the parameters of some shards."""
         return self.model.precision.parameter_bytes * self._shards(num_shards_on_device, num_shards, layer, num_parts)
 
@@ -152,9 +159,11 @@ class TransformerWorkload:
         if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
             num_tokens: int = self.seq_len * len(tensor.samples)
             return 3 * STATISTIC_BYTES * _share_of_sequence(tensor, num_tokens)
+        if is_copies(tensor):
+            return self.experts.exchanged_bytes(tensor)
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
-        sizes, num_parts = self.model.precision, int(getattr(tensor, "num_parts", 1))
+        sizes, num_parts = self.model.precision, division_of(tensor)
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, WeightGrad):
@@ -172,7 +181,7 @@ class TransformerWorkload:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
-        size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, getattr(tensor, "num_parts", 1))
+        size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, division_of(tensor))
         num_held: int = len(tensor.shards)
         return size_bytes if num_held == tensor.num_shards else size_bytes * num_held / tensor.num_shards
 
@@ -206,15 +215,18 @@ class TransformerWorkload:
         degrees = Degrees(tp=mode.num_parts, cp=cp, sequence_parallel=mode.sequence_parallel)
         return Work(num_samples, self.seq_len, degrees)
 
-    def _parameters(self, layer: int, num_parts: int = 1) -> int:
-        """Return the parameters of a unit, or of one of its parts."""
+    def _parameters(self, layer: int, num_parts: int | Piece = 1) -> int:
+        """Return the parameters of a unit, of one of its parts, or of a piece of one with experts."""
         found = self._held.get((layer, num_parts))
         if found is None:
-            found = self.units[layer].num_held_parameters(Degrees(tp=num_parts))
+            if isinstance(num_parts, Piece):
+                found = self.experts.num_parameters(layer, num_parts)
+            else:
+                found = self.units[layer].num_held_parameters(Degrees(tp=num_parts))
             self._held[layer, num_parts] = found
         return found
 
-    def _shards(self, num_held: int, num_shards: int, layer: int, num_parts: int) -> int:
+    def _shards(self, num_held: int, num_shards: int, layer: int, num_parts: int | Piece) -> int:
         """Return the parameters of some shards, rounded up as by padding."""
         return -(-self._parameters(layer, num_parts) * num_held // num_shards)
 
@@ -230,6 +242,8 @@ class TransformerWorkload:
 
     def _sampled_bytes(self, tensor: Activation | ActivationGrad) -> int:
         """Return the bytes of an activation, as its layer takes it from the one before, or of a gradient."""
+        if is_copies(tensor):
+            return self.experts.memory_bytes(tensor)
         if isinstance(tensor, OF_ATTENTION):
             return self._bytes_within_attention(tensor)
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
@@ -239,16 +253,21 @@ class TransformerWorkload:
 
     def _bytes_within_attention(self, tensor: Any) -> int:
         """Return the bytes of what lies within an attention that is taken in steps."""
-        unit, work = self.units[tensor.layer], Work(len(tensor.samples), self.seq_len, Degrees(tp=tensor.num_parts))
-        if isinstance(tensor, KeysValues | KeysValuesGrad):
-            size_bytes = attention_steps.keys_values_bytes(unit, work)
-        elif isinstance(tensor, QueriesGrad):
-            size_bytes = attention_steps.queries_bytes(unit, work)
-        else:
-            size_bytes = attention_steps.attended_bytes(self.model, unit, work)
-        if isinstance(tensor, Attended):
-            size_bytes += attention_steps.log_sum_exp_bytes(unit, work)
-        return _share_of_sequence(tensor, size_bytes)
+        key = tensor.__class__, tensor.layer, tensor.num_parts
+        found = self._within.get(key)
+        if found is None:
+            found = self._within[key] = self._bytes_of_sample(*key)
+        return _share_of_sequence(tensor, found * len(tensor.samples))
+
+    def _bytes_of_sample(self, kind: type[Any], layer: int, num_parts: int) -> int:
+        """Return the bytes of such a tensor for one whole sample."""
+        unit, work = self.units[layer], Work(1, self.seq_len, Degrees(tp=num_parts))
+        if issubclass(kind, KeysValues | KeysValuesGrad):
+            return attention_steps.keys_values_bytes(unit, work)
+        if kind is QueriesGrad:
+            return attention_steps.queries_bytes(unit, work)
+        size_bytes = attention_steps.attended_bytes(self.model, unit, work)
+        return size_bytes + (attention_steps.log_sum_exp_bytes(unit, work) if kind is Attended else 0)
 
 
 def _share_of_sequence(tensor: Any, size: int) -> int:

@@ -86,7 +86,9 @@ def test_operations_without_a_curve_are_priced_by_others() -> None:
     assert net.collective("barrier", 1e8, range(8)).seconds == 1e-5
     outside = MeasuredTopology(tiers(), 16)
     seconds = outside.collective("all_to_all", 1e8, range(16)).seconds
-    assert seconds == 5e-5 + 15 / 16 * 1e8 / (10e9 * 0.8)
+    assert seconds == pytest.approx(5e-5 + 8 / 16 * 1e8 / (10e9 * 0.8), rel=1e-12)  # 7 of 15 partners are inside
+    alone = outside.collective("all_to_all", 1e8, range(0, 16, 8)).seconds
+    assert alone == pytest.approx(5e-5 + 1 / 2 * 1e8 / (10e9 * 0.8), rel=1e-12)
 
 
 @pytest.mark.parametrize(

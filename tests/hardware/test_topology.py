@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -78,10 +79,29 @@ def test_unequal_or_single_participants_a_node_leave_only_the_ring(ranks: tuple[
     assert (price.algorithm, price.seconds) == ("ring", RACK.time("all_reduce", 100 * GB, len(ranks)))
 
 
-@pytest.mark.parametrize("op", ["broadcast", "all_to_all", "barrier"])
+@pytest.mark.parametrize("op", ["broadcast", "barrier"])
 def test_other_collectives_are_priced_on_the_containing_tier_alone(op: str) -> None:
     price = net().collective(op, 100 * GB, tuple(range(32)))
     assert (price.algorithm, price.tier, price.seconds) == (None, CLUSTER, CLUSTER.time(op, 100 * GB, 32))
+
+
+def test_an_all_to_all_sends_inside_the_nodes_and_across_them_at_once() -> None:
+    price = net().collective("all_to_all", 100 * GB, tuple(range(8)))
+    across, inside = RACK.time("p2p", 50 * GB, 2), NODE.time("p2p", 3 / 8 * 100 * GB, 2)
+    assert (price.algorithm, price.tier, price.seconds) == ("hierarchical", RACK, max(across, inside))
+    assert price.seconds < RACK.time("all_to_all", 100 * GB, 8)
+
+
+@pytest.mark.parametrize("ranks", [(0, 4), (0, 1, 4)])
+def test_an_all_to_all_of_single_or_unequal_participants_a_node_goes_across(ranks: tuple[int, ...]) -> None:
+    price = net().collective("all_to_all", GB, ranks)
+    assert (price.algorithm, price.seconds) == (None, RACK.time("all_to_all", GB, len(ranks)))
+
+
+def test_an_all_to_all_with_a_price_of_its_own_keeps_it() -> None:
+    priced = replace(RACK, ops={**ROWS, "all_to_all": (2.0, -1.0)})
+    topology = HierarchicalTopology([NODE, priced, CLUSTER], 64)
+    assert topology.collective("all_to_all", GB, range(8)).seconds == priced.time("all_to_all", GB, 8)
 
 
 def test_one_rank_costs_nothing() -> None:

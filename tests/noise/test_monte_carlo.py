@@ -22,7 +22,9 @@ from minitrain.noise.tail import PathFinder
 from minitrain.noise.works import Works, make_works
 
 _SIZES: Any = {"world_size": 8, "num_layers": 16, "global_batch_size": 64}
-_NAMES = sorted(set(mt.strategies()) - {"single"})
+_NAMES = sorted(
+    set(mt.strategies()) - {"single"}
+)  # which has one rank: see `test_one_rank_alone_is_as_slow_as_simulated`
 _JITTER = mt.Noise(jitter=0.1)
 
 
@@ -43,6 +45,12 @@ def test_a_slow_rank_makes_the_step_of_a_simulation_with_that_slowdown(name: str
     found = mt.monte_carlo(run, mt.Noise(slowdown=slowdown), samples=2)
     assert found.step_times.tolist() == [mt.simulate(name, **_SIZES, slowdown=slowdown).step_time] * 2
     assert found.recorded_s == run.step_time
+
+
+def test_one_rank_alone_is_as_slow_as_simulated() -> None:
+    sizes: Any = {**_SIZES, "world_size": 1}
+    found = mt.monte_carlo(mt.simulate("single", **sizes), mt.Noise(slowdown={0: 1.7}), samples=1)
+    assert found.step_times.tolist() == [mt.simulate("single", **sizes, slowdown={0: 1.7}).step_time]
 
 
 @pytest.mark.parametrize("name", _NAMES)

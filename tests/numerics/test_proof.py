@@ -22,19 +22,21 @@ PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
 IN_CONTEXT = ["ring_attention", "gathered_context"]
-DIVIDED = ["megatron", *IN_CONTEXT]  # with whole layers, tp=1, and whole sequences, cp=1
+WITH_WHOLE_LAYERS = ["megatron", "moe", "deepseek_like"]  # tp=1, ep=1: dense layers have no parts
+DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
 ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
 GENERATORS = [name for name in schedules.__all__ if name.islower() and name not in ("validate",)]
 
 Sizes = dict[str, Any]
 
 
+def case(world_size: int, num_layers: int, batch: int, **options: Any) -> Sizes:
+    """Return sizes and options."""
+    return {"world_size": world_size, "num_layers": num_layers, "global_batch_size": batch, **options}
+
+
 def cases_of(name: str) -> list[Sizes]:
     """Return sizes for a strategy: more and fewer layers than ranks, uneven microbatches, its own options."""
-
-    def case(world_size: int, num_layers: int, batch: int, **options: Any) -> Sizes:
-        return {"world_size": world_size, "num_layers": num_layers, "global_batch_size": batch, **options}
-
     if name == "single":
         return [case(1, layers, 12, microbatch_size=size) for layers in (1, 5) for size in (None, 1, 5)]
     if name in (*DATA_PARALLEL, *IN_CONTEXT):
@@ -69,11 +71,22 @@ def cases_of(name: str) -> list[Sizes]:
             ]
         pipes = [(2, 4, 12, 2), (4, 4, 24, 2), (6, 6, 24, 3), (8, 8, 16, 4), (4, 2, 8, 1)]
         return [case(*size[:3], pp=size[3], microbatch_size=micro) for size in pipes for micro in (None, 1)]
-    if name == "megatron":
-        pipes = [(2, 4, 12, 1), (4, 4, 24, 2), (6, 6, 36, 3), (8, 8, 16, 4)]
-        return [case(*size[:3], pp=size[3], zero=zero) for size in pipes for zero in (0, 1)]
+    if name in WITH_WHOLE_LAYERS:
+        return divided_cases_of(name)
     pipes = [(2, 4, 8, 2), (4, 8, 16, 4), (4, 8, 16, 2), (8, 8, 32, 2)]
     return [case(*size[:3], pp=size[3], zero=zero) for size in pipes for zero in range(4 if size[0] > size[3] else 1)]
+
+
+def divided_cases_of(name: str) -> list[Sizes]:
+    """Return sizes for a strategy that divides layers which can be divided."""
+    if name == "moe":
+        sizes = [(2, 5, 12, 1), (4, 3, 24, 2), (8, 3, 48, 4)]
+        return [case(*size[:3], ep=size[3], zero=zero, microbatch_size=2) for size in sizes for zero in (0, 1)]
+    if name == "deepseek_like":
+        sizes = [(2, 4, 8, 1), (4, 8, 16, 2), (8, 8, 32, 2)]
+        return [case(*size[:3], pp=2, ep=size[3], zero=zero) for size in sizes for zero in (0, 1)]
+    pipes = [(2, 4, 12, 1), (4, 4, 24, 2), (6, 6, 36, 3), (8, 8, 16, 4)]
+    return [case(*size[:3], pp=size[3], zero=zero) for size in pipes for zero in (0, 1)]
 
 
 CASES = [(name, sizes) for name in ALL for sizes in cases_of(name)]

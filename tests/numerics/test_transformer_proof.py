@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,6 +44,19 @@ FSDP = [
 ]
 
 
+MOE = [
+    case(2, ep=2),
+    case(4, ep=2, zero=1, microbatch_size=1),
+    case(4, ep=4, recompute="full"),
+    case(4),
+]
+DEEPSEEK = [
+    case(4, pp=2, ep=2, microbatch_size=1, zero=1),
+    case(2, pp=1, ep=2, microbatch_size=2),
+    case(4, pp=2, layers_per_stage=[1, 2, 2, 1], recompute="selective", microbatch_size=1),
+]
+
+
 def cases_of(name: str) -> list[Sizes]:
     """Return sizes for a strategy."""
     own: dict[str, list[Sizes]] = {
@@ -51,6 +65,8 @@ def cases_of(name: str) -> list[Sizes]:
         "ddp_overlap": [case(4, bucket_size=2)],
         "megatron": MEGATRON,
         "fsdp": FSDP,
+        "moe": MOE,
+        "deepseek_like": DEEPSEEK,
         "pp_hsdp": [case(8, pp=2, shard_size=2, microbatch_size=1)],
     }
     options = inspect.signature(mt.strategies()[name]).parameters
@@ -89,6 +105,73 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_as_on_one_device(mo
     problem = TransformerProblem(model, capacity_factor=factor)
     for sizes in MEGATRON:
         proven("megatron", model, numerics=problem, **sizes)
+
+
+@pytest.mark.parametrize("model", [MIXTRAL_LIKE, DEEPSEEK_LIKE, SWITCH_LIKE], ids=lambda model: model.name)
+@pytest.mark.parametrize("factor", [None, 0.75])
+def test_experts_among_ranks_train_as_on_one_device(model: mt.Transformer, factor: float | None) -> None:
+    problem = TransformerProblem(model, capacity_factor=factor)
+    for name, cases in (("moe", MOE), ("deepseek_like", DEEPSEEK)):
+        for sizes in cases:
+            proof = proven(name, model, numerics=problem, capacity_factor=factor, **sizes)
+            assert proof.run.dropped_token_fraction is not None
+            assert (proof.run.dropped_token_fraction > 0) == (factor is not None)
+
+
+def test_the_capacity_of_strategy_and_problem_must_agree() -> None:
+    message = r"capacity_factor \(1.5\) of the strategy must be that of what is trained \(None\), .*; give numerics="
+    with pytest.raises(mt.UsageError, match=message):
+        mt.prove("moe", workload=MIXTRAL_LIKE, world_size=2, global_batch_size=2, ep=2, capacity_factor=1.5)
+
+
+def test_the_seeded_router_says_what_each_expert_is_sent_and_its_histogram_can_be_priced() -> None:
+    sizes = case(4, ep=4, workload=MIXTRAL_LIKE)
+    run = mt.simulate("moe", numerics="numpy", **sizes)
+    layer = MIXTRAL_LIKE.units().index(next(unit for unit in MIXTRAL_LIKE.units() if unit.kind == "moe"))
+    models: Any = run.models
+    counts = np.sum([model.copies_by_expert[layer] for model in models], axis=0)
+    assert counts.sum() == BATCH * MIXTRAL_LIKE.seq_len * MIXTRAL_LIKE.experts_per_token
+    assert len(set(counts)) > 1
+    assert run.events == mt.simulate("moe", **sizes).events
+    uneven = mt.simulate("moe", imbalance=[int(count) for count in counts], **sizes)
+    assert uneven.step_time > run.step_time
+
+
+async def _takes_the_second_half_alone(model: Any) -> Any:
+    """Go forward on one rank, and ask for the gradient of experts' weights before that of their copies."""
+    model.weights[2], _ = model.load_router(2)
+    model.activations[0] = model.get_input_activation(range(2))
+    for layer in (0, 1):
+        model.weights[layer], _ = model.load_weights(layer)
+        model.activations[layer + 1] = model.forward(layer, model.activations[layer], model.weights[layer])
+    model.weights["experts"], _ = model.load_experts(2)
+    model.activations["tokens"] = model.route(2, model.activations[2], model.weights[2], 1)
+    model.activations["made"] = model.forward(2, model.activations["tokens"], model.weights["experts"])
+    model.activations[3] = model.combine(2, model.activations[2], model.activations["made"], model.weights[2])
+    for layer in (3, 4, 5):
+        model.weights[layer], _ = model.load_weights(layer)
+        model.activations[layer + 1] = model.forward(layer, model.activations[layer], model.weights[layer])
+    model.grad_activations[5] = model.loss(model.activations[6])
+    for layer in (5, 4, 3):
+        _, model.grad_activations[layer - 1] = model.backward(
+            layer, model.activations[layer], model.grad_activations[layer], model.weights[layer]
+        )
+    made = model.backward_combine(2, model.activations[2], model.activations["made"], model.grad_activations[2])
+    model.grad_activations["made"] = made
+    model.backward_weight(2, model.activations["tokens"], model.grad_activations["made"])
+    return model
+
+
+def test_half_a_backward_through_experts_needs_the_other_half() -> None:
+    with pytest.raises(mt.LawError, match=r"backward_weight of layer 2 \(moe 0\) needs what backward_input made"):
+        mt.simulate(
+            _takes_the_second_half_alone,
+            workload=MIXTRAL_LIKE,
+            world_size=1,
+            global_batch_size=2,
+            numerics="numpy",
+            check=False,
+        )
 
 
 def test_four_parts_divide_a_vocabulary_that_they_do_not_divide_evenly() -> None:

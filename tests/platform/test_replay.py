@@ -12,6 +12,7 @@ import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.hardware.config import load_config
 from minitrain.lib import Model
+from minitrain.platform import VirtualHardwarePlatform
 from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.run.result import Run
 from minitrain.trace.link_panel import LaneUse, means
@@ -188,3 +189,18 @@ def test_a_copy_to_the_host_and_a_collective_share_pcie() -> None:
     reasons = {str(reason) for (rank, place), reason in found.links.delays.items() if run.logs[rank][place].typ in HOST}
     assert any("pcie" in reason and "all_gather" in reason for reason in reasons), reasons
     assert found.step_time > run.step_time
+
+
+def test_a_platform_is_hardware_whose_links_a_run_shares() -> None:
+    device = {"peak_tflops": {"fp16": 312}, "memory_capacity_bytes": 80e9, "memory_gbps": 2000, "processing_units": 108}
+    names = [f"gpu{place}" for place in range(4)]
+    line = {"topology": "star", "name": "switch", "endpoints": names, "bandwidth_bps": 2.4e12, "latency_s": 1e-5}
+    profile = {"compute_devices": [{"device_id": name, **device} for name in names], "network_links": [line]}
+    platform = VirtualHardwarePlatform().initialize(profile)
+    run = mt.simulate("ddp", world_size=4, num_layers=4, global_batch_size=8, hardware=platform)
+    assert run.hardware == "platform"
+    assert run.links.utilization["gpu0-switch: gpu0 to switch"] > 0
+    with pytest.raises(UsageError, match="the platform has 4 devices"):
+        mt.simulate("ddp", world_size=8, num_layers=4, global_batch_size=8, hardware=platform)
+    with pytest.raises(UsageError, match="contention"):
+        mt.simulate("ddp", world_size=4, num_layers=4, global_batch_size=8, hardware=platform, fold=True)

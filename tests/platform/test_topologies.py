@@ -9,7 +9,7 @@ import pytest
 
 from minitrain.errors import UsageError
 from minitrain.hardware.config import load_config
-from minitrain.platform import VirtualHardwarePlatform
+from minitrain.platform import HardwareResourceProfile, VirtualHardwarePlatform
 from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.platform.collective_steps import closed_form, op_of, steps_of
 from minitrain.platform.routes import Routes
@@ -154,3 +154,24 @@ def test_the_ways_of_a_cluster_are_those_that_routes_find(world_size: int, nics:
         for dest in range(0, world_size, 3):
             ends = f"gpu{source}", f"gpu{dest}"
             assert links.route(*ends) == links.routes.route(*ends)
+
+
+@pytest.mark.parametrize(("rails", "switches"), [(True, ["rail1"]), (False, ["fabric"])])
+def test_a_line_makes_servers_with_switches_pcie_and_interfaces(rails: bool, switches: list[str]) -> None:
+    line = {"num_nodes": 2, "devices_per_node": 4, "nvlink_bps": 8e12, "pcie_bps": 5e11, "nic_bps": 4e11, "nics": 2}
+    profile = HardwareResourceProfile(network_links=[{"topology": "nodes", "rails": rails, **line}])  # type: ignore[list-item]
+    routes = Routes(profile.network_links)
+    assert [lane.link_id for lane in routes.route("gpu0", "gpu3")] == ["gpu0-node0.switch", "gpu3-node0.switch"]
+    ends = [lane.name.rpartition(" to ")[2] for lane in routes.route("gpu2", "gpu7")]
+    assert ends == [
+        "gpu2.port",
+        "node0.pcie1",
+        "node0.nic1",
+        *switches,
+        "node1.nic1",
+        "node1.pcie1",
+        "gpu7.port",
+        "gpu7",
+    ]
+    assert ("spine" in routes.endpoints) == rails
+    assert routes.route("gpu0", "node0.host")[-1].link_id == "node0.pcie0-host"

@@ -46,3 +46,9 @@ def test_the_cost_of_divided_layers_is_measured_beside_that_of_whole_ones() -> N
     rows = [line.split() for line in printed.splitlines()]
     assert [row[0] for row in rows] == ["pp_dp", "megatron", "megatron:sequence_parallel=True", "fsdp"]
     assert all(float(row[1]) > 0 for row in rows)
+
+
+def test_samples_under_noise_are_measured() -> None:
+    head, _, *rows = _run("--samples", "2", module="benchmarks.noise").splitlines()
+    assert head == "| strategy, 64 ranks | layers | events | s for 2 samples | samples/s |"
+    assert [row.split()[1] for row in rows] == ["zero3", "zero3", "ddp", "pp_zero1", "1f1b"]

@@ -28,7 +28,7 @@ DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetc
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
-DIVIDED = ["megatron"]
+DIVIDED = ["megatron", "moe", "deepseek_like"]
 IN_CONTEXT = ["ring_attention", "gathered_context"]
 ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
 
@@ -43,6 +43,8 @@ EXAMPLES: dict[str, Sizes] = {
     "zbv": {"pp": 2, "zero": 1},
     "looped_bfs": {"pp": 2, "zero": 2},
     "zb_h2": {"pp": 2, "zero": 3},
+    "moe": {"ep": 2, "zero": 1},  # the default layers have no experts: test_moe divides those of transformers
+    "deepseek_like": {"pp": 2, "ep": 2, "zero": 1},
     "megatron": {"pp": 2, "num_chunks": 2},  # test_megatron divides layers, so that several ranks see a sample
     "ring_attention": {"cp": 1},  # test_context_parallelism cuts sequences
     "gathered_context": {"cp": 1},
@@ -119,11 +121,12 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
     pp, layers, per_rank = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
     size: int | None = draw(st.integers(1, per_rank))
     options: Sizes = {}
-    if name in DATA_PARALLEL or name == "single":
+    if name in DATA_PARALLEL or name in ("single", "moe"):
         world, num_layers, batch = 1 if name == "single" else pp + draw(st.integers(0, 4)), layers + 2, per_rank
         batch *= world
-        if name == "hsdp":
-            options = {"shard_size": draw(st.sampled_from([d for d in range(1, world + 1) if world % d == 0]))}
+        if name in ("hsdp", "moe"):
+            size_of = {"hsdp": "shard_size", "moe": "ep"}[name]
+            options = {size_of: draw(st.sampled_from([d for d in range(1, world + 1) if world % d == 0]))}
         if name == "fsdp":
             copies = st.sampled_from([d for d in range(1, world + 1) if world % d == 0])
             options = {"replicas": draw(copies), "reshard_after_forward": draw(st.booleans())}
@@ -137,12 +140,13 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
         world, num_layers, batch = pp, pp * chunks * layers, pp * per_rank
         size = 1 if name == "interleaved_1f1b" else size
     else:
-        dp, shards = draw(st.integers(1, 3)), draw(st.integers(1, 2)) if name == "pp_hsdp" else 1
-        options = {"shard_size": shards} if name == "pp_hsdp" else {}
+        within = {"pp_hsdp": "shard_size", "deepseek_like": "ep"}.get(name)
+        dp, shards = draw(st.integers(1, 3)), draw(st.integers(1, 2)) if within else 1
+        options = {within: shards} if within else {}
         options |= {"zero": draw(st.integers(0, 3))} if name in SCHEDULED else {}
         options["pp"] = pp
         world, num_layers, batch = pp * dp * shards, pp * 2 * layers, 2 * pp * dp * shards * per_rank
-        size = draw(st.sampled_from([1, per_rank])) if name in SCHEDULED else size
+        size = draw(st.sampled_from([1, per_rank])) if name in (*SCHEDULED, "deepseek_like") else size
     size = draw(st.sampled_from([None, size]))
     return name, {
         "world_size": world,
@@ -172,7 +176,7 @@ def test_any_sizes_train_completely_or_are_refused_in_one_line(
     name: str, world: int, layers: int, batch: int, size: int | None, data: st.DataObject
 ) -> None:
     options: Sizes = {"cp": 1} if name in IN_CONTEXT else {}  # whole sequences, so that one rank sees a sample
-    for option in ("bucket_size", "lookahead", "shard_size", "replicas", "num_chunks", "pp", "zero"):
+    for option in ("bucket_size", "lookahead", "shard_size", "replicas", "num_chunks", "pp", "ep", "zero"):
         if option in mt.strategies()[name].__code__.co_varnames[: mt.strategies()[name].__code__.co_argcount]:
             options |= data.draw(st.sampled_from([{}, {option: data.draw(st.integers(-1, 5))}]))
     sizes: Sizes = {"world_size": world, "num_layers": layers, "global_batch_size": batch, "microbatch_size": size}

@@ -14,6 +14,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fsdp": {"replicas": 2},
     "gathered_context": {"workload": "tiny", "cp": 2},
     "megatron": {"tp": 2, "pp": 2, "sequence_parallel": True, "num_chunks": 2},
+    "moe": {"workload": "tiny-moe", "ep": 2, "imbalance": 1.5, "capacity_factor": 1.25},
+    "deepseek_like": {"workload": "tiny-moe", "pp": 2, "ep": 2, "zero": 1},
     "ring_attention": {"workload": "tiny"},
 }
 SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16), "ring_attention": (4, 6, 2)}

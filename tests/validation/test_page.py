@@ -74,6 +74,15 @@ def test_a_table_that_does_not_exist_is_an_error() -> None:
     assert "there is no table 'z9'" in result.output
 
 
+def test_a_table_of_which_nothing_can_be_simulated_fails_with_the_reasons(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("row_id,gpu\n1,A100\n")
+    result = CliRunner().invoke(app, ["validate", "--table", str(file)])
+    assert result.exit_code == 1
+    assert "1 rows were not simulated" in result.output
+    assert "n_gpus" in result.output
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_an_interrupt_ends_the_command_and_its_processes() -> None:
     command = [sys.executable, "-m", "minitrain", "validate", "m1", "--jobs", "2"]

@@ -12,10 +12,12 @@ from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
 from minitrain.accounting.strict.buffers import Overwrite
-from minitrain.accounting.strict.computation import StrictComputation, unbound
+from minitrain.accounting.strict.computation import unbound
+from minitrain.accounting.strict.experts import StrictExperts
 from minitrain.accounting.strict.launched import LaunchHold, StrictLaunched, tensors_in
 from minitrain.accounting.strict.laws import (
     is_surely_valid,
+    require_exchangeable,
     require_gatherable,
     require_reducible,
     require_valid,
@@ -31,6 +33,7 @@ from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import FIELDS, KINDS, WeightGrad, clone
 from minitrain.tensors.attention import KeysValuesGrad
 from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
+from minitrain.tensors.experts import COPIES, ExpertGrad, RouterGrad
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.parts import PARTIAL, WeightGradPart
 
@@ -43,12 +46,12 @@ _LAWS = {
 }
 _WHOLE = frozenset(KINDS)  # kinds of which all members get equal results, unless these are shards
 _OF_CONTEXT = (ContextWeightGrad, KeysValuesGrad, PartialContextShard, PartialContextGradShard)
-_SUMMANDS = frozenset({WeightGrad, WeightGradPart, *PARTIAL, *_OF_CONTEXT})
+_SUMMANDS = frozenset({WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL, *_OF_CONTEXT})
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 _frame = sys._getframe
 
 
-class StrictCommunication(StrictComputation):
+class StrictCommunication(StrictExperts):
     """The operations on a rank's communication streams.
 
     Each adds to what `minitrain.rank` does: it requires valid tensors, notes what is held outside the stores while it
@@ -130,6 +133,8 @@ class StrictCommunication(StrictComputation):
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""
         for operation in operations:
             require_valid(operation.model._ledger, op, tensors_in(operation.value), whatever_version=True)
+        if op == "all_to_all":
+            require_exchangeable(op, [operation.value for operation in operations], operations)
         if op in _LAWS:
             brought = zip(*(tensors_in(operation.value) for operation in operations), strict=True)
             for values, result in zip(brought, results[0], strict=True):
@@ -151,7 +156,8 @@ class StrictCommunication(StrictComputation):
                 _follow_in_place(operation.op, value, result, line)
             return
         if operation.op == "all_to_all":
-            sources = [other.value[index] for other in operations]
+            is_copies = operation.value.__class__ in COPIES
+            sources = [operation.value] if is_copies else [other.value[index] for other in operations]
         else:
             source = next(
                 other for other in operations if operation.op != "broadcast" or other.rank == operation.detail

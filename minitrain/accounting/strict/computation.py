@@ -38,6 +38,7 @@ from minitrain.tensors.fields import (
     fields_of_weight,
     fields_of_weight_grad,
 )
+from minitrain.workloads.expert_layers import Piece, division_of
 from minitrain.workloads.workload import Recompute
 
 R = TypeVar("R")
@@ -65,7 +66,7 @@ class StrictComputation(Model):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._shard_counts: dict[int, tuple[int, int, int]] = {}  # of loads and updates: held, of all, parts
+        self._shard_counts: dict[int, tuple[int, int, int | Piece]] = {}  # of loads and updates: held, of all, parts
         self._load_weights = unbound(super().load_weights)
         self._set_final_weight = unbound(super().set_final_weight)
         self._forward = unbound(super().forward)
@@ -134,7 +135,7 @@ class StrictComputation(Model):
             kept = Weight(*fields_of_weight(weight)) if plain else clone(weight)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        self.final_weights[layer] = kept
+        self._final_of(weight)[layer] = kept
         if hasattr(weight, "_content"):
             kept._content = weight._content  # type: ignore[misc]  # a slot of the base
         kept._origin = HandedIn(weight._origin)
@@ -287,7 +288,7 @@ class StrictComputation(Model):
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         plain = weight.__class__ is Weight
-        num_parts = 1 if plain else getattr(weight, "num_parts", 1)
+        num_parts = 1 if plain else division_of(weight)
         self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, num_parts
         note_update(ledger, weight)
         overwrite = Overwrite("update", ledger.line(_frame(1)))

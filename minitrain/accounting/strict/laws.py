@@ -17,6 +17,7 @@ from minitrain.accounting.strict.ledger import Ledger
 from minitrain.errors import LawError
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.context import ContextWeightGrad, num_summed
+from minitrain.tensors.experts import COPIES
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.transport.collectives import describe
 
@@ -227,6 +228,12 @@ def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: 
             shard=shard,
         )
     _require_one_step(op, values, operations)
+
+
+def require_exchangeable(op: str, values: Sequence[Any], operations: Sequence[Any]) -> None:
+    """Require that copies of tokens which ranks exchange stem from one step."""
+    if values[0].__class__ in COPIES:
+        _require_one_step(op, values, operations)
 
 
 def _first_twice(brought: Sequence[Set[Any]], operations: Sequence[Any]) -> tuple[Any, str, str]:

@@ -20,6 +20,7 @@ class StrictModel(StrictAttention):
         load_weights, get_input_activation: give what they return its provenance and its buffer.
         forward, loss, backward, backward_input, backward_weight, update: require valid tensors of one step before, and
             give the results their provenance; an update takes the buffers of the old weight and state over.
+        load_router, load_experts, route, combine, backward_combine, backward_route: likewise for layers with experts.
         get_input_shard, keys_values, attend, project: the same, for shards of a sequence.
         backward_project, backward_attend, backward_keys_values: the same.
         set_final_weight: requires a valid weight and keeps a copy that occupies nothing.

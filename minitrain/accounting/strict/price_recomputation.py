@@ -52,7 +52,10 @@ def facts_of(value: Any) -> Moved:
 
 
 _COMMON = "what all parts hold"
-_IN_SHARDS = ("Weight", "WeightGrad", "WeightPart", "WeightGradPart", "ContextWeightGrad")
+_IN_SHARDS = (
+    *("Weight", "WeightGrad", "WeightPart", "WeightGradPart", "ContextWeightGrad"),
+    *("RouterWeight", "RouterGrad", "ExpertWeight", "ExpertGrad"),
+)
 
 
 def _column(rows: Sequence[Any], places: Iterable[int], column: int) -> list[Any]:

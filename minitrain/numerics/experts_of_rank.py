@@ -1,0 +1,129 @@
+"""A rank of a numeric run on layers whose experts are shared: it computes what goes before the experts and behind.
+
+The router's own choice decides which tokens go where, and which an expert with a capacity does not take; prices stay
+those of `imbalance`, so that the log is that of a run without numbers. `copies_by_expert` says what the router has
+chosen, which can be given as `imbalance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from minitrain.numerics.arithmetic import Array
+from minitrain.numerics.arrays import Flat
+from minitrain.numerics.problem import Problem
+from minitrain.numerics.sequence_model import NumericSequences, carry
+from minitrain.numerics.shared_experts import SharedExperts
+from minitrain.numerics.transformer_problem import TransformerProblem
+from minitrain.numerics.unit_weights import Part
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
+from minitrain.tensors.experts import (
+    ExpertOptState,
+    ExpertOutputsGrad,
+    ExpertWeight,
+    RoutedTokens,
+    RouterGrad,
+    RouterOptState,
+    RouterWeight,
+)
+
+
+class NumericExperts(NumericSequences):
+    """The operations around experts of a rank that computes; see `minitrain.numerics.model.NumericModel`."""
+
+    problem: Problem | TransformerProblem
+
+    @property
+    def copies_by_expert(self) -> Mapping[int, Array]:
+        """The copies of tokens that each expert of a layer was sent by this rank's router, by layer."""
+        return dict(self._shared.copies_by_expert)
+
+    @property
+    def _shared(self) -> SharedExperts:
+        """What this rank computes of layers whose experts it shares."""
+        found: SharedExperts = self._layers.shared_experts()
+        return found
+
+    def _exchange(self, values: Sequence[Any], results: Sequence[Any]) -> None:
+        """Give the results of an exchange of copies their numbers."""
+        self._contents("all_to_all", *values)
+        for result, content in zip(results, self._shared.exchanged(values, results), strict=True):
+            carry(result, content)
+
+    def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
+        """Load the initial weights of the router piece."""
+        loaded = super().load_router(layer, shard, num_shards)
+        self._carry_initial(loaded, layer, Part(piece="router"), shard, num_shards)
+        return loaded
+
+    def load_experts(
+        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
+    ) -> tuple[ExpertWeight, ExpertOptState]:
+        """Load the initial weights of a part of the experts."""
+        loaded = super().load_experts(layer, shard, num_shards, part=part, num_parts=num_parts)
+        piece: Literal["experts"] = "experts"
+        self._carry_initial(
+            loaded, layer, Part(expert_index=part, num_expert_parts=num_parts, piece=piece), shard, num_shards
+        )
+        return loaded
+
+    def _carry_initial(
+        self, loaded: tuple[Weight, OptState], layer: int, part: Part, shard: int, num_shards: int
+    ) -> None:
+        """Let a loaded piece carry its initial weights, and its optimizer's state zeros."""
+        content = self._shared.load(layer, part)
+        moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
+        carry(loaded[0], content.shard(shard, num_shards))
+        carry(loaded[1], Flat(moments, part).shard(shard, num_shards))
+
+    def route(
+        self,
+        layer: int,
+        inp: Activation,
+        weight: Weight,
+        num_parts: int,
+        *,
+        imbalance: float | Sequence[float] = 1,
+        capacity_factor: float | None = None,
+        drop_tokens: bool = True,
+    ) -> RoutedTokens:
+        """Send tokens where the router says."""
+        x, w = self._contents("route", inp, weight)
+        dropped = self.dropped_copies
+        how: dict[str, Any] = {"imbalance": imbalance, "capacity_factor": capacity_factor, "drop_tokens": drop_tokens}
+        tokens = super().route(layer, inp, weight, num_parts, **how)
+        self._shared.require_capacity(capacity_factor)
+        copies, num_dropped = self._shared.route(layer, inp.samples, x, w)
+        self.dropped_copies = dropped + num_dropped
+        carry(tokens, copies)
+        return tokens
+
+    def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
+        """Add up what experts made."""
+        _, made, _ = self._contents("combine", inp, outputs, weight)
+        out = super().combine(layer, inp, outputs, weight)
+        carry(out, self._shared.combine(layer, inp.samples, made))
+        return out
+
+    def backward_combine(
+        self, layer: int, inp: Activation, outputs: Activation, grad: ActivationGrad
+    ) -> ExpertOutputsGrad:
+        """Take a gradient back to what experts made."""
+        _, made, g = self._contents("backward_combine", inp, outputs, grad)
+        result = super().backward_combine(layer, inp, outputs, grad)
+        carry(result, self._shared.backward_combine(layer, inp.samples, made, g))
+        return result
+
+    def backward_route(
+        self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: ActivationGrad, weight: Weight
+    ) -> tuple[RouterGrad, ActivationGrad]:
+        """Take gradients back through shared experts, router and norm."""
+        _, g, of_copies, w = self._contents("backward_route", inp, grad, tokens_grad, weight)
+        results = super().backward_route(layer, inp, grad, tokens_grad, weight)
+        contents = self._shared.backward_route(layer, inp.samples, g, of_copies, w)
+        for result, content in zip(results, contents, strict=True):
+            carry(result, content)
+        return results

@@ -1,0 +1,312 @@
+"""The laws of layers with experts that ranks share: what must hold before an operation on them may happen.
+
+As those of `minitrain.rank.laws`, each function returns, or raises a `LawError` that names rule, values, rank, layer
+and remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from minitrain.errors import LawError
+from minitrain.rank import laws
+from minitrain.rank.laws import broken, require_kind
+from minitrain.tensors import Activation, ActivationGrad
+from minitrain.tensors.experts import (
+    ExpertGrad,
+    ExpertLoad,
+    ExpertOptState,
+    ExpertOutputs,
+    ExpertOutputsGrad,
+    ExpertWeight,
+    RoutedTokens,
+    RoutedTokensGrad,
+    RouterGrad,
+    RouterOptState,
+    RouterWeight,
+)
+from minitrain.tensors.index_sets import ranges
+from minitrain.transport.collectives import describe
+from minitrain.workloads.degrees import Cut
+
+if TYPE_CHECKING:
+    from minitrain.rank.state import RankState
+
+_OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(
+    {ExpertWeight: (ExpertGrad, ExpertOptState), RouterWeight: (RouterGrad, RouterOptState)}
+)
+
+
+def has_experts(model: RankState, layer: int) -> bool:
+    """Return whether the workload knows experts of a layer."""
+    experts = getattr(model._runtime_predictor.workload, "experts", None)
+    return experts is not None and layer in experts.layers
+
+
+def load(model: RankState, op: str, layer: Any, shard: Any, num_shards: Any) -> None:
+    """Require a layer with experts, and a shard."""
+    laws.load(model, layer, shard, num_shards)
+    _require_experts(model, op, layer)
+
+
+def _require_experts(model: RankState, op: str, layer: int) -> None:
+    """Require a layer with experts."""
+    if has_experts(model, layer):
+        return
+    experts = getattr(model._runtime_predictor.workload, "experts", None)
+    known = ranges(experts.layers) if experts is not None and experts.layers else "none"
+    raise broken(
+        model,
+        op,
+        f"layer {layer} must have experts; layers with experts are {known}: use load_weights and forward for the "
+        "others (model.has_experts says which)",
+        layer,
+    )
+
+
+def part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
+    """Require one of the parts that the experts can be divided into."""
+    laws.part(model, layer, part, num_parts, "load_experts")
+    _require_divides(model, num_parts)
+
+
+def _require_divides(model: RankState, num_parts: int) -> None:
+    """Require equally many experts in each part; a UsageError names a number that divides."""
+    num_experts: int = model._runtime_predictor.workload.experts.num_experts  # type: ignore[attr-defined]  # a layer has some
+    Cut("num_experts", num_experts).part(num_experts, num_parts, "ep")
+
+
+def route(model: RankState, layer: int, inp: Any, weight: Any, num_parts: Any) -> None:
+    """Require a whole input and the complete router piece, in storage, both of the layer."""
+    _require_experts(model, "route", layer)
+    _require_router(model, "route", layer, weight)
+    _require_input(model, "route", layer, inp)
+    laws.part(model, layer, 0, num_parts, "route")
+    _require_divides(model, num_parts)
+
+
+def capacity(model: RankState, layer: int, load: ExpertLoad, factor: float | None, *, drop_tokens: bool) -> None:
+    """Require that what is over the experts' capacity may be dropped."""
+    if not drop_tokens:
+        raise broken(
+            model,
+            "route",
+            f"experts take at most {factor} times the mean, and {float(load.dropped):.3g} of all copies are over that; "
+            "raise capacity_factor, balance the router, or let tokens be dropped (drop_tokens=True)",
+            layer,
+            dropped=load.dropped,
+        )
+
+
+def _require_router(model: RankState, op: str, layer: int, weight: Any) -> None:
+    """Require the complete router piece of the layer, in storage."""
+    require_kind(model, op, "weight", weight, RouterWeight)
+    _require_of_layer(model, op, "weight", weight, layer)
+    laws.require_complete(model, op, weight)
+    laws.require_stored(model, op, "weight", weight)
+
+
+def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
+    """Require the layer's whole input."""
+    require_kind(model, op, "inp", inp, Activation)
+    _require_of_layer(model, op, "inp", inp, layer)
+    _require_plain(model, op, "inp", inp, Activation)
+    laws.require_whole(model, op, "inp", inp)
+
+
+def _require_grad(model: RankState, op: str, layer: int, grad: Any) -> None:
+    """Require the whole gradient of the layer's output."""
+    require_kind(model, op, "grad", grad, ActivationGrad)
+    _require_of_layer(model, op, "grad", grad, layer)
+    _require_plain(model, op, "grad", grad, ActivationGrad)
+    laws.require_whole(model, op, "grad", grad)
+
+
+def _require_plain(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
+    """Require what layers pass on, no copies of tokens."""
+    if isinstance(value, (RoutedTokens, ExpertOutputs, ExpertOutputsGrad, RoutedTokensGrad)):
+        raise broken(
+            model,
+            op,
+            f"{name} must be the {kind.__name__} of whole samples, got {describe(value)}, copies of tokens; forward "
+            "and backward take these with a part of the experts, and combine puts them together",
+            value.layer,
+            value=value,
+        )
+
+
+def _require_of_layer(model: RankState, op: str, name: str, value: Any, layer: Any) -> None:
+    """Require a tensor of the layer."""
+    laws.require_layer(model, op, name, value, layer, layer)
+
+
+def _require_all_parts(model: RankState, op: str, name: str, value: Any, samples: frozenset[int]) -> None:
+    """Require copies of tokens from all parts of the experts, for the samples of the layer's input."""
+    if len(value.parts) != value.num_parts:
+        missing = ranges(set(range(value.num_parts)) - value.parts)
+        raise broken(
+            model,
+            op,
+            f"{name} must come from all parts of the experts, got {describe(value)}; {laws.are(missing)} missing: "
+            "all_to_all them back over the ranks that hold the parts",
+            value.layer,
+            value=value,
+        )
+    if value.samples != samples:
+        raise broken(
+            model,
+            op,
+            f"{name} must be of the samples of inp ({ranges(samples)}), got {describe(value)}",
+            value.layer,
+            samples=(samples, value.samples),
+        )
+
+
+def combine(model: RankState, layer: int, inp: Any, outputs: Any, weight: Any) -> None:
+    """Require input, outputs of all parts and the router piece of the layer, for the same samples."""
+    _require_experts(model, "combine", layer)
+    _require_router(model, "combine", layer, weight)
+    _require_input(model, "combine", layer, inp)
+    require_kind(model, "combine", "outputs", outputs, ExpertOutputs)
+    _require_of_layer(model, "combine", "outputs", outputs, layer)
+    _require_all_parts(model, "combine", "outputs", outputs, inp.samples)
+
+
+def backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad: Any) -> None:
+    """Require input, outputs and gradient of the layer, in storage, for the same samples."""
+    op = "backward_combine"
+    _require_input(model, op, layer, inp)
+    require_kind(model, op, "outputs", outputs, ExpertOutputs)
+    _require_of_layer(model, op, "outputs", outputs, layer)
+    _require_all_parts(model, op, "outputs", outputs, inp.samples)
+    _require_grad(model, op, layer, grad)
+    _require_same_samples(model, op, layer, "inp and grad", inp, grad)
+    for name, value in (("inp", inp), ("outputs", outputs), ("grad", grad)):
+        laws.require_stored(model, op, name, value)
+
+
+def backward_route(model: RankState, layer: int, inp: Any, grad: Any, tokens_grad: Any, weight: Any) -> None:
+    """Require input, gradients and the router piece of the layer, in storage, for the same samples."""
+    op = "backward_route"
+    _require_router(model, op, layer, weight)
+    _require_input(model, op, layer, inp)
+    _require_grad(model, op, layer, grad)
+    _require_same_samples(model, op, layer, "inp and grad", inp, grad)
+    require_kind(model, op, "tokens_grad", tokens_grad, RoutedTokensGrad)
+    _require_of_layer(model, op, "tokens_grad", tokens_grad, layer)
+    _require_all_parts(model, op, "tokens_grad", tokens_grad, inp.samples)
+    for name, value in (("inp", inp), ("grad", grad), ("tokens_grad", tokens_grad)):
+        laws.require_stored(model, op, name, value)
+
+
+def _require_same_samples(model: RankState, op: str, layer: int, names: str, one: Any, other: Any) -> None:
+    """Require two tensors of the same samples."""
+    if one.samples != other.samples:
+        raise broken(
+            model,
+            op,
+            f"{names} must be of the same samples, got {describe(one)} and {describe(other)}",
+            layer,
+            samples=(one.samples, other.samples),
+        )
+
+
+def forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:
+    """Require copies of tokens for the part of the experts that the weight is, in storage, both of the layer."""
+    op = "forward"
+    if isinstance(weight, RouterWeight):
+        raise _router_does_not_pass(model, op, layer, weight)
+    if isinstance(weight, ExpertWeight) and type(tokens) is Activation:
+        raise broken(
+            model,
+            op,
+            f"experts must be given copies of tokens, got {describe(tokens)}; route it, and all_to_all the copies over "
+            "the ranks that hold the parts",
+            layer,
+            value=tokens,
+        )
+    require_kind(model, op, "weight", weight, ExpertWeight)
+    require_kind(model, op, "inp", tokens, RoutedTokens)
+    _require_of_layer(model, op, "weight", weight, layer)
+    _require_of_layer(model, op, "inp", tokens, layer)
+    _require_of_part(model, op, "inp", tokens, weight)
+    laws.require_complete(model, op, weight)
+    laws.require_stored(model, op, "weight", weight)
+
+
+def _router_does_not_pass(model: RankState, op: str, layer: int, weight: Any) -> LawError:
+    """Return the error for a router piece where a layer's weight is needed."""
+    around = "route and combine" if op == "forward" else "backward_combine and backward_route"
+    return broken(
+        model,
+        op,
+        f"the weight must be of a whole layer, or a part of experts, got {describe(weight)}; it goes through {around}",
+        layer,
+        value=weight,
+    )
+
+
+def _require_of_part(model: RankState, op: str, name: str, copies: Any, weight: Any) -> None:
+    """Require copies of tokens for exactly the part that a weight is."""
+    if copies.num_parts == weight.num_parts and copies.parts == weight.parts:
+        return
+    remedy = (
+        "all_to_all them over the ranks that hold the parts"
+        if len(copies.parts) == copies.num_parts
+        else "each part gets the copies that are for it, and the numbers of parts must agree"
+    )
+    raise broken(
+        model,
+        op,
+        f"{name} must be the copies for the weight's part of the experts, got {describe(copies)} for "
+        f"{describe(weight)}; {remedy}",
+        copies.layer,
+        value=copies,
+    )
+
+
+def backward(model: RankState, op: str, layer: int, tokens: Any, grad: Any, weight: Any) -> None:
+    """Require copies of tokens, the gradients of what was made of them, and the part of the experts, in storage."""
+    if isinstance(weight, RouterWeight):
+        raise _router_does_not_pass(model, op, layer, weight)
+    require_kind(model, op, "inp", tokens, RoutedTokens)
+    require_kind(model, op, "grad", grad, ExpertOutputsGrad)
+    _require_of_layer(model, op, "inp", tokens, layer)
+    _require_of_layer(model, op, "grad", grad, layer)
+    if grad.parts != tokens.parts or grad.num_parts != tokens.num_parts:
+        raise broken(
+            model,
+            op,
+            f"grad must be of the same part of the experts as inp, got {describe(grad)} for {describe(tokens)}; "
+            "all_to_all it over the ranks that hold the parts",
+            layer,
+            value=grad,
+        )
+    _require_same_samples(model, op, layer, "inp and grad", tokens, grad)
+    for name, value in (("inp", tokens), ("grad", grad)):
+        laws.require_stored(model, op, name, value)
+    if op != "backward_weight":
+        require_kind(model, op, "weight", weight, ExpertWeight)
+        _require_of_layer(model, op, "weight", weight, layer)
+        _require_of_part(model, op, "inp", tokens, weight)
+        laws.require_complete(model, op, weight)
+        laws.require_stored(model, op, "weight", weight)
+    elif len(tokens.parts) != 1:
+        raise broken(model, op, f"inp must be copies for one part of the experts, got {describe(tokens)}", layer)
+
+
+def update(model: RankState, weight: Any, weight_grad: Any, state: Any) -> None:
+    """Require gradient and state of the same piece as the weight; the laws of every update are checked before."""
+    kinds = _OF_PIECE.get(type(weight))
+    if kinds is None:
+        raise broken(
+            model,
+            "update",
+            f"weight, gradient and state must be of the same piece of the layer, got {describe(weight)}, "
+            f"{describe(weight_grad)} and {describe(state)}",
+            weight.layer,
+        )
+    for name, value, kind in zip(("weight_grad", "opt_state"), (weight_grad, state), kinds, strict=True):
+        require_kind(model, "update", name, value, kind)

@@ -1,0 +1,291 @@
+"""What a rank does with layers whose experts are shared among ranks: route, run its experts, combine, and back.
+
+See `minitrain.tensors.experts` for the tensors. In the order of a step:
+
+| forward | | backward | |
+|---|---|---|---|
+| `route` | copies of my tokens, for all parts | `backward_combine` | gradients of what experts made of them |
+| `all_to_all` | to the parts | `all_to_all` | to the parts |
+| `forward` | my experts, the tokens of all | `backward` | my experts' gradients, and those of the tokens |
+| `all_to_all` | back | `all_to_all` | back |
+| `combine` | shared experts, weighted sum, residual | `backward_route` | the router's gradients, and the input's |
+
+The layer's input stands for what router and shared experts keep, and the copies that arrived for what the experts keep.
+What experts have made is kept until `backward_combine` by whoever stores it. Nothing of it is computed again under full
+recomputation, since that would exchange the tokens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minitrain.events import UNITS_PER_ELEMENT
+from minitrain.hardware.price import Price
+from minitrain.rank import expert_laws
+from minitrain.rank.state import RankState
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
+from minitrain.tensors.experts import (
+    ExpertGrad,
+    ExpertOptState,
+    ExpertOutputs,
+    ExpertOutputsGrad,
+    ExpertWeight,
+    RoutedTokens,
+    RoutedTokensGrad,
+    RouterGrad,
+    RouterOptState,
+    RouterWeight,
+    as_imbalance,
+    expert_load,
+    turned_into,
+)
+from minitrain.tensors.index_sets import singleton
+from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
+
+_EVERY_PART = frozenset([0])
+
+
+class ExpertComputation(RankState):
+    """The operations of a rank on layers with experts, beside `forward` and `backward` of its part of them."""
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has experts that ranks can share."""
+        return expert_laws.has_experts(self, layer)
+
+    def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
+        """Load what every rank holds of a layer with experts: norm, router and shared experts.
+
+        Args:
+            layer: which layer.
+            shard: which shard of it.
+            num_shards: number of shards that it is cut into.
+
+        Raises:
+            LawError: the layer has no experts, or there is no such shard.
+        """
+        expert_laws.load(self, "load_router", layer, shard, num_shards)
+        sizes = layer, self._num_layers, 0, singleton(shard), num_shards
+        return self._loaded(layer, num_shards, ROUTER, RouterWeight(*sizes), RouterOptState(*sizes))  # type: ignore[return-value]  # as given
+
+    def load_experts(
+        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
+    ) -> tuple[ExpertWeight, ExpertOptState]:
+        """Load one part of a layer's experts, or a shard of that part.
+
+        Args:
+            layer: which layer.
+            shard: which shard of the part.
+            num_shards: number of shards that the part is cut into.
+            part: which part: experts part x n to (part + 1) x n - 1, n to a part.
+            num_parts: number of parts that the experts are divided into.
+
+        Raises:
+            LawError: the layer has no experts, or there is no such shard or part.
+            UsageError: the experts do not divide by the parts.
+        """
+        expert_laws.load(self, "load_experts", layer, shard, num_shards)
+        expert_laws.part(self, layer, part, num_parts)
+        fields = layer, self._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
+        piece = Piece("experts", num_parts)
+        return self._loaded(layer, num_shards, piece, ExpertWeight(*fields), ExpertOptState(*fields))  # type: ignore[return-value]  # as given
+
+    def _loaded(
+        self, layer: int, num_shards: int, piece: Piece, weight: Weight, state: OptState
+    ) -> tuple[Weight, OptState]:
+        """Log a load, and return weight and state with their sizes."""
+        price = self._runtime_predictor.load(1, num_shards, layer, piece)  # type: ignore[arg-type]  # as workloads take it
+        self._account.size(weight)
+        self._account.size(state)
+        self._enter_once()
+        self._record("load_weights", layer, price, frozenset())
+        return weight, state
+
+    def route(
+        self,
+        layer: int,
+        inp: Activation,
+        weight: Weight,
+        num_parts: int,
+        *,
+        imbalance: float | Sequence[float] = 1,
+        capacity_factor: float | None = None,
+        drop_tokens: bool = True,
+    ) -> RoutedTokens:
+        """Choose experts for each token, and return copies of the tokens for all parts of the experts.
+
+        Args:
+            layer: which layer.
+            inp: its input, which stands for what router and norm keep from now on.
+            weight: the complete router piece, from a store.
+            num_parts: number of parts that the experts are divided into.
+            imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens
+                are proportional. Experts get the same by default.
+            capacity_factor: how many times the mean an expert takes at most; None for all.
+            drop_tokens: whether the rest is dropped (it passes by the experts); else it is an error.
+
+        Raises:
+            LawError: something is of another layer, incomplete, or not in a store; or an expert would have to take more
+                than its capacity, where nothing may be dropped.
+            UsageError: imbalance or capacity are outside their rules, or experts do not divide by the parts.
+        """
+        expert_laws.route(self, layer, inp, weight, num_parts)
+        experts = self._expert_layers()
+        load = expert_load(experts.num_experts, num_parts, as_imbalance(imbalance), capacity_factor)
+        if load.dropped:
+            expert_laws.capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
+        samples = inp.samples
+        self._record("route", layer, self._price_around("route", layer, samples), samples)
+        every_part = frozenset(range(num_parts)) if num_parts > 1 else _EVERY_PART
+        tokens = RoutedTokens(
+            layer, self._num_layers, samples, self._global_batch_size, every_part, num_parts, samples, load
+        )
+        self._account.size(tokens)
+        self._keep_for_router(layer, inp, combined=False)
+        self.routed_copies += experts.num_copies(len(samples))
+        self.dropped_copies += experts.num_copies(len(samples), load.dropped)
+        return tokens
+
+    def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
+        """Add up what experts have made of each token, by the router's probabilities, with shared experts and residual.
+
+        Args:
+            layer: which layer.
+            inp: the layer's input, which stands for what shared experts keep from now on.
+            outputs: what all parts of the experts have made of the samples' tokens.
+            weight: the complete router piece, from a store.
+
+        Returns:
+            The input of layer + 1, for the same samples.
+
+        Raises:
+            LawError: outputs of a part are missing, or something is of another layer, of other samples, incomplete, or
+                not in a store.
+        """
+        expert_laws.combine(self, layer, inp, outputs, weight)
+        self._record("combine", layer, self._price_around("combine", layer, inp.samples), inp.samples)
+        out = Activation(layer + 1, self._num_layers, inp.samples, self._global_batch_size)
+        self._account.size(out)
+        self._keep_for_router(layer, inp, combined=True)
+        return out
+
+    def backward_combine(
+        self, layer: int, inp: Activation, outputs: Activation, grad: ActivationGrad
+    ) -> ExpertOutputsGrad:
+        """Take a gradient back to what the experts have made of the samples' tokens.
+
+        Args:
+            layer: which layer.
+            inp: the layer's input, from a store.
+            outputs: what was combined, from a store.
+            grad: gradient of the layer's output, from a store.
+
+        Raises:
+            LawError: something is of another layer, of other samples, incomplete, or not in a store.
+        """
+        expert_laws.backward_combine(self, layer, inp, outputs, grad)
+        self._record("backward_combine", layer, self._price_around("backward_combine", layer, inp.samples), inp.samples)
+        return self._sized(turned_into(ExpertOutputsGrad, outputs))  # type: ignore[no-any-return]  # as it is
+
+    def backward_route(
+        self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: ActivationGrad, weight: Weight
+    ) -> tuple[RouterGrad, ActivationGrad]:
+        """Take gradients back through shared experts, router and norm.
+
+        Args:
+            layer: which layer.
+            inp: the layer's input, from a store.
+            grad: gradient of the layer's output, from a store.
+            tokens_grad: gradients of the copies of the samples' tokens, from all parts of the experts.
+            weight: the complete router piece, from a store.
+
+        Returns:
+            The gradient of the router piece, and that of the layer's input (an `ActivationGrad` of layer - 1).
+
+        Raises:
+            LawError: gradients of a part are missing, or something is of another layer, of other samples, incomplete,
+                or not in a store.
+        """
+        expert_laws.backward_route(self, layer, inp, grad, tokens_grad, weight)
+        samples = inp.samples
+        self._record("backward_route", layer, self._price_around("backward_route", layer, samples), samples)
+        weight_grad = RouterGrad(layer, self._num_layers, samples, self._global_batch_size)
+        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
+        return self._sized(weight_grad), self._sized(grad_inp)
+
+    def _sized(self, tensor: Any) -> Any:
+        """Return a tensor that knows its size."""
+        self._account.size(tensor)
+        return tensor
+
+    def _expert_layers(self) -> ExpertLayers:
+        """Return what the workload says of layers with experts."""
+        experts: ExpertLayers = self._runtime_predictor.workload.experts  # type: ignore[attr-defined]  # the laws have looked
+        return experts
+
+    def _price_around(self, typ: str, layer: int, samples: frozenset[int]) -> Price:
+        """Return the price of a pass that goes before the experts or behind them."""
+        return self._runtime_predictor.compute(typ, len(samples), layer)
+
+    def _keep_for_router(self, layer: int, inp: Activation, *, combined: bool) -> None:
+        """Let the layer's input stand for what is kept beside the copies of tokens."""
+        kept = self._expert_layers().kept_by_router(layer, len(inp.samples), combined=combined)
+        self._resize(inp, kept * UNITS_PER_ELEMENT)
+
+
+def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any) -> Any:
+    """Take copies of tokens through a part of a layer's experts; they stand for what the experts keep."""
+    expert_laws.forward(model, layer, tokens, weight)
+    mode, experts = _mode(model, tokens), model._runtime_predictor.workload.experts  # type: ignore[attr-defined]  # as above
+    _record(model, "forward", layer, tokens, mode)
+    outputs = turned_into(ExpertOutputs, tokens)
+    model._account.size(outputs)
+    model._resize(tokens, experts.kept_by_experts(layer, mode.num_copies) * UNITS_PER_ELEMENT)
+    return outputs
+
+
+def backward_experts(
+    model: RankState, typ: str, layer: int, tokens: Any, grad: Any, weight: Any = None
+) -> tuple[ExpertGrad, RoutedTokensGrad]:
+    """Take gradients back through a part of a layer's experts; a split backward uses one of the results."""
+    expert_laws.backward(model, typ, layer, tokens, grad, weight)
+    _record(model, typ, layer, tokens, _mode(model, tokens))
+    weight_grad = ExpertGrad(
+        layer,
+        model._num_layers,
+        tokens.samples,
+        model._global_batch_size,
+        parts=tokens.parts,
+        num_parts=tokens.num_parts,
+    )
+    grad_tokens = turned_into(RoutedTokensGrad, tokens)
+    model._account.size(weight_grad)
+    model._account.size(grad_tokens)
+    return weight_grad, grad_tokens
+
+
+def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) -> tuple[Any, Any]:
+    """Take an optimizer step on a piece of a layer with experts, or on the shards of it that this rank holds."""
+    expert_laws.update(model, weight, weight_grad, state)
+    layer, division = weight.layer, division_of(weight)
+    price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer, division)  # type: ignore[arg-type]  # as workloads take it
+    units, state_units = model._account.units_of(weight), model._account.units_of(state)
+    model._record("update", layer, price, weight_grad.samples)
+    parts = () if division == ROUTER else (weight.parts, weight.num_parts)
+    step, layers = weight.step + 1, weight.layers
+    updated = type(weight)(layer, layers, step, weight.shards, weight.num_shards, *parts)
+    next_state = type(state)(layer, layers, step, state.shards, state.num_shards, *parts)
+    updated._units, next_state._units = units, state_units
+    return updated, next_state
+
+
+def _mode(model: RankState, tokens: Any) -> ExpertPass:
+    """Return how copies of tokens go through a part of the experts."""
+    experts: ExpertLayers = model._runtime_predictor.workload.experts  # type: ignore[attr-defined]  # as above
+    return ExpertPass(num_parts=tokens.num_parts, num_copies=experts.held_copies(tokens))
+
+
+def _record(model: RankState, typ: str, layer: int, tokens: Any, mode: ExpertPass) -> None:
+    """Log a pass through a part of the experts."""
+    model.pass_modes[len(model._rows)] = mode
+    model._record(typ, layer, model._runtime_predictor.compute(typ, len(tokens.samples), layer, mode), tokens.samples)

@@ -1,0 +1,120 @@
+"""What collectives do to copies of tokens for experts, and to the pieces of layers with experts.
+
+As in `collectives`, the functions are pure, from the members' values in rank order to their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from minitrain.tensors.experts import COPIES, moved
+from minitrain.tensors.index_sets import singleton
+
+Mismatch = Callable[[str, Sequence[Any], Sequence[int], str], Exception]
+
+
+def exchange(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return to the k-th member the copies for the k-th part of the experts; or those of its own samples, back.
+
+    Members bring copies of their own samples for all parts, or copies for a part each, of the samples of all.
+    """
+    first = values[0]
+    if not all(value.__class__ in COPIES for value in values):
+        raise mismatch("all_to_all", values, ranks, "must bring copies of tokens, or a list of one tensor a rank each")
+    _agree("all_to_all", values, ranks, mismatch, "layer", "num_parts", "load")
+    if first.num_parts != len(values):
+        raise mismatch(
+            "all_to_all",
+            values,
+            ranks,
+            f"must be as many as there are parts of the experts ({first.num_parts}), which are {len(values)}",
+        )
+    if all(len(value.parts) == value.num_parts for value in values):
+        return _to_experts(values, ranks, mismatch)
+    return _back(values, ranks, mismatch)
+
+
+def _to_experts(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return the copies of all samples that are for each part."""
+    samples = _union(values, "samples")
+    if len(samples) != sum(len(value.samples) for value in values):
+        raise mismatch("all_to_all", values, ranks, "must bring copies of different samples")
+    return [moved(value, samples, singleton(part)) for part, value in enumerate(values)]
+
+
+def _back(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return the copies of each member's own samples, from all parts."""
+    parts = _union(values, "parts")
+    if len(parts) != sum(len(value.parts) for value in values) or len(parts) != len(values):
+        raise mismatch(
+            "all_to_all", values, ranks, "must bring copies for all parts of the experts, or for another part each"
+        )
+    _agree("all_to_all", values, ranks, mismatch, "samples")
+    return [moved(value, value.own, parts) for value in values]
+
+
+def all_reduce(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return to each member the sum of gradients of one piece."""
+    return _reduced("all_reduce", values, ranks, mismatch)
+
+
+def reduce_scatter(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return to the k-th member the k-th shard of the sum of gradients of one piece."""
+    return _reduced("reduce_scatter", values, ranks, mismatch)
+
+
+def _reduced(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return the sum of gradients of one piece over the members' samples, to each or in shards.
+
+    Raises:
+        LawError: the members bring gradients of different parts of the experts, or of different pieces.
+    """
+    first = values[0]
+    parts = {getattr(value, "parts", None) for value in values}
+    if len(parts) > 1 and all(value.__class__ is first.__class__ for value in values):
+        raise mismatch(
+            op,
+            values,
+            ranks,
+            "must bring gradients of one part of the experts: those of different parts have nothing to add, and hold "
+            "the samples of all ranks that exchange tokens already; reduce them over the ranks that hold the same part",
+        )
+    _agree(op, values, ranks, mismatch, "layer", "shards", "num_shards")
+    samples = _union(values, "samples")
+    totals = [type(value)(*_fields(value, samples)) for value in values]
+    if op == "all_reduce":
+        return totals
+    if not first.is_complete():
+        raise mismatch(op, values, ranks, "must bring complete gradients")
+    return [total.with_shards(singleton(place), len(values)) for place, total in enumerate(totals)]
+
+
+def _fields(grad: Any, samples: frozenset[int]) -> tuple[Any, ...]:
+    """Return the fields of a gradient of other samples."""
+    division = (grad.parts, grad.num_parts) if hasattr(grad, "parts") else ()
+    return (grad.layer, grad.layers, samples, grad.total_samples, grad.shards, grad.num_shards, *division)
+
+
+def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return to each member the shards of all, of one piece."""
+    first = values[0]
+    _agree("all_gather", values, ranks, mismatch, *first._must_agree)
+    shards = _union(values, "shards")
+    return [first.with_shards(shards, first.num_shards) for _ in values]
+
+
+def _agree(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch, *names: str) -> None:
+    """Raise unless all values are of one kind and agree in some fields."""
+    first, fields_of = values[0], attrgetter(*names)
+    kind, fields = first.__class__, fields_of(first)
+    if any(value.__class__ is not kind or fields_of(value) != fields for value in values):
+        raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
+
+
+def _union(values: Sequence[Any], name: str) -> frozenset[int]:
+    """Return the union of a field of all values."""
+    numbers_of = attrgetter(name)
+    found: frozenset[int] = numbers_of(values[0]).union(*map(numbers_of, values[1:]))
+    return found

@@ -1,0 +1,231 @@
+"""Layers with experts as a workload where ranks share the experts: costs, sizes and memory of what each rank does.
+
+A whole layer with experts is one unit. Here it is taken apart as its passes are: `route` (norm and router) goes before
+the experts, `combine` (shared experts, the weighted sum and the residual connection) behind them. What the passes cost,
+hold and keep adds up to the unit's own figures, with the rank's tokens in the place of all where tokens are not
+balanced. Backward is the mirror: `backward_combine` is what must be done before gradients can go to the experts,
+`backward_route` the rest of `combine` and `route`.
+
+Left out, as for whole units: the sorting of tokens, and padding to the capacity of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from types import MappingProxyType
+from typing import Any, Literal, final
+
+from minitrain.tensors.experts import (
+    COPIES,
+    EXPERT_PIECES,
+    ROUTER_PIECES,
+    ExpertOutputs,
+    ExpertOutputsGrad,
+)
+from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.degrees import WHOLE, Degrees, Work
+from minitrain.workloads.expert_kernels import kernels_around_experts, kernels_of_experts
+from minitrain.workloads.kernels import KernelList
+from minitrain.workloads.shapes import Gemm, Projection, SavedTensor
+from minitrain.workloads.unit import Unit
+from minitrain.workloads.unit_kernels import Style
+from minitrain.workloads.workload import Cost, PassMode
+
+_MOVES_OF_NORM, _MOVES_OF_RESIDUAL = 2, 3  # of the hidden state, as in `unit_costs`
+_ROUTING = frozenset({"route", "combine", "backward_combine", "backward_route"})
+_SENT = (ExpertOutputs, ExpertOutputsGrad)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank holds of a layer with experts.
+
+    Args:
+        what: "router" (norm, router and shared experts) or "experts" (a part of them).
+        num_parts: parts that the experts are divided into; 1 for the router.
+    """
+
+    what: Literal["router", "experts"]
+    num_parts: int = 1
+
+
+ROUTER = Piece("router")
+
+_WHAT: Mapping[type[Any], Literal["router", "experts"]] = MappingProxyType(
+    {**dict.fromkeys(ROUTER_PIECES, "router"), **dict.fromkeys(EXPERT_PIECES, "experts")}
+)
+
+
+def division_of(tensor: Any) -> int | Piece:
+    """Return how a weight, a gradient or a state is divided: in parts of whole layers, or as a piece with experts."""
+    num_parts: int = getattr(tensor, "num_parts", 1)
+    what = _WHAT.get(tensor.__class__)
+    return num_parts if what is None else Piece(what, num_parts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ExpertPass(PassMode):
+    """How a rank takes copies of tokens through its experts.
+
+    Args:
+        num_copies: copies that the rank has, for all its experts.
+    """
+
+    num_copies: int = 0
+
+
+class ExpertLayers:
+    """The layers with experts of a transformer.
+
+    Args:
+        model: the transformer.
+        units: its units.
+        seq_len: tokens of a sample.
+    """
+
+    def __init__(self, model: Architecture, units: tuple[Unit, ...], seq_len: int) -> None:
+        self._model = model
+        self._units = units
+        self._seq_len = seq_len
+        self.layers = frozenset(layer for layer, unit in enumerate(units) if unit.kind == "moe")
+        self.num_experts = model.num_experts
+        self._copy_bytes = model.hidden_size * model.precision.activation_bytes
+
+    def num_copies(self, num_samples: int, share: Fraction = Fraction(1)) -> int:
+        """Return the copies of tokens of some samples that a share of all is, rounded up."""
+        whole = num_samples * self._seq_len * self._model.experts_per_token
+        return int(-(-whole * share.numerator // share.denominator))
+
+    def held_copies(self, copies: Any) -> int:
+        """Return how many copies a tensor holds."""
+        return self.num_copies(len(copies.samples), copies.load.share(copies.parts))
+
+    def memory_bytes(self, copies: Any) -> int:
+        """Return the bytes of the copies that a tensor holds."""
+        return self.held_copies(copies) * self._copy_bytes
+
+    def exchanged_bytes(self, copies: Any) -> int:
+        """Return the bytes that the busiest rank of an exchange sends or receives, what stays on it included.
+
+        All ranks exchange copies of as many samples, so that the busiest one is that with the busiest part.
+        """
+        share = copies.load.busiest * len(copies.parts)
+        return self.num_copies(len(copies.samples), share) * self._copy_bytes
+
+    def num_parameters(self, layer: int, piece: Piece) -> int:
+        """Return the parameters of a piece of a layer.
+
+        Raises:
+            UsageError: experts do not divide by the parts.
+        """
+        degrees = Degrees(ep=piece.num_parts)
+        weights = self._units[layer].weights
+        return sum(
+            prod(weight.part(degrees)) for weight in weights if bool(weight.experts_per_token) == (piece != ROUTER)
+        )
+
+    def cost(self, typ: str, num_samples: int, layer: int, mode: PassMode) -> Cost:
+        """Return the cost of a pass through the experts, or of one that goes before them or behind.
+
+        Args:
+            typ: "route", "combine", "backward_combine" or "backward_route"; for experts "forward", "backward",
+                "backward_input" or "backward_weight".
+            num_samples: samples of the rank; experts are asked by copies of tokens.
+            layer: the layer.
+            mode: how it is passed through.
+        """
+        unit = self._units[layer]
+        asked = self._experts(unit, typ, mode) if isinstance(mode, ExpertPass) else self._around(unit, typ, num_samples)
+        flop, num_bytes = zip(*asked, strict=True)
+        return Cost(sum(flop), sum(num_bytes))
+
+    def kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
+        """Return the kernels of a pass; arguments as those of `cost`, and how a framework runs it."""
+        unit = self._units[layer]
+        if isinstance(mode, ExpertPass):
+            return kernels_of_experts(self._model, unit, typ, mode.num_copies, mode.num_parts, style)
+        return kernels_around_experts(self._model, unit, typ, Work(num_samples, self._seq_len), style)
+
+    def _experts(self, unit: Unit, typ: str, mode: ExpertPass) -> Iterator[tuple[float, float]]:
+        """Yield what a rank's experts ask for: their multiplications are one for each expert, together for all."""
+        sizes = self._model.precision
+        weight_bytes = {"forward": (sizes.parameter_bytes,), "backward_input": (sizes.parameter_bytes,)}.get(
+            typ, (sizes.gradient_bytes,) if typ == "backward_weight" else (sizes.parameter_bytes, sizes.gradient_bytes)
+        )
+        work = Work(1, self._seq_len, Degrees(ep=mode.num_parts))
+        for projection in unit.projections:
+            if projection.num_experts:
+                gemm = projection.gemm(work)
+                for each in weight_bytes:
+                    yield self._gemm(mode.num_copies, gemm, each, gemm.batch)
+
+    def _around(self, unit: Unit, typ: str, num_samples: int) -> Iterator[tuple[float, float]]:
+        """Yield what goes before the experts asks for, or what goes behind."""
+        work, sizes = Work(num_samples, self._seq_len), self._model.precision
+        hidden = work.num_tokens * self._copy_bytes
+        gemms = [projection.gemm(work) for projection in _shared(unit)]
+        router = [projection.gemm(work) for projection in unit.projections if projection.name == "router"]
+        if typ == "route":
+            yield 0, _MOVES_OF_NORM * hidden
+            yield from (self._gemm(gemm.m, gemm, sizes.parameter_bytes) for gemm in router)
+        elif typ == "combine":
+            yield 0, _MOVES_OF_RESIDUAL * hidden
+            yield from (self._gemm(gemm.m, gemm, sizes.parameter_bytes) for gemm in gemms)
+        elif typ == "backward_combine":
+            yield 0, 2 * _MOVES_OF_RESIDUAL * hidden
+        else:
+            yield 0, 2 * _MOVES_OF_NORM * hidden
+            for gemm in (*router, *gemms):
+                yield self._gemm(gemm.m, gemm, sizes.parameter_bytes)
+                yield self._gemm(gemm.m, gemm, sizes.gradient_bytes)
+
+    def _gemm(self, num_rows: int, gemm: Gemm, weight_bytes: int, num_weights: int = 1) -> tuple[float, float]:
+        """Return what rows times a weight (or several, of which each row takes one) ask for."""
+        activations = self._model.precision.activation_bytes * num_rows * (gemm.k + gemm.n)
+        return 2 * num_rows * gemm.k * gemm.n, activations + num_weights * weight_bytes * gemm.k * gemm.n
+
+    def kept_by_router(self, layer: int, num_samples: int, *, combined: bool) -> int:
+        """Return the bytes that a layer's input stands for, once it is routed, and once it is combined."""
+        work = Work(num_samples, self._seq_len)
+        saved = (
+            tensor
+            for tensor in self._units[layer].saved
+            if not tensor.name.startswith("expert ") and (combined or tensor.name in _KEPT_BY_ROUTE)
+        )
+        return sum(tensor.num_bytes(work) for tensor in saved)
+
+    def kept_by_experts(self, layer: int, num_copies: int) -> int:
+        """Return the bytes that copies of tokens stand for, once they have gone through the experts."""
+        return num_copies * sum(self._bytes_of_copy(tensor) for tensor in _kept_by_experts(self._units[layer].saved))
+
+    def _bytes_of_copy(self, tensor: SavedTensor) -> int:
+        """Return the bytes of a saved tensor for one copy."""
+        return tensor.num_bytes(Work(1, 1, WHOLE)) // self._model.experts_per_token
+
+
+_KEPT_BY_ROUTE = frozenset({"norm input", "mlp input", "router probabilities"})
+
+
+def _kept_by_experts(saved: Iterable[SavedTensor]) -> Iterator[SavedTensor]:
+    """Yield what experts keep; what they have made is kept where it is combined."""
+    return (tensor for tensor in saved if tensor.name.startswith("expert ") and tensor.name != "expert outputs")
+
+
+def _shared(unit: Unit) -> Iterator[Projection]:
+    """Yield the multiplications of the shared experts."""
+    return (projection for projection in unit.projections if projection.name.startswith("shared."))
+
+
+def is_of_experts(typ: str, mode: PassMode) -> bool:
+    """Return whether a pass is one of a layer with experts that ranks share."""
+    return typ in _ROUTING or mode.__class__ is ExpertPass
+
+
+def is_copies(tensor: Any) -> bool:
+    """Return whether a tensor is copies of tokens."""
+    return tensor.__class__ in COPIES
