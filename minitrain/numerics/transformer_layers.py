@@ -55,9 +55,10 @@ class TransformerLayers:
 
     def __init__(self, problem: TransformerProblem) -> None:
         self.problem = problem
+        attention = (Attention if problem.model.latent is None else LatentAttention)(problem.model)
         self._arithmetic: dict[str, UnitArithmetic] = {
             "embedding": Embedding(problem.model),
-            "attention": Attention(problem.model) if problem.model.latent is None else LatentAttention(problem.model),
+            "attention": attention,
             "mlp": Mlp(problem.model),
             "head": Head(problem.model),
         }
@@ -65,7 +66,7 @@ class TransformerLayers:
             self._arithmetic["moe"] = Moe(problem.model, problem.capacity_factor)
         self._shared_experts: SharedExperts | None = None
         self._halfway: dict[tuple[Any, ...], _Halfway] = {}
-        self.steps = AttentionSteps(Attention(problem.model))
+        self.steps = AttentionSteps(attention)
 
     @property
     def optimizer(self) -> Adam | Momentum:
