@@ -20,6 +20,7 @@ H100 = load_config("h100_80g_nvl8")
 SHIPPED = [name for name in mt.strategies() if name != "single"]
 LAYOUTS: dict[str, list[dict[str, Any]]] = {
     **{name: [{}, {"cp": 4}, {"cp": 2, "tp": 2}] for name in ("ring_attention", "gathered_context")},
+    "deepseek_like": [{"pp": 2}, {"pp": 4}],
     "fsdp": [{}, {"replicas": 2}, {"replicas": 8, "reshard_after_forward": False}],
     "hsdp": [{}, {"shard_size": 4}, {"shard_size": 2}],
     "pp_hsdp": [{"pp": 2, "shard_size": 2}, {"pp": 4, "shard_size": 4}],
