@@ -105,7 +105,7 @@ def write_compare_html(
     """
     rows = comparison_rows(traces, views) if table is None else table
     figure = compare_figure(traces, views, title)
-    body = html_table(rows, links or {}) + _time_of_runs(traces, views or {}, links or {})
+    body = f'<div class="wide">{html_table(rows, links or {})}</div>' + _time_of_runs(traces, views or {}, links or {})
     return write_page(path, figure, title, include_plotlyjs, body=body)
 
 

@@ -19,6 +19,7 @@ small {{ color: var(--soft); margin-left: .6em; }}
 code {{ font-size: 13px; overflow-wrap: anywhere; }}
 .facts span {{ display: inline-block; }}
 .facts span:not(:last-child)::after {{ content: "·"; margin: 0 .1em 0 .4em; }}
+.wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: 3px 0 3px 14px; text-align: right; border-bottom: 1px solid var(--line); }}
 th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}

@@ -37,17 +37,25 @@ def view_of(run: Run) -> View:
 
     size = run.num_ranks_a_class
     facts = [
-        f"step {duration(run.step_time)}",
+        _figures(run)[0],
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
-        *([] if run.mfu is None else [f"MFU {run.mfu:.1%}"]),
-        f"bubble {run.bubble_fraction:.1%}",
-        f"exposed communication {run.exposed_comm_fraction:.1%}",
-        f"peak {_memory(run)}",
+        *_figures(run)[1:],
         *_facts_of_transformer(run),
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]
     memory = run.capacity_bytes, run.bytes_per_element
     return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, *memory, _links_of(run))
+
+
+def _figures(run: Run) -> list[str]:
+    """Return the figures that every run has, in words, the step time first."""
+    return [
+        f"step {duration(run.step_time)}",
+        *([] if run.mfu is None else [f"MFU {run.mfu:.1%}"]),
+        f"bubble {run.bubble_fraction:.1%}",
+        f"exposed communication {run.exposed_comm_fraction:.1%}",
+        f"peak {_memory(run)}",
+    ]
 
 
 def _links_of(run: Run) -> Links | None:
@@ -171,8 +179,15 @@ def draw_comparison(comparison: Comparison) -> Any:
 
     runs = comparison.succeeded
     return compare_figure(
-        {run.strategy: run.timeline for run in runs}, {run.strategy: view_of(run) for run in runs}, title_of(comparison)
+        {run.strategy: run.timeline for run in runs},
+        {run.strategy: _captioned(run) for run in runs},
+        title_of(comparison),
     )
+
+
+def _captioned(run: Run) -> View:
+    """Return the words for a run's panel in a comparison: few enough for a narrow window; the table has the others."""
+    return replace(view_of(run), facts=_figures(run))
 
 
 def title_of(comparison: Comparison) -> str:
@@ -194,7 +209,7 @@ def write_comparison_page(
     return write_compare_html(
         Path(path),
         {run.strategy: run.timeline for run in runs},
-        {run.strategy: view_of(run) for run in runs},
+        {run.strategy: _captioned(run) for run in runs},
         title=title_of(comparison),
         table=table_rows(comparison),
         links=links,

@@ -196,7 +196,7 @@ def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: 
 
 def test_buttons_switch_between_the_strategies_of_a_comparison(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "compare.html")
-    assert page.locator("body > table tbody tr").count() == 3
+    assert page.locator("body > .wide > table tbody tr").count() == 3
     page.get_by_role("button", name="gpipe").click()
     page.wait_for_timeout(300)
     shown = page.evaluate(

@@ -37,6 +37,15 @@ def test_a_comparison_draws_what_came_to_its_end(comparison: mt.Comparison) -> N
     assert "broken" not in names
 
 
+def test_captions_of_transformers_are_as_short_as_those_of_other_runs(tmp_path: Path) -> None:
+    comparison = mt.compare(["ddp", "fsdp"], workload="gpt2-xl", world_size=2, global_batch_size=2)
+    captions = [note.text for note in comparison.figure().layout.annotations if "<b>" in (note.text or "")]
+    assert [caption.count(" · ") for caption in captions] == [4, 4]  # step, MFU, bubble, exposed, peak
+    page = comparison.write_html(tmp_path / "page.html").read_text()
+    assert '<div class="wide"><table>' in page  # which a narrow window scrolls, and not the page
+    assert "tokens/s a rank" in page.partition('<div id="figure">')[0]
+
+
 def test_the_page_of_a_comparison_lists_failures_too(comparison: mt.Comparison, tmp_path: Path) -> None:
     page = comparison.write_html(tmp_path / "page.html").read_text()
     table = page.partition("<table>")[2].partition("</table>")[0]
