@@ -31,7 +31,8 @@ async def deepseek_like(
     The order of actions is that of `minitrain.schedules.dualpipe_v`: rank r of a pipeline holds stages r and
     2 pp - 1 - r. Where a forward and a backward are a pair, each computes while the tokens of the other travel. Ranks
     of a group that exchanges tokens are neighbours; beyond them come replicas, then the pipeline. It takes 2 pp
-    microbatches or more, and num_layers must be a multiple of 2 pp where layers are alike.
+    microbatches or more of equal size, so global_batch_size must be a multiple of those of all pipelines, and
+    num_layers of 2 pp where layers are alike.
 
     Args:
         model: the rank.
