@@ -181,7 +181,7 @@ async def deepseek_like(
             source = schedule.placement.get(action.stage + (-1 if action.kind == "F" else 1), place)
             if action.kind != "W" and source != place:
                 tag = "F" if action.kind == "F" else "B", action.stage, action.microbatch
-                receives[tag] = model.launch(model.receive(mesh.peer("pp", source - place), tag=tag))
+                receives[tag] = model.launch(model.receive(mesh.peer("pp", source - place, wrap=True), tag=tag))
 
     async def send(stage: int, way: str, i: int, store: MutableMapping[Any, Any], layer: int) -> None:
         """Launch a send to the rank of another stage, once the one before it to there is done."""
@@ -190,7 +190,7 @@ async def deepseek_like(
             if dest in sends:
                 await sends.pop(dest)
             sends[dest] = model.launch(
-                model.send(mesh.peer("pp", dest - place), store.pop((layer, i)), tag=(way, stage, i))
+                model.send(mesh.peer("pp", dest - place, wrap=True), store.pop((layer, i)), tag=(way, stage, i))
             )
         elif stage < 0:
             del store[layer, i]
