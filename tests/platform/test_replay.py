@@ -21,7 +21,7 @@ HOST = ("offload", "fetch")
 SIZE_BYTES = 33_554_432  # a weight's gradient of the specified layer
 PRICE = 0.0007656540444444445
 OPTIONS: dict[str, dict[str, Any]] = {"single": {"world_size": 1}}
-TWO_STAGES_A_RANK = {"dualpipe_v", "interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs", "zbv"}
+TWO_STAGES_A_RANK = {"deepseek_like", "dualpipe_v", "interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs", "zbv"}
 
 
 def moments(run: Run) -> list[tuple[Any, ...]]:
