@@ -164,7 +164,9 @@ def _leave_interrupts_to_the_parent() -> None:
 def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
     """Yield the answers; whoever stops listening ends the processes at once."""
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(num_jobs, initializer=_leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(
+        num_jobs, multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_the_parent
+    )
     is_done = False
     try:
         yield from pool.map(answer, questions, chunksize=_CHUNK)
