@@ -315,6 +315,7 @@ def test_long_waits_are_told_and_ctrl_c_ends_them(program: Program, handler: Any
 
 
 @pytest.mark.usefixtures("interrupted_at_a_report")
+@pytest.mark.no_cover
 def test_waits_that_are_only_tried_again_are_told_too(capsys: Any) -> None:
     """Whether a rank waits at the moment of the list is left to chance."""
     with pytest.raises(KeyboardInterrupt):
