@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from minitrain.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
+    from minitrain.rank.shares import Shares
     from minitrain.run.comparison import Comparison, FailedRun, compare
     from minitrain.run.result import Run, load_run
     from minitrain.run.simulation import simulate, simulate_async
@@ -75,6 +76,7 @@ _HOMES = {
     "numerics.proof": ("Proof", "prove"),
     "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
+    "rank.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
     "run.result": ("Run", "load_run"),
     "run.simulation": ("simulate", "simulate_async"),
@@ -116,6 +118,7 @@ __all__ = [
     "Replayed",
     "Run",
     "Sensitivity",
+    "Shares",
     "SlowLink",
     "StrategyError",
     "Sweep",

@@ -323,4 +323,6 @@ def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
     """Return the model of the class of a lowest rank, on the transport that all classes share."""
     sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
-    return FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))
+    model = FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))
+    prepared.give_shares([model])
+    return model

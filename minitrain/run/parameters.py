@@ -20,6 +20,7 @@ from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
+from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class RunParameters:
         without: with kernels, terms of their prices to leave out, for an ablation.
         prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
+        shares: who takes how much of the step, where ranks are not alike: samples of each replica, a `mt.Shares`, or a
+            plan that has one; equal shares if None. They are for strategies that ask their model for them.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
             transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
             it.
@@ -94,6 +97,7 @@ class RunParameters:
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
+    shares: Any = None
     contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
@@ -121,6 +125,9 @@ class RunParameters:
         require_contention(self.contention)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
+        if self.shares is not None:
+            object.__setattr__(self, "shares", Shares.of(self.shares))
+            self.shares.require(self.global_batch_size, self.num_layers)
 
     def predictor(self) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
@@ -226,6 +233,9 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
     given = {name: value for name, value in keywords.items() if name in DEFAULTS}
+    if given.get("shares") is not None and "global_batch_size" not in given:
+        samples = Shares.of(given["shares"]).samples
+        given |= {} if samples is None else {"global_batch_size": sum(samples)}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
         raise _layers_and_workload(given["num_layers"], parameters.workload)
@@ -256,6 +266,7 @@ class TakesRunParameters(Protocol[R_co]):
         without: Sequence[str] = ...,
         prices: MeasuredLayers | None = ...,
         slowdown: Mapping[int, float] | None = ...,
+        shares: Any = ...,
         contention: bool | str = ...,
         p2p_buffer: int | None = ...,
         check: bool = ...,

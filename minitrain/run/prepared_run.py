@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from minitrain.errors import UsageError
 from minitrain.hardware.data_sheet import DataSheet
 from minitrain.hardware.predictor import network_of
 from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
+from minitrain.rank.shares import SharesOfRun
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
@@ -55,6 +57,27 @@ class PreparedRun:
         """Return what prices the operations of one rank, which may be a straggler."""
         predictor, factor = predictor_of(self.predictor, rank), (self.parameters.slowdown or {}).get(rank)
         return predictor if factor is None else predictor.slowed(factor)
+
+    def give_shares(self, models: Sequence[Model]) -> None:
+        """Tell the ranks who takes how much of the step, if they do not all take the same."""
+        shares = None if self.parameters.shares is None else SharesOfRun(self.parameters.shares)
+        for model in models if shares else ():
+            model._shares = shares
+
+    def require_shares_read(self, models: Sequence[Model]) -> None:
+        """Require that the strategy has asked for the shares that it was given.
+
+        Raises:
+            UsageError: it has not, and has divided the step equally.
+        """
+        given = models[0]._shares
+        if given is not None and given.unread:
+            raise UsageError(
+                f"{self.name} has not asked for the {' and the '.join(given.unread)} of shares, and divides the step "
+                "without them; use a strategy that asks for them (model.samples_of_rank, model.microbatches, "
+                "model.stages), or leave them out",
+                shares=given.shares,
+            )
 
     def transport(self) -> Dist:
         """Return a fresh transport for the ranks."""
