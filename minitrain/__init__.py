@@ -29,6 +29,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from minitrain.grading.grader import Grade, grade
+    from minitrain.hardware.clusters.cluster import Cluster
+    from minitrain.hardware.clusters.device_groups import Devices, Link
+    from minitrain.hardware.clusters.power import Thermal
     from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.hardware.platforms import Platform, platforms
@@ -66,6 +69,9 @@ _HOMES = {
         "UsageError",
     ),
     "grading.grader": ("Grade", "grade"),
+    "hardware.clusters.cluster": ("Cluster",),
+    "hardware.clusters.device_groups": ("Devices", "Link"),
+    "hardware.clusters.power": ("Thermal",),
     "hardware.fixed_durations": ("FixedPredictor",),
     "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
@@ -95,9 +101,11 @@ _MODULES = ("hw", "schedules")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Cluster",
     "CollectiveMismatchError",
     "Comparison",
     "DeadlockError",
+    "Devices",
     "FailedRun",
     "FixedPredictor",
     "Grade",
@@ -105,6 +113,7 @@ __all__ = [
     "Histogram",
     "LatentAttention",
     "LawError",
+    "Link",
     "MeasuredLayers",
     "MinitrainError",
     "Model",
@@ -122,6 +131,7 @@ __all__ = [
     "SlowLink",
     "StrategyError",
     "Sweep",
+    "Thermal",
     "Transformer",
     "UsageError",
     "Validation",

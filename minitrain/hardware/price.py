@@ -106,15 +106,25 @@ class RankPredictors:
     Args:
         predictors: one a rank.
         network: what prices collectives and messages; the predictor of rank 0 by default.
+        devices: what runs call the device of each rank, where they tell them apart.
+        name: what runs call the hardware.
 
     Attributes:
-        predictors: one a rank, each with the prices of its own device and of the shared network.
+        predictors: one a rank, each with the prices of its own device and of the shared network; ranks that were given
+            one predictor share one here.
 
     Raises:
         UsageError: the predictors are of different workloads.
     """
 
-    def __init__(self, predictors: Sequence[Predictor], network: TransferPrices | None = None) -> None:
+    def __init__(
+        self,
+        predictors: Sequence[Predictor],
+        network: TransferPrices | None = None,
+        *,
+        devices: Sequence[str] = (),
+        name: str = "",
+    ) -> None:
         for rank, predictor in enumerate(predictors):
             if predictor.workload is not predictors[0].workload:
                 raise UsageError(
@@ -125,14 +135,21 @@ class RankPredictors:
                 )
         shared = predictors[0] if network is None else network
         self._shared = shared
-        self.predictors: tuple[Predictor, ...] = tuple(
-            predictor if predictor is shared else _OnNetwork(predictor, shared, predictors[0])
-            for predictor in predictors
-        )
+        self.devices = tuple(devices)
+        self.name = name
+        known: dict[int, Predictor] = {}
+        for predictor in predictors:
+            if id(predictor) not in known:
+                is_shared = predictor is shared
+                known[id(predictor)] = predictor if is_shared else _OnNetwork(predictor, shared, predictors[0])
+        self.predictors: tuple[Predictor, ...] = tuple(known[id(predictor)] for predictor in predictors)
 
     def training(self, workload: Workload) -> RankPredictors:
         """Return the same machines for another workload."""
-        return RankPredictors([predictor.training(workload) for predictor in self.predictors], self._shared)
+        known = {id(predictor): predictor for predictor in self.predictors}
+        trained = {key: predictor.training(workload) for key, predictor in known.items()}
+        each = [trained[id(predictor)] for predictor in self.predictors]
+        return RankPredictors(each, self._shared, devices=self.devices, name=self.name)
 
     @property
     def workload(self) -> Workload:
@@ -170,6 +187,9 @@ class _OnNetwork:
         self.peak_flop_per_s = own.peak_flop_per_s
         self.capacity_bytes = own.capacity_bytes
         self.system = getattr(own, "system", None)
+        self.pricing = getattr(own, "pricing", "roofline")
+        self.topology = getattr(network, "topology", network)
+        self.num_nodes = getattr(network, "num_nodes", 1)
         self.reference = reference_of(reference)
         self.compute = own.compute
         self.update = own.update

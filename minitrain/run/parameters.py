@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
+from minitrain.hardware.clusters.cluster import Cluster, cluster_or_other
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
@@ -46,7 +47,8 @@ class RunParameters:
             units.
         global_batch_size: samples of the step, over all ranks.
         hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank); or
-            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`).
+            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`); or a
+            `mt.Cluster` of unlike devices, or the path of its file.
         workload: what is trained: a transformer (`mt.Transformer`, a shipped model's name, a path to a Hugging Face
             config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
             is the specified one.
@@ -110,6 +112,7 @@ class RunParameters:
     log: str = "full"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hardware", cluster_or_other(self.hardware))
         self._take_workload()
         for name in SIZES:
             require_count(name, getattr(self, name))
@@ -144,6 +147,11 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
+        if isinstance(self.hardware, Cluster):
+            from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
+
+            machine = self.world_size, self.network, self.placement
+            return predictors_of(self.hardware, *machine, self.workload, pricing)
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
     def _pricing(self) -> Pricing:
@@ -236,6 +244,9 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
     if given.get("shares") is not None and "global_batch_size" not in given:
         samples = Shares.of(given["shares"]).samples
         given |= {} if samples is None else {"global_batch_size": sum(samples)}
+    hardware = cluster_or_other(given.get("hardware"))
+    if isinstance(hardware, Cluster):
+        given = {"world_size": hardware.num_devices} | given | {"hardware": hardware}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
         raise _layers_and_workload(given["num_layers"], parameters.workload)
