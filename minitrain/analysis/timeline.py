@@ -32,6 +32,14 @@ class Stream(NamedTuple):
     peer: int | None = None
 
 
+class Outage(NamedTuple):
+    """A time in which no rank could go on, until a moment that no operation sets: `start` and `end`, s, and why."""
+
+    start: float
+    end: float
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
     """The events of all ranks, by rank and in each rank's program order, one array a field.
@@ -63,6 +71,7 @@ class Timeline:
         layer_names: what the layers are called; empty where they have numbers alone.
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
             row is the rank of its number.
+        outages: when the run was interrupted, in order; what is submitted behind one begins at its end or later.
     """
 
     starts: Ints
@@ -90,6 +99,7 @@ class Timeline:
     tags: tuple[Hashable, ...]
     layer_names: tuple[str, ...] = ()
     rank_names: tuple[str, ...] = ()
+    outages: tuple[Outage, ...] = ()
 
     @property
     def num_ranks(self) -> int:

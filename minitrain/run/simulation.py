@@ -72,7 +72,13 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
         LawError: the strategy breaks a law of training.
         OutOfMemoryError: with `strict_memory`, a rank held too much.
     """
-    prepared = prepare(strategy, parameters, watch)
+    return await simulate_prepared(prepare(strategy, parameters, watch))
+
+
+async def simulate_prepared(prepared: PreparedRun) -> Run:
+    """Simulate a run that is ready, in the running event loop."""
+    if prepared.parameters.faults:
+        return await variants.simulate_with_faults(prepared, _simulate_every_rank)
     if not prepared.parameters.fold:
         return await _simulate_every_rank(prepared)
     return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))
