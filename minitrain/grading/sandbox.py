@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,10 @@ from minitrain.grading.wire import decoded
 from minitrain.hardware import load_config
 
 _PACKAGE = Path(__file__).parent.parent
-_LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver")
+_LEFT_OUT = (
+    *("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver"),
+    *("noise", "platform", "sweeps", "validation"),
+)
 _OF_GRADING = (
     *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
     *("worker", "confinement", "wire", "error_reports"),
@@ -167,11 +169,12 @@ def source_of(file: Path) -> bytes:
 def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
     package = home / "minitrain"
-    shutil.copytree(_PACKAGE, package, ignore=_left_out)  # with compiled modules, which spares half of the start
-    for name in ("grading", "strategies"):
-        (package / name).mkdir(exist_ok=True)
-        (package / name / "__init__.py").write_text('"""Empty here."""\n\n__all__: list[str] = []\n')
-    shutil.copytree(_folder_of("hw_configs"), package / "hw_configs", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder, files in _library().items():
+        (package / folder).mkdir(parents=True)
+        for name, text, changed_ns in files:
+            copied = package / folder / name
+            copied.write_bytes(text)
+            os.utime(copied, ns=(changed_ns, changed_ns))  # else its compiled module would not be believed
     (home / "packages").mkdir()
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
@@ -182,11 +185,35 @@ def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     return staged
 
 
-def _left_out(folder: str, names: Sequence[str]) -> set[str]:
-    """Return which entries of a folder of minitrain are not copied."""
-    if "grading" not in Path(folder).relative_to(_PACKAGE).parts:
-        return set(_LEFT_OUT).intersection(names)
-    return {name for name in names if name != "__pycache__" and name.partition(".")[0] not in _OF_GRADING}
+@lru_cache(maxsize=1)
+def _library() -> Mapping[str, Sequence[tuple[str, bytes, int]]]:
+    """Return the files of minitrain's copy by folder: name, content and when it changed, ns.
+
+    They are read once, since a class has many submissions. Compiled modules are among them, which spares half of the
+    start.
+    """
+    found: dict[str, list[tuple[str, bytes, int]]] = {}
+    for folder, below, names in os.walk(_PACKAGE):
+        own = os.path.relpath(folder, _PACKAGE)
+        below[:] = sorted({*below}.difference(_LEFT_OUT))
+        found[own] = _read(folder, _of_grading(names) if "grading" in Path(own).parts else names)
+    for folder, _, names in os.walk(_folder_of("hw_configs")):
+        if "__pycache__" not in folder:
+            found[os.path.join("hw_configs", os.path.relpath(folder, _folder_of("hw_configs")))] = _read(folder, names)
+    for empty in ("grading", "strategies"):
+        found.setdefault(empty, []).append(("__init__.py", b'"""Empty here."""\n\n__all__: list[str] = []\n', 0))
+    return found
+
+
+def _read(folder: str, names: Sequence[str]) -> list[tuple[str, bytes, int]]:
+    """Return name, content and time of change of some files of a folder."""
+    paths = [Path(folder, name) for name in sorted(names)]
+    return [(path.name, path.read_bytes(), path.stat().st_mtime_ns) for path in paths]
+
+
+def _of_grading(names: Sequence[str]) -> list[str]:
+    """Return which files of this room, and of its compiled modules, a submission's process needs."""
+    return [name for name in names if name.partition(".")[0] in _OF_GRADING]
 
 
 def _folder_of(name: str) -> Path:
@@ -248,8 +275,10 @@ class _Process:
             UsageError: isolation is required, and the kernel does not hold the process in every respect.
         """
         failure, code = None, 0
+        until = self.began + self.limits.seconds + _GRACE_S
+        self._readers[0].join(max(0.0, until - time.monotonic()))  # its end wakes at once; `wait` looks now and then
         try:
-            code = self.process.wait(max(0.0, self.began + self.limits.seconds + _GRACE_S - time.monotonic()))
+            code = self.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             failure = f"it was stopped after {self.limits.seconds:g} s; does it wait or loop for ever?"
         self.end()
