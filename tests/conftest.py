@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _only_what_a_module_makes_is_collected() -> Iterator[None]:
+def _only_what_a_module_makes_is_collected() -> None:
     """Keep what was there before out of the cycle collector, and out of the search for gathers that were lost.
 
     Both look at every object that is not frozen. The libraries and the tests themselves are hundreds of thousands.
     """
     gc.collect()
     gc.freeze()
-    yield
 
 
 @pytest.fixture(scope="session")

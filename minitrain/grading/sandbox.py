@@ -197,9 +197,8 @@ def _library() -> Mapping[str, Sequence[tuple[str, bytes, int]]]:
         own = os.path.relpath(folder, _PACKAGE)
         below[:] = sorted({*below}.difference(_LEFT_OUT))
         found[own] = _read(folder, _of_grading(names) if "grading" in Path(own).parts else names)
-    for folder, _, names in os.walk(_folder_of("hw_configs")):
-        if "__pycache__" not in folder:
-            found[os.path.join("hw_configs", os.path.relpath(folder, _folder_of("hw_configs")))] = _read(folder, names)
+    configs = _folder_of("hw_configs")
+    found["hw_configs"] = _read(str(configs), [path.name for path in configs.iterdir() if path.is_file()])
     for empty in ("grading", "strategies"):
         found.setdefault(empty, []).append(("__init__.py", b'"""Empty here."""\n\n__all__: list[str] = []\n', 0))
     return found

@@ -43,8 +43,7 @@ def _mean_gradient(problem: TransformerProblem, weights: list[Array], global_bat
         for sample in range(global_batch_size):
             one = slice(sample, sample + 1)
             grads = _gradient(weights, inputs[one], targets[one], problem.model, problem.capacity_factor)
-            for total, grad in zip(sums, grads, strict=True):
-                total += np.asarray(grad)
+            sums = [total + np.asarray(grad) for total, grad in zip(sums, grads, strict=True)]
     return [total / global_batch_size for total in sums]
 
 
