@@ -8,7 +8,6 @@ it started, when time is over.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import pickle
@@ -20,11 +19,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.grading.copied_package import PACKAGE, copy_minitrain, folder_of
 from minitrain.grading.error_reports import SUBMISSION
 from minitrain.grading.exercise import Case
 from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for
@@ -33,15 +33,6 @@ from minitrain.grading.result import printable
 from minitrain.grading.wire import decoded
 from minitrain.hardware import load_config
 
-_PACKAGE = Path(__file__).parent.parent
-_LEFT_OUT = (
-    *("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver"),
-    *("noise", "platform", "sweeps", "validation"),
-)
-_OF_GRADING = (
-    *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
-    *("worker", "confinement", "wire", "error_reports"),
-)
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""
 
@@ -168,13 +159,7 @@ def source_of(file: Path) -> bytes:
 
 def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
-    package = home / "minitrain"
-    for folder, files in _library().items():
-        (package / folder).mkdir(parents=True)
-        for name, text, changed_ns in files:
-            copied = package / folder / name
-            copied.write_bytes(text)
-            os.utime(copied, ns=(changed_ns, changed_ns))  # else its compiled module would not be believed
+    copy_minitrain(home / "minitrain")
     (home / "packages").mkdir()
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
@@ -185,44 +170,9 @@ def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     return staged
 
 
-@lru_cache(maxsize=1)
-def _library() -> Mapping[str, Sequence[tuple[str, bytes, int]]]:
-    """Return the files of minitrain's copy by folder: name, content and when it changed, ns.
-
-    They are read once, since a class has many submissions. Compiled modules are among them, which spares half of the
-    start.
-    """
-    found: dict[str, list[tuple[str, bytes, int]]] = {}
-    for folder, below, names in os.walk(_PACKAGE):
-        own = os.path.relpath(folder, _PACKAGE)
-        below[:] = sorted({*below}.difference(_LEFT_OUT))
-        found[own] = _read(folder, _of_grading(names) if "grading" in Path(own).parts else names)
-    configs = _folder_of("hw_configs")
-    found["hw_configs"] = _read(str(configs), [path.name for path in configs.iterdir() if path.is_file()])
-    for empty in ("grading", "strategies"):
-        found.setdefault(empty, []).append(("__init__.py", b'"""Empty here."""\n\n__all__: list[str] = []\n', 0))
-    return found
-
-
-def _read(folder: str, names: Sequence[str]) -> list[tuple[str, bytes, int]]:
-    """Return name, content and time of change of some files of a folder."""
-    paths = [Path(folder, name) for name in sorted(names)]
-    return [(path.name, path.read_bytes(), path.stat().st_mtime_ns) for path in paths]
-
-
-def _of_grading(names: Sequence[str]) -> list[str]:
-    """Return which files of this room, and of its compiled modules, a submission's process needs."""
-    return [name for name in names if name.partition(".")[0] in _OF_GRADING]
-
-
-def _folder_of(name: str) -> Path:
-    """Return where a part of minitrain is, which depends on how it is installed."""
-    return Path(importlib.import_module(f"minitrain.{name}").__path__[0])
-
-
 def _refused() -> list[Path]:
     """Return the folders that a submission must not read: minitrain itself, wherever it is installed."""
-    return [path.resolve() for path in (_PACKAGE, _folder_of("strategies"))]
+    return [path.resolve() for path in (PACKAGE, folder_of("strategies"))]
 
 
 class _Process:
