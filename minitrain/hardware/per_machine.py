@@ -38,16 +38,33 @@ class MachinesDifferError(StrategyError):
 class Watch:
     """What was found out about the machines that one execution stands for.
 
+    Args:
+        num_machines: how many there are.
+        most_bytes: what their clocks may take; where that is not enough, the machines are halved.
+
     Attributes:
         parts: the machines by what they would do, where that differs: a label for each, (num_machines,).
         place: where they part ways, or where one number was asked for; None as long as neither has happened.
     """
 
-    __slots__ = ("parts", "place")
+    __slots__ = ("_num_machines", "_room", "parts", "place")
 
-    def __init__(self) -> None:
+    def __init__(self, num_machines: int, most_bytes: float = math.inf) -> None:
         self.parts: Ints | None = None
         self.place: str | None = None
+        self._num_machines = num_machines
+        self._room = most_bytes / (8 * num_machines)
+
+    def count(self) -> None:
+        """Count a clock.
+
+        Raises:
+            MachinesDifferError: there is no room for more.
+        """
+        self._room -= 1
+        if self._room < 0 and self.parts is None and self._num_machines > 1:
+            self.parts = np.arange(self._num_machines) * 2 // self._num_machines
+            raise MachinesDifferError("the clocks of so many machines take too much memory at once")
 
 
 WATCH: ContextVar[Watch | None] = ContextVar("minitrain_machines", default=None)
@@ -65,7 +82,7 @@ def part_ways(labels: Any, what: str) -> NoReturn:
         MachinesDifferError: always.
     """
     watch, place = WATCH.get(), f"{what} ({present_place()})"
-    if watch is not None and watch.place is None:
+    if watch is not None and watch.parts is None:
         watch.parts = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
         watch.place = place
     raise MachinesDifferError(f"machines that are priced together would part ways: {place}")
@@ -102,6 +119,9 @@ class PerMachine:
             return self._sum  # type: ignore[no-any-return]  # a PerMachine
         found = PerMachine(self.values + values_of(other))
         self._added, self._sum = other, found
+        watch = WATCH.get()
+        if watch is not None:
+            watch.count()
         return found
 
     __radd__ = __add__

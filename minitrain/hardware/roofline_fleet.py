@@ -48,30 +48,27 @@ def fleets_of(
     """
     places: list[list[int]] = []
     for place, system in enumerate(systems):
-        known = next((found for found in places if _have_tiers_alike(systems[found[0]], system)), None)
-        if known is None:
-            places.append([place])
+        for found in places:
+            if have_tiers_alike(systems[found[0]].networks, system.networks):
+                found.append(place)
+                break
         else:
-            known.append(place)
+            places.append([place])
+    machine = {"network": network, "placement": placement, "workload": workload}
     return [
-        Part(
-            np.array(found),
-            RooflineFleet([systems[place] for place in found], world_size, network, placement, workload),
-        )
+        Part(np.array(found), RooflineFleet([systems[place] for place in found], world_size, **machine))  # type: ignore[arg-type]  # by their names
         for found in places
     ]
 
 
-def _have_tiers_alike(one: SystemConfig, other: SystemConfig) -> bool:
-    """Return whether the networks of two machines differ in latency, bandwidth and efficiency alone."""
-    if one.networks is other.networks:
-        return True
-    return len(one.networks) == len(other.networks) and all(map(_are_alike, one.networks, other.networks))
-
-
-def _are_alike(one: Network, other: Network) -> bool:
-    """Return whether two tiers differ in numbers alone that prices are made of."""
-    return one.size == other.size and one.must_be_filled == other.must_be_filled and one.ops == other.ops
+def have_tiers_alike(tiers: Sequence[Network], others: Sequence[Network]) -> bool:
+    """Return whether two networks differ in latency, bandwidth and efficiency alone."""
+    if len(tiers) != len(others):
+        return False
+    for one, other in zip(tiers, others, strict=True):
+        if one.size != other.size or one.must_be_filled != other.must_be_filled or one.ops != other.ops:
+            return False
+    return True
 
 
 @final

@@ -59,8 +59,26 @@ def _identity_of(log: Any) -> tuple[int, ...]:
 def _work_of(log: Any, num_machines: int) -> tuple[Floats, Floats]:
     """Return how long a rank computes, and is at work at all, s, (num_machines,) each."""
     rows = log._rows
-    if not len(rows):
-        return np.zeros(num_machines), np.zeros(num_machines)
+    return _work_of_sequence(rows, num_machines) or _work_of_overlap(rows, num_machines)
+
+
+def _work_of_sequence(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats] | None:
+    """Return the same of events of which each begins after the one before; None where some do not."""
+    computing, either = np.zeros(num_machines), np.zeros(num_machines)
+    until: Any = 0.0
+    for time, price, stream in zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], rows[STREAM::STRIDE], strict=True):
+        if time is not until and np.less(values_of(time), values_of(until)).any():
+            return None
+        until = time + price.seconds
+        lasted = values_of(until) - values_of(time)
+        either += lasted
+        if stream.kind == COMPUTE:
+            computing += lasted
+    return computing, either
+
+
+def _work_of_overlap(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats]:
+    """Return the same of events in any order, which may lie beside one another."""
     starts, ends = times_of(rows, num_machines)
     computes = np.array([stream.kind == COMPUTE for stream in rows[STREAM::STRIDE]])[:, None]
     if not _are_in_order(starts, ends):
@@ -135,17 +153,24 @@ def pass_times(logs: Sequence[Any], num_machines: int) -> PassTimes:
 
 def _passes_of(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats, Floats] | None:
     """Return first start, last end and time at work of a rank's passes."""
-    passes: list[Any] = []
+    first, last, busy = np.full(num_machines, np.inf), np.zeros(num_machines), np.zeros(num_machines)
+    found = False
     for typ, time, price in zip(rows[TYP::STRIDE], rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True):
         if typ in PASSES:
-            passes.append((time, time + price.seconds, price.seconds))
-    if not passes:
-        return None
-    starts, ends, seconds = (
-        np.array([np.broadcast_to(values_of(each), num_machines) for each in column])
-        for column in zip(*passes, strict=True)
-    )
-    return starts.min(axis=0), np.maximum(ends.max(axis=0), 0.0), added_in_order(seconds)
+            found = True
+            np.minimum(first, values_of(time), out=first)
+            np.maximum(last, values_of(time + price.seconds), out=last)
+            busy += values_of(price.seconds)
+    return (first, last, busy) if found else None
+
+
+def _of_ranks(of_logs: Floats, log_of_rank: Ints | None, num_ranks: int) -> Floats:
+    """Return the figure of every rank on some machines, (num_machines, num_ranks), each machine's in one piece."""
+    if log_of_rank is None:
+        return np.ascontiguousarray(of_logs.T)
+    if len(of_logs) == 1:
+        return np.repeat(of_logs[0], num_ranks).reshape(-1, num_ranks)
+    return np.ascontiguousarray(of_logs.T[:, log_of_rank])
 
 
 def sum_over_ranks(of_logs: Floats, log_of_rank: Ints | None) -> Floats:
@@ -159,7 +184,6 @@ def sum_over_ranks(of_logs: Floats, log_of_rank: Ints | None) -> Floats:
     step = max(1, _MOST_NUMBERS // max(1, num_ranks))
     sums = np.empty(of_logs.shape[1])
     for first in range(0, len(sums), step):
-        columns = np.ascontiguousarray(of_logs[:, first : first + step].T)
-        ranks = columns if log_of_rank is None else np.ascontiguousarray(columns[:, log_of_rank])
-        sums[first : first + step] = ranks.sum(axis=1)
+        columns = of_logs[:, first : first + step]
+        sums[first : first + step] = _of_ranks(columns, log_of_rank, num_ranks).sum(axis=1)
     return sums

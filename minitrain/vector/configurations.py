@@ -19,10 +19,9 @@ from minitrain.hardware.config_variation import varied_configs
 from minitrain.hardware.per_machine import Ints
 from minitrain.hardware.price import RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
-from minitrain.run.parameters import DEFAULTS, RunParameters
+from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.vector.execution import Config, Machines, Source
 
-PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
 _OF_PREDICTOR = ("fidelity", "platform", "without", "prices")
 
 _ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "model_kind")
@@ -184,7 +183,7 @@ def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | Non
         parameters: those of the run.
     """
     hardware, network, placement, pricing = machine
-    if pricing is ROOFLINE and isinstance(hardware, str | os.PathLike | Mapping | SystemConfig):
+    if pricing is ROOFLINE and (type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)):
         return Config(load_config(hardware), network, placement)
     if isinstance(hardware, RankPredictors) or hasattr(hardware, "profile"):
         return None

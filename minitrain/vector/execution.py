@@ -46,6 +46,9 @@ class Config(NamedTuple):
     placement: Sequence[int] | None = None
 
 
+MOST_BYTES = 2**29
+"""What the clocks of one execution may take."""
+
 Source = Config | Predictor
 """What prices a run on one machine."""
 
@@ -140,7 +143,7 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[Group]:
         if len(places) == 1:
             groups.append(Group(places, None, reason))
             continue
-        watch = Watch()
+        watch = Watch(len(places), MOST_BYTES)
         try:
             groups.append(Group(places, await _execute_once(prepared, machines, places, watch), reason))
         except Exception as error:  # whatever it is, a simulation of one machine says it properly

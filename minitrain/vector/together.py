@@ -6,8 +6,8 @@ the last float.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from minitrain.events import PRICE, STRIDE, TIME, EventLog
 from minitrain.hardware.many_predictors import ManyPredictors
 from minitrain.hardware.per_machine import Floats, PerMachine, latest, values_of
 from minitrain.hardware.price import Price
-from minitrain.run.energy import dollars_of, watts_of
+from minitrain.run.energy import SECONDS_AN_HOUR, watts_of
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
@@ -159,25 +159,24 @@ class Together:
         bubble: Floats = passes.last_end.max(axis=0) - passes.first_start.min(axis=0) - passes.busy.max(axis=0)
         return bubble
 
-    @cached_property
-    def _sheets(self) -> list[Any]:
-        """The data sheet of each machine's devices, or None."""
-        return [getattr(system, "sheet", None) for system in self._predictor.of_each("system")]
+    def _of_sheets(self, figure: Callable[[Any], float | None]) -> Floats:
+        """Return a figure of the data sheet of each machine's devices; nan where there is none."""
+        sheets = [getattr(system, "sheet", None) for system in self._predictor.of_each("system")]
+        found = {id(sheet): figure(sheet) for sheet in {id(sheet): sheet for sheet in sheets}.values()}
+        return np.array([found[id(sheet)] for sheet in sheets], dtype=float)
 
     @cached_property
     def energy_joules(self) -> Floats:
         """What all devices draw in the step, J; nan where a config does not say their power."""
-        watts = [watts_of([sheet]) for sheet in self._sheets]
-        rated, idle = (np.array([np.nan if each is None else each[of][0] for each in watts]) for of in (0, 1))
+        rated, idle = (self._of_sheets(partial(_watts, place)) for place in (0, 1))
         busy, waiting = (self._times.computing + self._times.exposed) * rated, self._times.waiting * idle
         return self._over_ranks(busy) + self._over_ranks(waiting)
 
     @cached_property
     def dollars(self) -> Floats:
         """What renting the devices for the step costs, USD; nan where a config does not say its price."""
-        world_size, seconds = self._run.world_size, self.step_time.tolist()
-        found = [dollars_of([sheet], world_size, step) for sheet, step in zip(self._sheets, seconds, strict=True)]
-        return np.array([np.nan if each is None else each for each in found])
+        of_one_hour = self._of_sheets(lambda sheet: None if sheet is None else sheet.price_usd_per_hour)
+        return of_one_hour * self._run.world_size * self.step_time / SECONDS_AN_HOUR
 
     def names(self, hardware: Sequence[Any]) -> list[str]:
         """Return what runs call the hardware of each machine.
@@ -272,6 +271,12 @@ class Together:
 def _or_none(number: float) -> float | None:
     """Return a number of a column, None for nan."""
     return None if number != number else float(number)
+
+
+def _watts(place: int, sheet: Any) -> float | None:
+    """Return the rated (0) or idle (1) power of a device, W; None where its config does not say both."""
+    watts = watts_of([sheet])
+    return None if watts is None else float(watts[place][0])
 
 
 def _ratio(above: Any, below: Floats) -> Floats:
