@@ -47,7 +47,7 @@ from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.rank_placement import Step, checked_placement, counts_in_nodes, distinct_shifts, shifted
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
-_TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
+TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 
@@ -249,10 +249,10 @@ class HierarchicalTopology:
         """
         shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
-        if op not in _TWO_LEVEL_OPS or shape.num_ranks == 1:
+        if op not in TWO_LEVEL_OPS or shape.num_ranks == 1:
             return Transfer(seconds, None, shape.tier)
         if shape.is_hierarchical and not (op == "all_to_all" and op in shape.tier.ops):
-            nested = _hierarchical(op, size_bytes, self.tiers[0], shape)
+            nested = hierarchical_seconds(op, size_bytes, self.tiers[0], shape)
             if nested < seconds:
                 return Transfer(nested, "hierarchical", shape.tier)
         return Transfer(seconds, "ring" if op in RING_OPS else None, shape.tier)
@@ -332,7 +332,7 @@ class HierarchicalTopology:
         return min(lcm(*inner), self.world_size)
 
 
-def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape) -> float:
+def hierarchical_seconds(op: str, size_bytes: float, inner: Network, shape: GroupShape) -> float:
     """Return the seconds of the two-level algorithm: inside the nodes and across them, at once in an all_to_all."""
     local, outer = shape.num_local, shape.tier
     num_nodes, share_bytes = shape.num_ranks // local, size_bytes / local

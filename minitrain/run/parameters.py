@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from minitrain.run.strategy_loading import Strategy
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
+PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
+"""Parameters that change how long operations take, and not which there are."""
 LOGS = ("full", "summary")
 
 F = TypeVar("F", bound=Callable[..., Any])
