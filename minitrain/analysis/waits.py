@@ -104,6 +104,27 @@ def find_gaps(
     return Gaps(timeline, rank, start, end, event, source, kind)
 
 
+def waits_by_device(timeline: Timeline, step_time: float | None = None) -> dict[str, dict[str, float]]:
+    """Return how long a rank with each kind of device waits on average, by the device of the rank it waits for, s.
+
+    Args:
+        timeline: a run on several kinds of device.
+        step_time: the step time, s; the latest end of all ranks if None.
+    """
+    rank, start, end, event = gaps_of(timeline, checked_step_time(timeline.step_time, step_time))
+    source = _sources(timeline, event)
+    known = source != NONE
+    names = list(dict.fromkeys(timeline.devices))
+    device = np.array([names.index(name) for name in timeline.devices])
+    sums = np.zeros((len(names), len(names)))
+    np.add.at(sums, (device[rank[known]], device[timeline.rank[source[known]]]), (end - start)[known])
+    rows = (sums / np.bincount(device)[:, None]).tolist()
+    return {
+        name: {other: mean for other, mean in zip(names, row, strict=True) if mean}
+        for name, row in zip(names, rows, strict=True)
+    }
+
+
 def gaps_of(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:
     """Return rank, start, end and ending event of every gap, from 0 to the step's end."""
     swept = sweep_timeline(timeline)

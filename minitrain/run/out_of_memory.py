@@ -29,7 +29,9 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
 
     def report(model: Model, capacity_bytes: float) -> None:
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
-        excess = OutOfMemory(model.rank, _moment(model, _units(capacity_bytes, element_bytes)), capacity_bytes, held)
+        device = getattr(model._runtime_predictor, "device_name", "")
+        moment = _moment(model, _units(capacity_bytes, element_bytes))
+        excess = OutOfMemory(model.rank, moment, capacity_bytes, held, device)
         excesses.append(excess)
         if strict and running_rank() in (
             None,
