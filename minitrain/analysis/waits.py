@@ -14,6 +14,7 @@ of another rank, or with the step. Its kind says why:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean  # exact: the same for ranks that are folded
 
 import numpy as np
 
@@ -116,13 +117,10 @@ def waits_by_device(timeline: Timeline, step_time: float | None = None) -> dict[
     known = source != NONE
     names = list(dict.fromkeys(timeline.devices))
     device = np.array([names.index(name) for name in timeline.devices])
-    sums = np.zeros((len(names), len(names)))
-    np.add.at(sums, (device[rank[known]], device[timeline.rank[source[known]]]), (end - start)[known])
-    rows = (sums / np.bincount(device)[:, None]).tolist()
-    return {
-        name: {other: mean for other, mean in zip(names, row, strict=True) if mean}
-        for name, row in zip(names, rows, strict=True)
-    }
+    sums = np.zeros((timeline.num_ranks, len(names)))
+    np.add.at(sums, (rank[known], device[timeline.rank[source[known]]]), (end - start)[known])
+    means = {name: [mean(column) for column in sums[device == kind].T.tolist()] for kind, name in enumerate(names)}
+    return {name: {other: wait for other, wait in zip(names, row, strict=True) if wait} for name, row in means.items()}
 
 
 def gaps_of(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:

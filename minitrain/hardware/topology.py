@@ -212,6 +212,10 @@ class HierarchicalTopology:
             by_shape.setdefault(self.shape(copy), copy)
         return list(by_shape.values())
 
+    def distance(self, source: int, dest: int) -> int:
+        """Return the size of the tier that carries a message between two ranks."""
+        return self.p2p(0, source, dest).tier.size
+
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message on the smallest tier that contains its two ranks.
 

@@ -126,6 +126,12 @@ class RunParameters:
                 exclusion.require(given)
         self._pricing()
         require_contention(self.contention)
+        if self.contention == EXACT and isinstance(self.hardware, Cluster):
+            raise UsageError(
+                'contention="exact" shares the links of one hardware config, and a cluster has links between its '
+                "groups; use contention=True, or leave it out",
+                contention=EXACT,
+            )
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
         if self.shares is not None:
