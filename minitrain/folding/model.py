@@ -39,6 +39,7 @@ class ClassOperation(Operation):
     """
 
     __slots__ = ("own_value",)
+    own_value: Any
 
     @property
     def given(self) -> Any:
