@@ -132,10 +132,10 @@ def config_named_as(device: DetectedDevice) -> SystemConfig | None:
     >>> config_named_as(DetectedDevice("NVIDIA A100-SXM4-40GB", HardwareClass.GPU, memory_bytes=40 * 2**30)).name
     'a100_40g'
     """
-    words = set(re.split(r"[^a-z0-9]+", device.name.lower()))
-    joined = re.sub(r"[^a-z0-9]+", "", device.name.lower())
-    found = [name for name in shipped_configs() if _stem(name) in words or _stem(name) in joined.removeprefix("nvidia")]
-    configs = [load_config(name) for name in found]
+    joined = re.sub(r"[^a-z0-9]+", "", device.name.lower()).removeprefix("nvidia")
+    named = [name for name in shipped_configs() if _stem(name) in joined]
+    longest = max((len(_stem(name)) for name in named), default=0)
+    configs = [load_config(name) for name in named if len(_stem(name)) == longest]
     same = [config for config in configs if config.sheet.device_class == device.hardware_class.value]
     wanted = device.memory_bytes or 0
     return min(same, key=lambda config: (abs(config.mem1.capacity_bytes - wanted), config.name), default=None)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.devices.backends import cpu_name
+from minitrain.errors import UsageError
 from minitrain.heterogeneous.operations import OperationKind
 
 Options = Mapping[str, Any]
@@ -62,8 +63,21 @@ def half_precision() -> Any:
 
 
 def datatype_named(name: str) -> Any:
-    """Return NumPy's datatype of a name."""
-    return half_precision() if name == "bfloat16" else np.dtype(name)
+    """Return NumPy's datatype of a name.
+
+    Raises:
+        UsageError: no library here has numbers of it.
+    """
+    if name == "bfloat16":
+        return half_precision()
+    try:
+        return np.dtype(name)
+    except TypeError:
+        known = ", ".join((*_REAL, "bfloat16", *_WHOLE))
+        raise UsageError(
+            f"no library here has arrays of {name}; use one of {known}, or an ArraySpec where only the price matters",
+            datatype=name,
+        ) from None
 
 
 class _NumpyNames:
