@@ -172,22 +172,29 @@ class HardwareAbstractionLayer:
 
     def execute(self, op_type: str, inputs: Mapping[str, Any], preferred_hardware: Key | None = None) -> Execution:
         """Compute an operation and leave its result where it is; arguments and errors as for `execute_operation`."""
-        kind = operation_named(op_type)
-        operands, options = split_inputs(kind, inputs)
-        operands = [_as_array(each) for each in operands]
-        shapes = [_shapes(each) for each in operands]
-        datatype = _common_datatype(operands)
-        cost = cost_of(kind, shapes, result_shape(kind, shapes, options), datatype)
+        asked = _asked(op_type, inputs)
         refused: list[tuple[str, str]] = []
         for key in self.candidates(preferred_hardware):
-            backend, reason = self._able(key, cost, datatype)
+            backend, reason = self._able(key, asked)
             if backend is not None:
                 try:
-                    return self._execute(backend, (kind, operands, options, cost), tuple(refused))
+                    return self._execute(backend, asked, tuple(refused))
                 except DeviceFailure as error:
                     reason = str(error)
             refused.append((shown_key(key), reason))
         raise self._nothing_left(op_type, preferred_hardware, refused)
+
+    def execute_on(self, key: Key, op_type: str, inputs: Mapping[str, Any]) -> Execution:
+        """Compute an operation on one backend and no other; arguments and errors as for `execute_operation`.
+
+        Raises:
+            DeviceFailure: it has died.
+        """
+        asked = _asked(op_type, inputs)
+        backend, reason = self._able(key, asked)
+        if backend is None:
+            raise self._nothing_left(op_type, key, [(shown_key(key), reason)])
+        return self._execute(backend, asked, ())
 
     def backend(self, key: Key) -> HardwareBackend:
         """Return what is registered for a class of hardware or a device.
@@ -209,29 +216,23 @@ class HardwareAbstractionLayer:
         """Move an array to a backend, and count its bytes; one that lies there is returned as it is."""
         return self._put(_as_array(array), self.backend(key))
 
-    def _able(self, key: Key, cost: Operation, datatype: str) -> tuple[HardwareBackend | None, str]:
+    def _able(self, key: Key, asked: _Asked) -> tuple[HardwareBackend | None, str]:
         """Return the backend for some hardware if it can compute an operation, else why not."""
         backend = self.hardware_backends.get(key)
         if backend is None:
             return None, "no backend is registered for it"
-        reason = backend.reason_unavailable() or backend.reason_unsupported(cost, datatype)
+        reason = backend.reason_unavailable() or backend.reason_unsupported(asked.cost, asked.datatype)
         return (backend, "") if reason is None else (None, reason)
 
-    def _execute(
-        self,
-        backend: HardwareBackend,
-        what: tuple[OperationKind, list[Any], dict[str, Any], Operation],
-        refused: tuple[tuple[str, str], ...],
-    ) -> Execution:
+    def _execute(self, backend: HardwareBackend, asked: _Asked, refused: tuple[tuple[str, str], ...]) -> Execution:
         """Compute an operation on a backend."""
-        kind, operands, options, cost = what
         before = self.moved_bytes[backend.name]
-        placed = [self._placed(each, backend) for each in operands]
-        result, seconds = backend.execute(kind, placed, options, cost)
+        placed = [self._placed(each, backend) for each in asked.operands]
+        result, seconds = backend.execute(asked.kind, placed, asked.options, asked.cost)
         self.executed[backend.name] += 1
         moved = self.moved_bytes[backend.name] - before
         lies = Placed(backend, result)
-        return Execution(kind.name, lies, backend.name, seconds, backend.is_priced, cost, moved, refused)
+        return Execution(asked.kind.name, lies, backend.name, seconds, backend.is_priced, asked.cost, moved, refused)
 
     def _placed(self, operand: Any, backend: HardwareBackend) -> Any:
         """Return an operand as a backend takes it: its own array, or a plain number."""
@@ -276,6 +277,29 @@ def standard_layer() -> HardwareAbstractionLayer:
         if key not in ("numpy", HardwareClass.CPU):
             hal.define_fallback_chain(key, ["numpy"])
     return hal
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """An operation that is asked for, checked and counted."""
+
+    kind: OperationKind
+    operands: list[Any]
+    options: dict[str, Any]
+    cost: Operation
+    datatype: str
+
+
+def _asked(op_type: str, inputs: Mapping[str, Any]) -> _Asked:
+    """Return an operation with its operands as arrays, and what it costs."""
+    kind = operation_named(op_type)
+    given, options = split_inputs(kind, inputs)
+    operands = [_as_array(each) for each in given]
+    shapes = [_shapes(each) for each in operands]
+    datatype = _common_datatype(operands)
+    cost = cost_of(kind, shapes, result_shape(kind, shapes, options), datatype)
+    return _Asked(kind, operands, options, cost, datatype)
 
 
 def _as_array(value: Any) -> Any:

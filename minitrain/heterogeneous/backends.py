@@ -242,8 +242,8 @@ class FailingBackend:
         self.is_priced = inner.is_priced
 
     def reason_unavailable(self) -> str | None:
-        """Return that it has died, once it has."""
-        return self.inner.reason_unavailable() or (None if self.after > 0 else f"{self.name} has died")
+        """Return what the other says: that a device has died is found out by using it."""
+        return self.inner.reason_unavailable()
 
     def reason_unsupported(self, cost: Operation, datatype: str) -> str | None:
         """Return what the other says."""

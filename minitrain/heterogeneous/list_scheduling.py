@@ -2,8 +2,9 @@
 
 Operations are taken by how long it takes from their beginning to the end of the workload, the longest first, and each
 goes to the device that finishes it first: when it is free, and when what the operation reads has come. What is there
-already (inputs on the host, results of a run that went on until a device died) is said by `holders`. Left out: that
-moves share links, which the orchestrator's timeline knows.
+already (inputs on the host, results of a run that went on until a device died) is said by `holders`. A device's link
+carries one array to it after the other. Left out: what the sender's link carries besides; the orchestrator's timeline
+knows that.
 
 Source: Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
 computing", IEEE TPDS 13(3), 2002.
@@ -42,9 +43,10 @@ class ListSchedule:
 @final
 @dataclass(slots=True)
 class _Done:
-    """What of a schedule is decided: devices, ends, when each device is free, and when arrays are where."""
+    """What of a schedule is decided: devices, ends, when devices and links are free, and when arrays are where."""
 
     free: dict[str, float]
+    link: dict[str, float]
     mapping: dict[str, HardwareCapabilityProfile] = field(default_factory=dict)
     finish: dict[str, float] = field(default_factory=dict)
     arrived: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -96,35 +98,48 @@ class ListScheduler:
 
     def _place(self, order: Sequence[str], devices: Sequence[HardwareCapabilityProfile]) -> ListSchedule:
         """Return the schedule that takes operations in an order, each to where it ends first."""
-        done = _Done(free=dict.fromkeys(self._by_name, 0.0))
+        done = _Done(free=dict.fromkeys(self._by_name, 0.0), link=dict.fromkeys(self._by_name, 0.0))
         for name in order:
-            ends = [(self._end(name, device, done), place) for place, device in enumerate(devices)]
-            end, place = min(ends)
-            device = done.mapping[name] = devices[place]
-            for read in self.workload.by_name[name].reads():
-                done.arrived[read, device.name] = self._arrival(read, device, done)
+            ends = [(self._end(name, self._arrivals(name, device, done), device, done), device) for device in devices]
+            end, device = min(ends, key=lambda pair: pair[0])
+            came = self._arrivals(name, device, done)
+            moved = [at for read, at in came.items() if self._must_move(read, device, done)]
+            done.link[device.name] = max([done.link[device.name], *moved])
+            done.arrived |= {(read, device.name): at for read, at in came.items()}
+            done.mapping[name] = device
             done.finish[name] = done.free[device.name] = end
         home = [self._home_s(name, done) for name in self.workload.wanted]
         there = {name: done.mapping[name] for name in self.pending}
         return ListSchedule(there, {name: done.finish[name] for name in self.pending}, max(home, default=0.0))
 
-    def _end(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> float:
+    def _end(self, name: str, came: Mapping[str, float], device: HardwareCapabilityProfile, done: _Done) -> float:
         """Return when an operation would end on a device, s."""
-        ready = max((self._arrival(read, device, done) for read in self.workload.by_name[name].reads()), default=0.0)
-        return max(ready, done.free[device.name]) + self._seconds[name][device.name]
+        return max([done.free[device.name], *came.values()]) + self._seconds[name][device.name]
 
-    def _arrival(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> float:
-        """Return when an array could be on a device, s."""
+    def _arrivals(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> dict[str, float]:
+        """Return when each array that an operation reads could be on a device, one after the other over its link."""
+        link, found = done.link[device.name], dict[str, float]()
+        for read in self.workload.by_name[name].reads():
+            if self._must_move(read, device, done):
+                link = found[read] = max(link, done.finish.get(read, 0.0)) + self._move_s(read, device, done)
+            else:
+                found[read] = done.arrived.get((read, device.name), done.finish.get(read, 0.0))
+        return found
+
+    def _must_move(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> bool:
+        """Return whether an array is not on a device yet."""
         if (name, device.name) in done.arrived:
-            return done.arrived[name, device.name]
+            return False
+        if name in done.mapping:
+            return done.mapping[name] is not device
+        return device.name not in self._there[name]
+
+    def _move_s(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> float:
+        """Return how long an array takes to a device from where it comes soonest, s."""
         size = self.workload.specs[name].num_bytes
         if name in done.mapping:
-            source = done.mapping[name]
-            return done.finish[name] + (0.0 if source is device else self._movement.seconds(size, source, device))
-        places = self._there[name]
-        if device.name in places:
-            return 0.0
-        return min(self._movement.seconds(size, self._by_name.get(place), device) for place in places)
+            return self._movement.seconds(size, done.mapping[name], device)
+        return min(self._movement.seconds(size, self._by_name.get(place), device) for place in self._there[name])
 
     def _home_s(self, name: str, done: _Done) -> float:
         """Return when a result that is wanted has come to the host, s."""
