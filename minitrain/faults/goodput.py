@@ -23,9 +23,9 @@ from minitrain.faults.remaining_job import devices_of, smaller_steps
 from minitrain.hardware.reliability import mtbf_hours_of, require_mtbf
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.faults import Recovery
-from minitrain.run.parameters import lists_run_parameters
 from minitrain.run.prepared_run import prepare
 from minitrain.run.result import Run
+from minitrain.run.signatures import shows_run_parameters
 from minitrain.run.simulation import simulate_prepared
 from minitrain.run.strategy_loading import Strategy
 
@@ -132,7 +132,7 @@ class Goodput:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-@lists_run_parameters
+@shows_run_parameters
 def goodput(
     strategy: str | Strategy,
     *,

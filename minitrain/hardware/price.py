@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.workloads.workload import PassMode, Workload
@@ -107,7 +107,7 @@ class RankPredictors:
         predictors: one a rank.
         network: what prices collectives and messages; the predictor of rank 0 by default.
         devices: what runs call the device of each rank, where they tell them apart.
-        name: what runs call the hardware.
+        cluster: what the devices belong to, if they are those of a `mt.Cluster`.
 
     Attributes:
         predictors: one a rank, each with the prices of its own device and of the shared network; ranks that were given
@@ -123,7 +123,7 @@ class RankPredictors:
         network: TransferPrices | None = None,
         *,
         devices: Sequence[str] = (),
-        name: str = "",
+        cluster: Any = None,
     ) -> None:
         for rank, predictor in enumerate(predictors):
             if predictor.workload is not predictors[0].workload:
@@ -136,12 +136,12 @@ class RankPredictors:
         shared = predictors[0] if network is None else network
         self._shared = shared
         self.devices = tuple(devices)
-        self.name = name
+        self.cluster = cluster
         known: dict[int, Predictor] = {}
-        for predictor in predictors:
+        for predictor, device in zip(predictors, devices or [""] * len(predictors), strict=True):
             if id(predictor) not in known:
-                is_shared = predictor is shared
-                known[id(predictor)] = predictor if is_shared else _OnNetwork(predictor, shared, predictors[0])
+                other = _OnNetwork(predictor, shared, predictors[0], device)
+                known[id(predictor)] = predictor if predictor is shared else other
         self.predictors: tuple[Predictor, ...] = tuple(known[id(predictor)] for predictor in predictors)
 
     def training(self, workload: Workload) -> RankPredictors:
@@ -149,7 +149,7 @@ class RankPredictors:
         known = {id(predictor): predictor for predictor in self.predictors}
         trained = {key: predictor.training(workload) for key, predictor in known.items()}
         each = [trained[id(predictor)] for predictor in self.predictors]
-        return RankPredictors(each, self._shared, devices=self.devices, name=self.name)
+        return RankPredictors(each, self._shared, devices=self.devices, cluster=self.cluster)
 
     @property
     def workload(self) -> Workload:
@@ -177,9 +177,11 @@ class _OnNetwork:
         own: what prices the operations of the rank's device.
         network: what prices collectives and messages.
         reference: the predictor of rank 0.
+        device_name: what runs call the device.
     """
 
-    def __init__(self, own: Predictor, network: TransferPrices, reference: Predictor) -> None:
+    def __init__(self, own: Predictor, network: TransferPrices, reference: Predictor, device_name: str = "") -> None:
+        self.device_name = device_name
         self._own = own
         self._network = network
         self.workload = own.workload
@@ -201,11 +203,12 @@ class _OnNetwork:
 
     def slowed(self, factor: float) -> _OnNetwork:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
-        return _OnNetwork(self._own.slowed(factor), self._network, self.reference)
+        return _OnNetwork(self._own.slowed(factor), self._network, self.reference, self.device_name)
 
     def training(self, workload: Workload) -> Predictor:
         """Return the same machine for another workload."""
-        return _OnNetwork(self._own.training(workload), self._network, self.reference.training(workload))
+        reference = self.reference.training(workload)
+        return _OnNetwork(self._own.training(workload), self._network, reference, self.device_name)
 
 
 def predictor_of(predictor: Predictor | RankPredictors, rank: int) -> Predictor:

@@ -48,7 +48,7 @@ from minitrain.hardware.rank_placement import Step, checked_placement, counts_in
 from minitrain.hardware.two_level import two_level_seconds
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
-_TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
+TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 
@@ -212,6 +212,10 @@ class HierarchicalTopology:
             by_shape.setdefault(self.shape(copy), copy)
         return list(by_shape.values())
 
+    def distance(self, source: int, dest: int) -> int:
+        """Return the size of the tier that carries a message between two ranks."""
+        return self.p2p(0, source, dest).tier.size
+
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message on the smallest tier that contains its two ranks.
 
@@ -250,7 +254,7 @@ class HierarchicalTopology:
         """
         shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
-        if op not in _TWO_LEVEL_OPS or shape.num_ranks == 1:
+        if op not in TWO_LEVEL_OPS or shape.num_ranks == 1:
             return Transfer(seconds, None, shape.tier)
         if shape.is_hierarchical and not (op == "all_to_all" and op in shape.tier.ops):
             nested = two_level_seconds(op, size_bytes, self.tiers[0], shape.tier, shape.num_ranks, shape.num_local)

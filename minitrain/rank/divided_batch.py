@@ -62,7 +62,7 @@ def _in_step(model: RankState, samples: Any, count: int, sizes: Sequence[int]) -
 def _replica(model: RankState, num_replicas: int | None, index: Any) -> tuple[int, Any]:
     """Return how many replicas share the batch, and which of them a rank belongs to."""
     number = model.world_size if num_replicas is None else require_count("num_replicas", num_replicas)
-    place = model._rank if index is None else index
+    place = getattr(model, "_rank_of_each", model._rank) if index is None else index  # of folded ranks, of each
     if index is None and number != model.world_size:
         raise UsageError(
             f"with num_replicas ({number}) say which one this rank belongs to, as in index=model.rank // 2"

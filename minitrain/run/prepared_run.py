@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import UsageError
 from minitrain.hardware.data_sheet import DataSheet
@@ -24,6 +24,9 @@ from minitrain.run.strategy_loading import Strategy
 from minitrain.run.trained_model import trained_model_of
 from minitrain.transport.dist import Dist
 
+if TYPE_CHECKING:
+    from minitrain.run.device_kinds import DeviceKind
+
 R = TypeVar("R", bound=Run)
 
 
@@ -38,6 +41,9 @@ class PreparedRun:
         parameters: those of the run.
         predictor: what prices the operations: one for all ranks, or one for each.
         watch: called when the ranks begin, with what says how far they are.
+        variant: how all ranks are simulated (a `minitrain.run.variants.Variant`), for whoever extends the engine;
+            chosen by the parameters if None.
+        folded_kind: class of the models where ranks are folded, likewise.
     """
 
     name: str
@@ -46,10 +52,14 @@ class PreparedRun:
     parameters: RunParameters
     predictor: Predictor | RankPredictors
     watch: Watch | None = None
+    variant: Any = None
+    folded_kind: Any = None
 
     @property
     def hardware_name(self) -> str:
         """What the run calls its hardware."""
+        if isinstance(self.predictor, RankPredictors) and self.predictor.cluster is not None:
+            return str(self.predictor.cluster.name)
         system = getattr(self.predictor, "system", None)
         return str(getattr(system, "name", None) or self.parameters.hardware)
 
@@ -88,6 +98,14 @@ class PreparedRun:
         predictors = self.predictor.predictors if isinstance(self.predictor, RankPredictors) else (self.predictor,)
         return tuple([getattr(getattr(predictor, "system", None), "sheet", None) for predictor in predictors])
 
+    def _device_kinds(self) -> Sequence[DeviceKind]:
+        """Return which ranks have which device, where a cluster tells them apart."""
+        if not isinstance(self.predictor, RankPredictors) or self.predictor.cluster is None:
+            return ()
+        from minitrain.run.device_kinds import kinds_of  # noqa: PLC0415  (few runs have several kinds)
+
+        return kinds_of(self.predictor)
+
     def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
         """Return what a simulation came to.
 
@@ -106,6 +124,7 @@ class PreparedRun:
             "peak_host_memory_bytes": max([model.peak_host_bytes for model in models]),
             "meshes": _different([mesh for model in models for mesh in model._meshes]),
             "trained_model": trained_model_of(workload, models),
+            "device_kinds": self._device_kinds(),
         }
         return kind(
             strategy=self.name,

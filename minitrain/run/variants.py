@@ -80,6 +80,13 @@ async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[Prepar
     return await remaining_job.simulate_with_faults(prepared, simulate)
 
 
+async def price_machines(strategy: Any, parameters: dict[str, Any]) -> Any:
+    """Simulate a strategy on a list of hardware at once; see `minitrain.vector.price`."""
+    from minitrain.vector.price import price_async  # noqa: PLC0415
+
+    return await price_async(strategy, **parameters)
+
+
 def _summary(world_size: int) -> Variant:
     """Return the way to keep totals instead of events."""
     from minitrain.accounting.summary.model import summary_models  # noqa: PLC0415

@@ -203,12 +203,17 @@ class ClusterNetwork:
             ranks: the group.
             steps: distance and number of copies, which are at all sums of these multiples.
         """
+        steps = list(steps)
         by_shape = {self._shape(ranks): ranks}
         for places in product(*(range(count) for _, count in steps)):
             shift = sum(place * distance for place, (distance, _) in zip(places, steps, strict=True))
             copy = tuple(rank + shift for rank in ranks)
             by_shape.setdefault(self._shape(copy), copy)
         return list(by_shape.values())
+
+    def distance(self, source: int, dest: int) -> object:
+        """Return what the price of a message between two ranks depends on."""
+        return self._shape((source, dest))
 
     def _shape(self, ranks: Sequence[int]) -> object:
         """Return what the price of a collective among some ranks depends on."""

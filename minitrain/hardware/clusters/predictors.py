@@ -70,7 +70,7 @@ def predictors_of(
     tiers = {name: tiers_of(cluster.group(name)) for name in places.used_groups}
     shared = ClusterNetwork(cluster, places, own, tiers, is_free="transfers" in pricing.without)
     names = [places.group(rank) for rank in range(world_size)]
-    return RankPredictors([own[name] for name in names], shared, devices=names, name=cluster.name)
+    return RankPredictors([own[name] for name in names], shared, devices=names, cluster=cluster)
 
 
 def system_of(group: Devices, pricing: Pricing = ROOFLINE) -> SystemConfig:
