@@ -82,7 +82,7 @@ class Interruption:
     @property
     def recovery_s(self) -> float:
         """Time from the fault to the next attempt, s."""
-        return sum(getattr(self, name) for name in CAUSES if name != "lost_work_s")
+        return sum(self.by_cause.values()) - self.lost_work_s
 
     def cut_short(self, seconds: float) -> Interruption:
         """Return the interruption whose recovery a further fault has ended after so many seconds."""

@@ -66,6 +66,4 @@ def require_mtbf(given: float | Mapping[str, float] | None) -> None:
     hours = given if isinstance(given, Mapping) else {} if given is None else {"every device": given}
     for name, each in hours.items():
         if isinstance(each, bool) or not isinstance(each, int | float) or not 0 < each < math.inf:
-            raise UsageError(
-                f"the mean time between failures of {name} must be a positive number of hours, got {each!r}"
-            )
+            raise UsageError(f"mtbf_hours of {name} must be a positive number of hours, got {each!r}")
