@@ -5,7 +5,8 @@ finished, a message that it has not sent or taken. The other ranks go on until t
 stopped. So this is the run timed again, with durations that never end on the dead ranks, cut at the stop. What a step
 does before a death is the same in any case, as nothing acts on the past.
 
-Of a message that nobody has taken, the send is lost as well. Left out: what a library does with a collective that is half done; it is lost for all of its ranks.
+A send whose message nobody has taken is lost with it. Left out: what a library does with a collective that is half
+done; it is lost for all of its ranks.
 """
 
 from __future__ import annotations
