@@ -11,6 +11,7 @@ import typer
 
 import minitrain as mt
 from minitrain.cli import options as given
+from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import (
     FAILED,
     RunFailedError,
@@ -20,7 +21,7 @@ from minitrain.cli.failures import (
     saying_what_is_kept,
 )
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.priced import priced, pricing
+from minitrain.cli.priced import machine, pricing
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
@@ -40,11 +41,12 @@ def compare(
             show_default=" ".join(DEFAULT_STRATEGIES),
         ),
     ] = None,
-    world_size: given.WorldSize = given.DEFAULT.world_size,
+    world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
     layers: given.Layers = None,
-    batch: given.Batch = given.DEFAULT.global_batch_size,
+    batch: ranks_given.Batch = None,
+    shares: ranks_given.Shares = None,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
@@ -72,7 +74,7 @@ def compare(
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         trained = given.trained(model, seq, layers)
-        predictor = priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
+        ranks = machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
         if traced:
             given.require_folder(out)
@@ -81,10 +83,9 @@ def compare(
                 chosen,
                 progress=progress.simulating,
                 watch=progress.watch,
-                world_size=world_size,
+                **ranks,
                 **trained,
-                global_batch_size=batch,
-                hardware=predictor,
+                **ranks_given.batch_of(batch, shares),
                 strict=strict,
                 strict_memory=strict_memory,
                 memory_by_kind=traced,
@@ -107,11 +108,12 @@ def compare(
 
 def run(
     strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
-    world_size: given.WorldSize = given.DEFAULT.world_size,
+    world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
     layers: given.Layers = None,
-    batch: given.Batch = given.DEFAULT.global_batch_size,
+    batch: ranks_given.Batch = None,
+    shares: ranks_given.Shares = None,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
@@ -139,10 +141,9 @@ def run(
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         parameters = {
-            "world_size": world_size,
+            **machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
             **given.trained(model, seq, layers),
-            "global_batch_size": batch,
-            "hardware": priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
+            **ranks_given.batch_of(batch, shares),
             "strict": strict,
             "strict_memory": strict_memory,
             "memory_by_kind": traced,
