@@ -14,6 +14,8 @@ from minitrain.run.strategy_loading import did_you_mean, options_of, takes_optio
 
 S = TypeVar("S")
 
+_UNSET: list[tuple[int, Any]] = [(-1, None)]  # what stands for an axis that is not varied here
+
 Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
 
 
@@ -114,13 +116,13 @@ def points_by_structure(grid: Grid, strategies: Sequence[S]) -> Iterator[tuple[i
     axes = [list(enumerate(values)) for values in grid.values()]
     is_price = [name in PRICE_ONLY for name in grid]
     outer, inner = (
-        [axis if prices is wanted else [None] for axis, prices in zip(axes, is_price, strict=True)]
+        [axis if prices is wanted else _UNSET for axis, prices in zip(axes, is_price, strict=True)]
         for wanted in (False, True)
     )
     for structure in itertools.product(*outer):
         for index, strategy in enumerate(strategies):
             for prices in itertools.product(*inner):
-                chosen = [one or other for one, other in zip(structure, prices, strict=True)]
+                chosen = [other if one[0] < 0 else one for one, other in zip(structure, prices, strict=True)]
                 place = 0
                 for axis, (step, _) in zip(axes, chosen, strict=True):
                     place = place * len(axis) + step
