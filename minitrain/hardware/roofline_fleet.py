@@ -26,8 +26,8 @@ from minitrain.hardware.topology import (
     GroupShape,
     Topology,
     Transfer,
-    hierarchical_seconds,
 )
+from minitrain.hardware.two_level import two_level_seconds
 from minitrain.workloads.workload import Cost, Workload
 
 
@@ -149,7 +149,7 @@ class _Topology:
         seconds = tier.time(op, size_bytes, shape.num_ranks)
         if op in TWO_LEVEL_OPS and shape.is_hierarchical and not (op == "all_to_all" and op in tier.ops):
             inner = self._numbers[id(self.places.tiers[0])]
-            nested = hierarchical_seconds(op, size_bytes, inner, replace(shape, tier=tier))
+            nested = two_level_seconds(op, size_bytes, inner, tier, shape.num_ranks, shape.num_local)
             seconds = least(nested, seconds)
         return Transfer(seconds, None, shape.tier)
 

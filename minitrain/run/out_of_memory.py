@@ -29,9 +29,9 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
 
     def report(model: Model, capacity_bytes: float) -> None:
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
-        excess = OutOfMemory(
-            model.rank, moment_of_excess(model, units_of(capacity_bytes, element_bytes)), capacity_bytes, held
-        )
+        device = getattr(model._runtime_predictor, "device_name", "")
+        moment = moment_of_excess(model, units_of(capacity_bytes, element_bytes))
+        excess = OutOfMemory(model.rank, moment, capacity_bytes, held, device)
         excesses.append(excess)
         if strict and running_rank() in (
             None,

@@ -91,9 +91,11 @@ async def _simulate_every_rank(prepared: PreparedRun) -> Run:
     dist = prepared.transport()
     with rare_collections():  # from the set-up on: a rank is a few dozen objects too
         models = _models(prepared, variant, dist)
+        prepared.give_shares(models)
         with watching_memory(models, strict=parameters.strict_memory) as excesses, variant.around(models):
             await run_ranks(prepared, models)
             require_nothing_left(dist, models)
+            prepared.require_shares_read(models)
         if parameters.check:
             Model.check(models)
         fields = variant.fields(models)

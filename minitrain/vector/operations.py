@@ -80,7 +80,9 @@ class VectorOperation(Operation):
 class VectorClassOperation(VectorOperation):
     """The part of a class of folded ranks in a collective with members of several classes, on all machines."""
 
-    __slots__ = ()
+    __slots__ = ("own_value",)
+    own_value: Any
+    given = ClassOperation.given
 
     @staticmethod
     def settle_all(
