@@ -52,7 +52,8 @@ def machines(count: int) -> list[SystemConfig]:
 
 def priced(strategy: str, systems: Sequence[SystemConfig]) -> Any:
     """Price a strategy on all machines, and return all columns."""
-    return mt.price(strategy, list(systems), **{**SIZES, **CASES[strategy]}).columns()
+    sizes: dict[str, Any] = {**SIZES, **CASES[strategy]}
+    return mt.price(strategy, list(systems), **sizes).columns()
 
 
 def swept(strategy: str, systems: Sequence[SystemConfig]) -> Any:

@@ -37,9 +37,8 @@ def tornado(strategy: str, step_time: float, change: float, bars: Sequence[Bar],
     """
     unit, unit_name = time_unit(step_time)
     names = [kind for kind, _, _ in bars]
-    shown = [
-        (f"{change:.0%} {name}", color, [bar[place] for bar in bars]) for place, (name, color) in enumerate(sides, 1)
-    ]
+    columns = [first for _, first, _ in bars], [second for _, _, second in bars]
+    shown = [(f"{change:.0%} {name}", color, steps) for (name, color), steps in zip(sides, columns, strict=True)]
     traces = [
         go.Bar(
             name=name,

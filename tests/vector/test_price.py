@@ -110,7 +110,7 @@ def _machines(draw: st.DrawFn) -> Any:
 def test_any_machines_and_sizes_are_priced_as_by_separate_simulations(
     strategy: str, machines: list[Any], world_size: int, batches: int, fold: bool, straggler: float
 ) -> None:
-    sizes = {"world_size": world_size, "num_layers": 8, "global_batch_size": world_size * batches}
+    sizes: dict[str, Any] = {"world_size": world_size, "num_layers": 8, "global_batch_size": world_size * batches}
     slowed: dict[str, Any] = {"slowdown": [None, {1: straggler}, *[{0: 1.5}] * 2][: len(machines)]}
     require_equal_to_separate(mt.price(strategy, machines, vary={} if fold else slowed, fold=fold, **sizes))
 
@@ -129,7 +129,7 @@ def test_a_transformer_is_priced_as_by_separate_simulations(strategy: str, fidel
 def test_stages_that_prices_cut_otherwise_are_executed_apart() -> None:
     model = mt.Transformer(name="wide", num_layers=6, hidden_size=64, num_heads=4, vocab_size=50_000, seq_len=64)
     rows = [[[0, 1.0]], [[10_000, 1.0], [0, 1e-3]], [[0, 0.99]]]
-    vary = {"matrix.float16.gflops_efficiency": rows, "mem1.GBps": [1e5, 1e5, 1e5]}
+    vary: dict[str, Any] = {"matrix.float16.gflops_efficiency": rows, "mem1.GBps": [1e5, 1e5, 1e5]}
     sizes: dict[str, Any] = {"world_size": 4, "global_batch_size": 4, "workload": model}
     priced = mt.price("1f1b", "h100_80g_nvl8", vary=vary, **sizes)
     assert priced.summary() == [run.summary() for run in priced]
