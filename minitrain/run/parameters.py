@@ -125,13 +125,7 @@ class RunParameters:
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
         self._pricing()
-        require_contention(self.contention)
-        if self.contention == EXACT and isinstance(self.hardware, Cluster):
-            raise UsageError(
-                'contention="exact" shares the links of one hardware config, and a cluster has links between its '
-                "groups; use contention=True, or leave it out",
-                contention=EXACT,
-            )
+        _require_contention(self.contention, self.hardware)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
         if self.shares is not None:
@@ -334,6 +328,17 @@ def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:
         f"{workload.num_layers} layers; leave num_layers out",
         num_layers=num_layers,
     )
+
+
+def _require_contention(contention: bool | str, hardware: Any) -> None:
+    """Require that there is such a contention, and that the hardware has what it needs."""
+    require_contention(contention)
+    if contention == EXACT and isinstance(hardware, Cluster):
+        raise UsageError(
+            'contention="exact" shares the links of one hardware config, and a cluster has links between its groups; '
+            "use contention=True, or leave it out",
+            contention=EXACT,
+        )
 
 
 def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:
