@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
-from minitrain.hardware.clusters.cluster import Cluster, cluster_or_other
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
@@ -147,7 +147,7 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
-        if isinstance(self.hardware, Cluster):
+        if is_cluster(self.hardware):
             from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
 
             machine = self.world_size, self.network, self.placement
@@ -245,7 +245,7 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         samples = Shares.of(given["shares"]).samples
         given |= {} if samples is None else {"global_batch_size": sum(samples)}
     hardware = cluster_or_other(given.get("hardware"))
-    if isinstance(hardware, Cluster):
+    if is_cluster(hardware):
         given = {"world_size": hardware.num_devices} | given | {"hardware": hardware}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
@@ -333,7 +333,7 @@ def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:
 def _require_contention(contention: bool | str, hardware: Any) -> None:
     """Require that there is such a contention, and that the hardware has what it needs."""
     require_contention(contention)
-    if contention == EXACT and isinstance(hardware, Cluster):
+    if contention == EXACT and is_cluster(hardware):
         raise UsageError(
             'contention="exact" shares the links of one hardware config, and a cluster has links between its groups; '
             "use contention=True, or leave it out",
