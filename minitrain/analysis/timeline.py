@@ -146,6 +146,11 @@ class Timeline:
         """Return what pictures call a rank after the word "rank"."""
         return self.rank_names[rank] if self.rank_names else str(rank)
 
+    @property
+    def has_rows_for_several_ranks(self) -> bool:
+        """Whether each row stands for several ranks that do the same, which its name says."""
+        return any(" (x " in name for name in self.rank_names)
+
     def on_stream(self, kind: str) -> Bools:
         """Tell which events ran on a stream of this kind, (num_events,)."""
         kinds = np.array([stream.kind == kind for stream in self.streams], dtype=bool)

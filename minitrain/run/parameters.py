@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
-from minitrain.hardware.clusters.cluster import Cluster, cluster_or_other
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
@@ -125,23 +125,13 @@ class RunParameters:
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
         self._pricing()
-        self._require_contention()
+        _require_contention(self.contention, self.hardware)
         require_faults(self.faults, self.recovery, self.world_size)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
         if self.shares is not None:
             object.__setattr__(self, "shares", Shares.of(self.shares))
             self.shares.require(self.global_batch_size, self.num_layers)
-
-    def _require_contention(self) -> None:
-        """Require a kind of contention that the hardware can have."""
-        require_contention(self.contention)
-        if self.contention == EXACT and isinstance(self.hardware, Cluster):
-            raise UsageError(
-                'contention="exact" shares the links of one hardware config, and a cluster has links between its '
-                "groups; use contention=True, or leave it out",
-                contention=EXACT,
-            )
 
     def predictor(self) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
@@ -158,7 +148,7 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
-        if isinstance(self.hardware, Cluster):
+        if is_cluster(self.hardware):
             from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
 
             machine = self.world_size, self.network, self.placement
@@ -257,7 +247,7 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         samples = Shares.of(given["shares"]).samples
         given |= {} if samples is None else {"global_batch_size": sum(samples)}
     hardware = cluster_or_other(given.get("hardware"))
-    if isinstance(hardware, Cluster):
+    if is_cluster(hardware):
         given = {"world_size": hardware.num_devices} | given | {"hardware": hardware}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
@@ -281,6 +271,17 @@ def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:
         f"{workload.num_layers} layers; leave num_layers out",
         num_layers=num_layers,
     )
+
+
+def _require_contention(contention: bool | str, hardware: Any) -> None:
+    """Require that there is such a contention, and that the hardware has what it needs."""
+    require_contention(contention)
+    if contention == EXACT and is_cluster(hardware):
+        raise UsageError(
+            'contention="exact" shares the links of one hardware config, and a cluster has links between its groups; '
+            "use contention=True, or leave it out",
+            contention=EXACT,
+        )
 
 
 def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:
