@@ -278,9 +278,11 @@ def test_a_device_holds_what_it_needs_and_no_more_than_it_has(undisturbed: Any) 
     everything = sum(spec.num_bytes for spec in WORKLOAD.specs.values())
     assert all(0 < held < everything for held in undisturbed.peak_bytes.values())
     esp32 = HardwareCapabilityProfile.from_device("esp32")
-    small = branches(count=1, size=128, batch=300)
-    with pytest.raises(mt.OutOfMemoryError, match=r"esp32 would hold [\d,]+ bytes of branches, and has 532,480"):
-        orchestrator(layer(names=("esp32",))).execute_multi_device_workload(small, dict.fromkeys(small.by_name, esp32))
+    operations = (WorkloadOperation("kept", "tanh", {"x": "a"}), WorkloadOperation("sum", "add", {"x": "a", "y": "b"}))
+    inputs = {name: np.ones(40_000, np.float32) for name in "ab"}
+    large = WorkloadProfile("large", operations, inputs, outputs=("kept", "sum"))
+    with pytest.raises(mt.OutOfMemoryError, match="esp32 would hold 640,000 bytes of large, and has 532,480; divide"):
+        orchestrator(layer(names=("esp32",))).execute_multi_device_workload(large, dict.fromkeys(large.by_name, esp32))
 
 
 def test_mistakes_are_named() -> None:

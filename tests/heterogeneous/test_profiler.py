@@ -113,7 +113,9 @@ def test_a_precision_that_is_claimed_and_refused_fails_with_the_reason() -> None
 
 def test_a_config_that_claims_too_much_of_this_machine_fails() -> None:
     boasting = HardwareCapabilityProfile("host", load_config("h100_80g_nvl8"))
-    report = profiler_of(HostBackend("numpy"), "host").verify_capabilities(boasting)
+    profiler = profiler_of(HostBackend("numpy"), "host")
+    profiler.suite = Suite(matmul_sizes=(384,), stream_elements=(2**10,), num_samples=3)
+    report = profiler.verify_capabilities(boasting)
     assert "peak float32" in failed(report)
     assert "computes in bfloat16" in failed(report)
     assert "computes rightly in float32" not in failed(report)
