@@ -58,7 +58,7 @@ def by_numpy(workload: WorkloadProfile) -> dict[str, Any]:
     """Return all results, computed with NumPy without any of the classes."""
     found: dict[str, Any] = dict(workload.inputs)
     gelu = lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2  # noqa: E731
-    compute = {"matmul": np.matmul, "add": np.add, "gelu": gelu}
+    compute: dict[str, Any] = {"matmul": np.matmul, "add": np.add, "gelu": gelu}
     for operation in workload.operations:
         found[operation.name] = compute[operation.op_type](*(found[name] for name in operation.inputs.values()))
     return found
@@ -209,13 +209,16 @@ def test_waits_are_no_more_than_another_device_makes_necessary() -> None:
 def test_a_power_budget_is_kept_and_costs_time(undisturbed: Any) -> None:
     assert undisturbed.timeline.peak_watts > 900
     run = orchestrator(layer()).execute_multi_device_workload(WORKLOAD, ROUND_ROBIN, power_budget_W=900)
+    assert run.timeline.peak_watts is not None
     assert run.timeline.peak_watts <= 900
     assert run.seconds > undisturbed.seconds
     np.testing.assert_array_equal(run.outputs["sum3"], undisturbed.outputs["sum3"])
-    drawn = sum(
-        device.idle_W * run.seconds + (device.tdp_W - device.idle_W) * run.timeline.busy_s(device.name)  # type: ignore[operator]
-        for device in DEVICES
-    )
+    drawn = 0.0
+    for device in DEVICES:
+        power = device.device.sheet.power
+        assert power is not None
+        assert power.idle_W is not None
+        drawn += power.idle_W * run.seconds + (power.tdp_W - power.idle_W) * run.timeline.busy_s(device.name)
     assert run.timeline.energy_joules == pytest.approx(drawn)
 
 

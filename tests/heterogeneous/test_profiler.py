@@ -253,7 +253,8 @@ def test_a_device_is_known_by_its_name_and_memory(name: str, gib: int, config: s
     assert (None if found is None else found.name) == config
 
 
-def test_the_processor_is_measured_when_its_profile_is_asked_for() -> None:
+def test_the_processor_is_measured_when_its_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.heterogeneous.detection._QUICK", {"largest": 0.3, "num_samples": 1})
     detector = EnhancedHardwareDetector(modules=lambda name: None)
     taxonomy = EnhancedHardwareTaxonomy()
     (host,) = taxonomy.discover(detector)
