@@ -113,8 +113,8 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
         measured_s=row.positive("iteration_s"),
         predicted_s=run.seconds(num),
         measured_bytes=memory,
-        predicted_bytes=None if memory is None else run.allocated_bytes(),
-        memory_kind="" if memory is None else "allocated",
+        predicted_bytes=None if memory is None else run.device_bytes(),
+        memory_kind="" if memory is None else "device",
         platform="measured layers",
     )
 
@@ -143,11 +143,11 @@ class _Step:
         first, second = self._run(few).step_time, self._run(few + 1).step_time
         return first + (second - first) * (num_microbatches - few)
 
-    def allocated_bytes(self) -> float:
-        """Return the memory of the fullest device."""
+    def device_bytes(self) -> float:
+        """Return the memory of the fullest device, as nvidia-smi shows it."""
         memory = self._run(2 * len(self.cluster.stages)).device_memory
         assert memory is not None  # a run that was just made has one
-        return memory.allocated_bytes
+        return memory.total_bytes
 
     def _run(self, num_microbatches: int) -> Run:
         cluster, dp = self.cluster, len(self.cluster.stages[0])
