@@ -76,7 +76,7 @@ class KernelDevice:
     def __init__(
         self, system: SystemConfig, rates: KernelRates | None = None, *, launch_s: float | None = None
     ) -> None:
-        found = system.kernels if rates is None else rates
+        found = system.kernels if rates is None else rates  # a caller's are complete: see `derived_rates`
         if found is None:
             raise HardwareConfigError(
                 f"prices of kernels need what kernels reach on the device, but config {system.name} has no key "
@@ -104,7 +104,13 @@ class KernelDevice:
         return self.system.mem_pcie.capacity_bytes
 
     def peak_flop_per_s(self, datatype: str) -> float:
-        """Return the matrix unit's peak rate, FLOP/s, as the data sheet has it: what MFU divides by."""
+        """Return the peak rate, FLOP/s, as the data sheet has it: what MFU divides by.
+
+        It is the matrix unit's, or the vector unit's where the matrix unit has none in single precision.
+        """
+        vector = self.system.vector.get(datatype)
+        if datatype == "float32" and vector is not None and datatype not in self.system.matrix:
+            return vector.tflops * 1e12
         return self.system.processor.peak(datatype)
 
     def load_seconds(self, size_bytes: float) -> float:

@@ -19,15 +19,14 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 
-
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {"none": {}, "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2}}
 )
 """The share of tensor parallelism's collectives that no multiplication hides, by how a framework overlaps them.
 
-With sequence parallelism a layer gathers its input forward, and in backward its output's gradient and its input again;
-it scatters a sum forward and backward. With "gradients", which Megatron-Core always does, the second gather of the input
-runs beside the gradient of the input, and backward's sum beside that of the weight
+With sequence parallelism a layer gathers its input forward, and in backward its output's gradient and its input again.
+It scatters a sum forward and backward. With "gradients", which Megatron-Core always does, the second gather of the
+input runs beside the gradient of the input, and backward's sum beside that of the weight
 (`LinearWithGradAccumulationAndAsyncCommunication` of its `tensor_parallel/layers.py`).
 """
 
@@ -48,8 +47,8 @@ class Platform:
         launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
-        parts_overlap: which of these collectives run beside the multiplications of gradients: "none" or "gradients" (see
-            `EXPOSED`).
+        parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
+            see `EXPOSED`.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
             checkpoints do.

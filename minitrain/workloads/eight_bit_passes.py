@@ -1,7 +1,7 @@
 """Passes over memory that multiplications in eight bits need: casts, and transpositions for the gradients of weights.
 
-Hopper's matrix units take eight-bit operands in one order alone, so that backward needs the input of each multiplication
-and the gradient of its result transposed. Norms and activation functions write both in eight bits themselves; what is
+Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each multiplication,
+and the gradient of its result, transposed. Norms and activation functions write both in eight bits themselves. What is
 left is
 
 | what | forward | backward |

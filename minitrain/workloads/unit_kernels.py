@@ -165,7 +165,7 @@ class _Lister:
             yield from eight_bit_passes(gemm, self.style.eager, is_backward=is_backward, is_attention=is_attention)
 
     def _matmuls(self, gemm: Gemm, datatype: str, *, is_backward: bool) -> Iterator[Kernel]:
-        """Yield one kernel forward, or the two of a backward pass, and the addition to the gradient if it is another."""
+        """Yield one kernel forward, or the two of backward and the addition to the gradient if it is another."""
         precision = self.model.precision
         element = 1 if datatype == "float8" else precision.activation_bytes
         if not is_backward:
