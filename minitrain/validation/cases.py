@@ -152,7 +152,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "pp": layout.pp,
         "num_chunks": layout.num_chunks,
         "sequence_parallel": layout.sequence_parallel,
-        "zero": min(1, layout.zero) if layout.dp > 1 else 0,
+        "zero": min(1, layout.zero) if layout.num_replicas > 1 else 0,
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, layout),

@@ -30,8 +30,8 @@ class Framework:
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
         recompute: what backward computes again where the row does not say; None where nobody can know.
         balances: whether stages are cut by the parameters of layers and head, as nanotron does.
-        parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its platform
-            has it, or as `minitrain.hardware.platforms.EXPOSED` has them.
+        parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
+            platform has it, or a way of `minitrain.hardware.platforms.EXPOSED`.
     """
 
     name: str
