@@ -6,42 +6,68 @@ whatever is received is there at once. Only the order in which a rank asks for i
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, final
 
-from minitrain.errors import MinitrainError
+from minitrain.errors import StrategyError
 from minitrain.run.chosen_strategy import choose_strategy
 
-Message = tuple[int, int, Hashable]  # from, to, tag
+FORWARD, BACKWARD, SEND, RECEIVE, WAIT = range(5)
+LAUNCHED = 5
+"""What is added to SEND and RECEIVE where they run beside what follows."""
+
+Asked = tuple[int, int]
+"""What a rank asks for: one of the numbers above, and a stage or the number of a message."""
+
+Turn = tuple[int, int, int, bool]
+"""What is asked for, by which place, of what; and whether it is the first forward or the last backward of a stage."""
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a rank asks for.
+class Message:
+    """A message between two ranks of a pipeline.
 
     Args:
-        typ: "forward", "backward", "send", "receive" or "wait".
-        stage: the stage that is passed, or -1.
-        message: what is sent or received, or None.
-        is_launched: whether it runs beside what follows, until "wait".
+        source: who sends it.
+        dest: who receives it.
+        direction: "F" for an activation, "B" for a gradient.
+        stage: the stage that takes it.
     """
 
-    typ: str
-    stage: int = -1
-    message: Message | None = None
-    is_launched: bool = False
+    source: int
+    dest: int
+    direction: str
+    stage: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the ranks of a pipeline ask for.
+
+    Args:
+        asked: of each rank, in its order.
+        messages: by number.
+        num_microbatches: of the step.
+    """
+
+    asked: tuple[Sequence[Asked], ...]
+    messages: tuple[Message, ...]
+    num_microbatches: int
+
+    def turns(self) -> list[Turn]:
+        """Return what all ranks do, each thing after all that it waits for."""
+        return _Turns(self).run()
 
 
 class _Token:
     """Stands for any tensor."""
 
     def __add__(self, other: object) -> _Token:
-        return self
-
-    def shard(self, *_: int) -> _Token:
-        """Return a shard of it."""
         return self
 
 
@@ -54,6 +80,9 @@ class _Group:
     size, index = 1, 0
 
 
+_ALONE = _Group()
+
+
 class _Mesh:
     """The mesh of a pipeline: other axes have one rank."""
 
@@ -62,7 +91,7 @@ class _Mesh:
 
     def group(self, *_: str) -> _Group:
         """Return the group along an axis."""
-        return _Group()
+        return _ALONE
 
     def coord(self, axis: str) -> int:
         """Return the place along an axis."""
@@ -77,22 +106,33 @@ class _Mesh:
 class _Launched:
     """A message that was launched."""
 
-    def __init__(self, asked: list[Asked], message: Message) -> None:
-        self._asked, self._message = asked, message
+    def __init__(self, asked: list[Asked], number: int) -> None:
+        self._asked, self._number = asked, number
 
     def __await__(self) -> Any:
-        self._asked.append(Asked("wait", message=self._message))
+        self._asked.append((WAIT, self._number))
         return _TOKEN
         yield
 
 
 class _StandIn:
-    """What the strategy takes for its model: it notes what is asked for."""
+    """What the strategy takes for its model: it notes what is asked for.
+
+    Args:
+        place: the rank.
+        pp: ranks of the pipeline.
+        num_stages: of all ranks.
+        num_microbatches: of a step.
+        numbers: of messages, by sender, receiver and tag; all ranks share it.
+    """
 
     layers_are_alike = True
 
-    def __init__(self, place: int, pp: int, num_stages: int, num_microbatches: int) -> None:
+    def __init__(
+        self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]
+    ) -> None:
         self.asked: list[Asked] = []
+        self._numbers = numbers
         self.rank, self.world_size = place, pp
         self.num_layers, self.global_batch_size = num_stages, num_microbatches
         self.recompute = "none"
@@ -119,12 +159,12 @@ class _StandIn:
 
     def forward(self, layer: int, *_: _Token) -> _Token:
         """Note a forward."""
-        self.asked.append(Asked("forward", layer))
+        self.asked.append((FORWARD, layer))
         return _TOKEN
 
     def backward(self, layer: int, *_: _Token) -> tuple[_Token, _Token]:
         """Note a backward."""
-        self.asked.append(Asked("backward", layer))
+        self.asked.append((BACKWARD, layer))
         return _TOKEN, _TOKEN
 
     def update(self, *_: Any) -> tuple[_Token, _Token]:
@@ -136,20 +176,21 @@ class _StandIn:
 
     async def send(self, dest: int, _: _Token, *, tag: Hashable) -> None:
         """Note a message."""
-        self.asked.append(Asked("send", message=(self.rank, dest, tag)))
+        key = self.rank, dest, tag
+        self.asked.append((SEND, self._numbers.setdefault(key, len(self._numbers))))
 
     async def receive(self, source: int, *, tag: Hashable) -> _Token:
         """Note a receive."""
-        self.asked.append(Asked("receive", message=(source, self.rank, tag)))
+        key = source, self.rank, tag
+        self.asked.append((RECEIVE, self._numbers.setdefault(key, len(self._numbers))))
         return _TOKEN
 
     def launch(self, operation: Coroutine[Any, Any, Any]) -> _Launched:
         """Note a message that runs beside what follows."""
         _end(operation)
-        last = self.asked[-1]
-        assert last.message is not None
-        self.asked[-1] = Asked(last.typ, message=last.message, is_launched=True)
-        return _Launched(self.asked, last.message)
+        code, number = self.asked[-1]
+        self.asked[-1] = code + LAUNCHED, number
+        return _Launched(self.asked, number)
 
 
 def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -158,11 +199,11 @@ def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
         coroutine.send(None)
     except StopIteration:
         return
-    raise MinitrainError("a strategy waits for what is no message, so that its order is not known; simulate it instead")
+    raise StrategyError("megatron waits for what is no message, so that its order is not known")
 
 
-@lru_cache(maxsize=64)
-def orders(pp: int, num_chunks: int, num_microbatches: int, *, overlap_messages: bool) -> tuple[Sequence[Asked], ...]:
+@lru_cache(maxsize=4)
+def order_of(pp: int, num_chunks: int, num_microbatches: int, overlap_messages: bool) -> Order:  # noqa: FBT001
     """Return what each rank of a pipeline asks for, in its order.
 
     Args:
@@ -175,13 +216,70 @@ def orders(pp: int, num_chunks: int, num_microbatches: int, *, overlap_messages:
         StrategyError: these numbers do not go together.
     """
     function: Any = choose_strategy("megatron").function
+    numbers: dict[Any, int] = {}
     found = []
     for place in range(pp):
-        model = _StandIn(place, pp, pp * num_chunks, num_microbatches)
-        _end(
-            function(
-                model, microbatch_size=1, pp=pp, num_chunks=num_chunks, overlap_messages=overlap_messages
-            )
-        )
+        model = _StandIn(place, pp, pp * num_chunks, num_microbatches, numbers)
+        options = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, "overlap_messages": overlap_messages}
+        _end(function(model, **options))
         found.append(tuple(model.asked))
-    return tuple(found)
+    messages = tuple(Message(source, dest, tag[0], tag[1]) for source, dest, tag in numbers)
+    return Order(tuple(found), messages, num_microbatches)
+
+
+class _Turns:
+    """Puts what several ranks ask for into one order."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._sent = [False] * len(order.messages)
+        self._streams: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+        self._counts: dict[Asked, int] = defaultdict(int)
+        self._found: list[Turn] = []
+
+    def run(self) -> list[Turn]:
+        """Return the turns."""
+        num_places = len(self._order.asked)
+        waiting: dict[int, int] = {}
+        positions, ready = [0] * num_places, list(range(num_places))
+        while ready:
+            place = ready.pop()
+            asked = self._order.asked[place]
+            while positions[place] < len(asked):
+                one = asked[positions[place]]
+                lacking = self._lacking(place, one)
+                if lacking is not None:
+                    waiting[lacking] = place
+                    break
+                positions[place] += 1
+                self._take(place, one)
+                if one[0] in (SEND, SEND + LAUNCHED) and one[1] in waiting:
+                    ready.append(waiting.pop(one[1]))
+        return self._found
+
+    def _take(self, place: int, one: Asked) -> None:
+        """Take a turn."""
+        code, number = one
+        is_special = False
+        if code in (FORWARD, BACKWARD):
+            nth = self._counts[one]
+            self._counts[one] = nth + 1
+            is_special = nth == (0 if code == FORWARD else self._order.num_microbatches - 1)
+        elif code in (SEND, SEND + LAUNCHED):
+            self._sent[number] = True
+        self._found.append((code, place, number, is_special))
+
+    def _lacking(self, place: int, one: Asked) -> int | None:
+        """Return a message that must be sent first: receives from one peer are done in the order they were submitted."""
+        code, number = one
+        if code in (FORWARD, BACKWARD, SEND, SEND + LAUNCHED) or self._order.messages[number].dest != place:
+            return None
+        message = self._order.messages[number]
+        stream = self._streams[message.source, place]
+        if code != WAIT and number not in stream:
+            stream.append(number)
+        if code == RECEIVE + LAUNCHED:
+            return None
+        while stream and self._sent[stream[0]] and number in stream:
+            stream.popleft()
+        return stream[0] if number in stream else None

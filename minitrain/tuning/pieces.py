@@ -3,7 +3,7 @@
 The strategy `megatron` does the same for a layer whatever the number of stages, of microbatches and of replicas. So it
 is executed on short pipelines of few layers (`minitrain.tuning.recording`), and what each layer takes is cut out of
 their logs. A layer's piece depends on the layers beside it in its stage, as the engine keeps less for a layer whose
-input can be made again. Long pipelines are put together from these pieces in `minitrain.tuning.composed`, by the same
+input can be made again. Long pipelines are put together from these pieces in `minitrain.tuning.clocks`, by the same
 additions in the same order, so that times are those of a whole simulation to the last float.
 """
 
@@ -108,7 +108,6 @@ class Passes:
         fronts: what a stage does with what it has received, by direction and kind of the layer at the border; or with
             the loss, by "loss".
         message_bytes: what is sent over a border, by direction and kind of the layer that takes it.
-        signatures: the stages that were executed.
     """
 
     forward: dict[Triple, Piece] = field(default_factory=dict)
@@ -116,7 +115,13 @@ class Passes:
     later: dict[Triple, Piece] = field(default_factory=dict)
     fronts: dict[tuple[str, int], Piece] = field(default_factory=dict)
     message_bytes: dict[tuple[str, int], float] = field(default_factory=dict)
-    signatures: set[tuple[int, int]] = field(default_factory=set)
+
+    def has(self, kinds: Sequence[int], at_ends: tuple[bool, bool]) -> bool:
+        """Return whether all pieces of a stage are here, by the kinds of its layers and whether it is first and last."""
+        triples = zip(kinds, kinds[1:], kinds[2:], strict=False)
+        wanted = [] if at_ends[0] else [("F", kinds[1])]
+        wanted.append(("loss" if at_ends[1] else "B", kinds[-2]))
+        return all(triple in self.forward for triple in triples) and all(front in self.fronts for front in wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,8 @@ class Pieces:
         self.predictor = predictor.training(workload)
         self._short = _short_workload(workload)
         self._of_short = predictor.training(self._short)
+        self._kind_of: list[int] = [*map(workload.first_like, range(workload.num_layers))]
+        self._figures: dict[tuple[EndKey, int], Sequence[float]] = {}
         self._passes: dict[PassKey, Passes] = {}
         self._ends: dict[EndKey, dict[int, EndPiece]] = {}
         self._stages: dict[tuple[PassKey, int, int], StagePiece] = {}
@@ -162,7 +169,7 @@ class Pieces:
 
     def kind(self, layer: int) -> int:
         """Return the kind of a layer, a number; equal kinds cost the same."""
-        return self.workload.first_like(layer) if 0 <= layer < self.workload.num_layers else NOTHING
+        return self._kind_of[layer]
 
     def stage(self, key: PassKey, layers: range) -> StagePiece:
         """Return what a stage takes.
@@ -170,17 +177,23 @@ class Pieces:
         Raises:
             MinitrainError: the strategy cannot be run so.
         """
-        start, stop = self._shortened(layers)
-        passes = self._passes.setdefault(key, Passes())
-        if (start, stop) not in passes.signatures:
-            self._execute(key, passes, start, stop)
-        signature = key, *self._signature(layers)
-        if signature not in self._stages:
-            self._stages[signature] = _stage(passes, self._kinds(layers), layers, self.workload.num_layers)
-        return self._stages[signature]
+        signature = key, *self.signature(layers)
+        found = self._stages.get(signature)
+        if found is None:
+            passes, kinds = self._passes.setdefault(key, Passes()), self._kinds(layers)
+            if not passes.has(kinds, self._at_ends(layers)):
+                self._execute(key, passes, *self._shortened(layers))
+            found = self._stages[signature] = _stage(passes, kinds, layers, self.workload.num_layers)
+        return found
 
-    def message_bytes(self, key: PassKey, direction: str, layer: int) -> float:
-        """Return the bytes of a message over the border before ("F") or behind ("B") a layer."""
+    def _at_ends(self, layers: range) -> tuple[bool, bool]:
+        """Return whether a stage is the first, and whether it is the last."""
+        return layers.start == 0, layers.stop == self.workload.num_layers
+
+    def message_bytes(self, key: PassKey, direction: str, layers: range) -> float:
+        """Return the bytes of what a stage sends to the next one ("F") or to the one before ("B")."""
+        self.stage(key, layers)
+        layer = layers[-1] if direction == "F" else layers[0]
         return self._passes[key].message_bytes[direction, self.kind(layer)]
 
     def ends(self, key: EndKey) -> dict[int, EndPiece]:
@@ -198,8 +211,8 @@ class Pieces:
         """Return the kinds of a stage's layers, and of what lies beyond them."""
         return [NOTHING, *map(self.kind, layers), NOTHING]
 
-    def _signature(self, layers: range) -> tuple[int, int]:
-        """Return what tells stages apart."""
+    def signature(self, layers: range) -> tuple[int, int]:
+        """Return what tells stages apart: those with one signature have layers of the same kinds."""
         if not self.is_short or layers.start == 0 or layers.stop == self.workload.num_layers:
             return layers.start, layers.stop
         start = 1 + (layers.start - 1) % 2
@@ -243,7 +256,15 @@ class Pieces:
         for place, (operations, layers) in enumerate(zip(noted, stages, strict=True)):
             kinds = [NOTHING, *map(self._kind_of_short, layers), NOTHING]
             _Reader(operations, key, layers, num_layers, kinds).read(passes, min(pp - 1 - place, 2))
-            passes.signatures.add((layers.start, layers.stop))
+
+    def end_figures(self, key: EndKey, kind: int) -> Sequence[float]:
+        """Return what a kind of layer takes beside its passes, in the order of `minitrain.tuning.layouts.FIGURES`."""
+        if (key, kind) not in self._figures:
+            one = self.ends(key)[kind]
+            shard = self.workload.load_bytes(1, 1, kind, key.tp) / key.dp
+            times = one.load.seconds[0], one.cover, one.total, one.update, one.gather
+            self._figures[key, kind] = (*times, one.load.net, one.load.peak, shard)
+        return self._figures[key, kind]
 
     def _executed_ends(self, key: EndKey) -> dict[int, EndPiece]:
         """Execute a step of one stage, and keep what comes before and after its passes."""
