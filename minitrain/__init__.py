@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.tuning.result import Tuning
+    from minitrain.tuning.tune import tune
     from minitrain.validation.validate import Validation, validate
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
@@ -83,6 +85,8 @@ _HOMES = {
     "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "tuning.result": ("Tuning",),
+    "tuning.tune": ("tune",),
     "validation.validate": ("Validation", "validate"),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
