@@ -20,6 +20,7 @@ from minitrain.tuning.space import Candidate
 if TYPE_CHECKING:
     from minitrain.run.result import Run
     from minitrain.tuning.explanation import TuningExplanation
+    from minitrain.tuning.problem import Machine
     from minitrain.tuning.search import Search
 
 
@@ -137,6 +138,10 @@ class Tuning:
         """Return the configuration of a row."""
         place = next(place for place in self._places if self._search.rows[place] is row)
         return Choice(self._search.candidates[place], row)
+
+    def most_bytes(self, machine: Machine) -> float:
+        """Return what a rank may hold on a machine, bytes."""
+        return self._search.most_bytes(machine)
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import SimpleNamespace
 from typing import Any, final
 
@@ -106,10 +107,16 @@ def _of_fsdp(machine: Machine) -> dict[str, Sequence[Any]]:
         "replicas": sorted({1, max(1, world_size // node_size)}),
         "microbatch_size": _microbatches(machine),
         "reshard_after_forward": _SWITCH,
-        "recompute": RECOMPUTATIONS,
+        "recompute": _recomputations(machine),
         "sequence_parallel": _SWITCH,
         "offload": (None, "optimizer", "activations"),
     }
+
+
+def _recomputations(machine: Machine) -> tuple[str, ...]:
+    """Return what backward may compute again; flash attention has nothing for "selective" to save."""
+    is_flash = getattr(machine.model, "attention", None) == "flash"
+    return tuple(name for name in RECOMPUTATIONS if not (is_flash and name == "selective"))
 
 
 def _of_deepseek_like(machine: Machine) -> dict[str, Sequence[Any]]:
@@ -162,13 +169,26 @@ def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_micro
         yield from _Megatron(strategy, machine, axes, min_microbatches).candidates()
         return
     function = choose_strategy(strategy).function
-    known = {name: values for name, values in axes.items() if takes_option(function, name)}
+    known = {name: list(values) for name, values in axes.items() if takes_option(function, name)}
     seen: set[str] = set()
     for values in itertools.product(*known.values()):
         options = _plainest(dict(zip(known, values, strict=True)))
         if repr(options) not in seen:
             seen.add(repr(options))
-            yield Candidate(machine.problem, strategy, options)
+            yield Candidate(machine.problem, strategy, options, illegal=_too_large(options, machine))
+
+
+def _too_large(options: Mapping[str, Any], machine: Machine) -> str | None:
+    """Return that a microbatch is larger than what a replica trains on, where the degrees tell that; or None."""
+    degrees = [options.get(name) for name in ("tp", "pp", "cp", "ep")]
+    world_size, batch, size = machine.problem.world_size, machine.problem.global_batch_size, options.get("microbatch_size")
+    if size is None or not all(isinstance(degree, int) for degree in degrees if degree is not None):
+        return None
+    divided = prod(degree for degree in degrees[:3] if degree is not None)
+    most = batch * divided // world_size if "pp" in options or "replicas" in options or "cp" in options else batch
+    if size <= max(1, most):
+        return None
+    return f"microbatch_size ({size}) must be at most the samples of a replica ({most})"
 
 
 def _plainest(options: dict[str, Any]) -> dict[str, Any]:
