@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.analysis.timeline import Floats
+from minitrain.tensors import Activation
 from minitrain.tuning.layouts import FIGURES, Columns
 from minitrain.tuning.orders import BACKWARD, FORWARD
 from minitrain.tuning.problem import Machine
@@ -70,28 +71,65 @@ def bound_of(candidate: Candidate, machine: Machine) -> Bound:
 
 
 class _Fsdp:
-    """What a step of `fsdp` takes at least."""
+    """What a step of `fsdp` takes at least: its computing, its gathers and reductions, or its moves to the host.
+
+    Each of these follow one another on a stream of their own. What parts of a layer exchange is waited for.
+    """
 
     def __init__(self, options: Mapping[str, Any], machine: Machine) -> None:
         self._options, self._machine = options, machine
+        self._predictor, self._workload = machine.predictor, machine.workload
         self._tp: int = options.get("tp", 1)
-        self._share = machine.problem.global_batch_size * self._tp / machine.problem.world_size  # samples of a rank
+        self._share = machine.problem.global_batch_size * self._tp // machine.problem.world_size  # samples of a rank
         self._shards = machine.problem.world_size // (self._tp * options.get("replicas", 1))
+        self._size = max(1, min(options.get("microbatch_size") or self._share, self._share))
+        self._inner = range(1, machine.num_layers - 1)
 
     def bound(self) -> Bound:
         """Return it."""
         if self._share < 1 or self._shards < 1:
             return Bound()  # it breaks a rule, which the strategy tells
-        size = min(self._options.get("microbatch_size") or int(self._share), int(self._share))
-        seconds = self._compute_seconds(size) * (self._share // size) * _ROUNDING
-        world_size = self._machine.problem.world_size
-        return Bound(seconds, self._states_bytes() + self._kept_bytes(size), seconds * world_size)
+        computing = self._compute_seconds()
+        seconds = max(computing, self._shards_seconds(), self._host_seconds()) * (self._share // self._size)
+        busy = computing * (self._share // self._size) * self._machine.problem.world_size
+        return Bound(seconds * _ROUNDING, self._states_bytes() + self._kept_bytes(), busy * _ROUNDING)
 
-    def _compute_seconds(self, num_samples: int) -> float:
-        """Return how long a rank computes for a microbatch, s."""
-        compute, layers = self._machine.predictor.compute, range(self._machine.num_layers)
-        mode = self._mode()
-        return float(sum(compute(typ, num_samples, k, mode).seconds for k in layers for typ in ("forward", "backward")))
+    def _compute_seconds(self) -> float:
+        """Return how long a rank computes for a microbatch, and waits for sums over parts, s."""
+        compute, layers = self._predictor.compute, range(self._machine.num_layers)
+        passes = [
+            compute(typ, self._size, layer, self._mode()).seconds for layer in layers for typ in ("forward", "backward")
+        ]
+        if self._tp == 1:
+            return float(sum(passes))
+        border = Activation(2, self._machine.num_layers, frozenset(range(self._size)), self._size)
+        op = "reduce_scatter" if self._options.get("sequence_parallel") else "all_reduce"
+        one = self._predictor.collective(op, self._workload.message_bytes(border), range(self._tp)).seconds
+        return float(sum(passes)) + 2 * one * len(self._inner)
+
+    def _shards_seconds(self) -> float:
+        """Return how long the stream of the shards is busy with a microbatch, s."""
+        if self._shards == 1:
+            return 0.0
+        sizes, price = self._machine.model.precision, self._predictor.collective
+        ranks = range(0, self._shards * self._tp, self._tp)
+        seconds = 0.0
+        for unit in self._workload.blocks:
+            weight = sum(self._workload.load_bytes(1, 1, layer, self._tp) for layer in unit)
+            grad = weight // sizes.parameter_bytes * (sizes.gradient_bytes or sizes.parameter_bytes)
+            if self._options.get("reshard_after_forward", True):
+                seconds += price("all_gather", weight, ranks).seconds
+            seconds += price("reduce_scatter", grad, ranks).seconds
+        return seconds
+
+    def _host_seconds(self) -> float:
+        """Return how long the stream to the host is busy with a microbatch, s."""
+        if self._options.get("offload") != "activations":
+            return 0.0
+        kept, mode = self._workload.kept_elements, self._mode()
+        return float(
+            sum(self._predictor.host_transfer("offload", kept(k, self._size, mode)).seconds for k in self._inner)
+        )
 
     def _mode(self) -> PassMode:
         """Return how a layer is passed; gathered along the sequence, where it is divided."""
@@ -100,15 +138,14 @@ class _Fsdp:
 
     def _states_bytes(self) -> float:
         """Return what weights and optimizer states of a rank take all the time, bytes."""
-        sizes, workload = self._machine.model.precision, self._machine.workload
+        sizes = self._machine.model.precision
         states = sizes.parameter_bytes + (0 if self._options.get("offload") == "optimizer" else sizes.optimizer_bytes)
-        held = sum(workload.load_bytes(1, 1, layer, self._tp) for layer in range(self._machine.num_layers))
+        held = sum(self._workload.load_bytes(1, 1, layer, self._tp) for layer in range(self._machine.num_layers))
         return float(held / sizes.parameter_bytes * states / self._shards * _ROUNDING)
 
-    def _kept_bytes(self, num_samples: int) -> float:
+    def _kept_bytes(self) -> float:
         """Return what forward keeps of a microbatch until backward begins, bytes."""
         if self._options.get("offload") == "activations":
             return 0.0
-        kept, mode = self._machine.workload.kept_elements, self._mode()
-        inner = range(1, self._machine.num_layers - 1)
-        return float(sum(kept(layer, num_samples, mode) for layer in inner) * _ROUNDING)
+        kept, mode = self._workload.kept_elements, self._mode()
+        return float(sum(kept(layer, self._size, mode) for layer in self._inner) * _ROUNDING)
