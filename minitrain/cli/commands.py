@@ -32,6 +32,7 @@ from minitrain.cli.sweep import sweep
 from minitrain.cli.teach import learn
 from minitrain.cli.trace import trace as saved_runs
 from minitrain.cli.trace_noise import montecarlo
+from minitrain.cli.tune import tune
 from minitrain.cli.validate import validate
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
@@ -54,6 +55,7 @@ app.add_typer(platform, name="platform")
 app.command()(prove)
 app.command()(strategies)
 app.command()(sweep)
+app.command()(tune)
 app.command()(validate)
 saved_runs.command()(montecarlo)
 app.add_typer(saved_runs, name="trace")
