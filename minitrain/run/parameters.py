@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
+from minitrain.hardware.clusters.cluster import Cluster, cluster_or_other
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
+from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from minitrain.run.strategy_loading import Strategy
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
+PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
+"""Parameters that change how long operations take, and not which there are."""
 LOGS = ("full", "summary")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,7 +49,8 @@ class RunParameters:
             units.
         global_batch_size: samples of the step, over all ranks.
         hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank); or
-            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`).
+            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`); or a
+            `mt.Cluster` of unlike devices, or the path of its file.
         workload: what is trained: a transformer (`mt.Transformer`, a shipped model's name, a path to a Hugging Face
             config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
             is the specified one.
@@ -59,6 +64,8 @@ class RunParameters:
         without: with kernels, terms of their prices to leave out, for an ablation.
         prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
+        shares: who takes how much of the step, where ranks are not alike: samples of each replica, a `mt.Shares`, or a
+            plan that has one; equal shares if None. They are for strategies that ask their model for them.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
             transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
             it.
@@ -94,6 +101,7 @@ class RunParameters:
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
+    shares: Any = None
     contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
@@ -106,6 +114,7 @@ class RunParameters:
     log: str = "full"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hardware", cluster_or_other(self.hardware))
         self._take_workload()
         for name in SIZES:
             require_count(name, getattr(self, name))
@@ -119,8 +128,17 @@ class RunParameters:
                 exclusion.require(given)
         self._pricing()
         require_contention(self.contention)
+        if self.contention == EXACT and isinstance(self.hardware, Cluster):
+            raise UsageError(
+                'contention="exact" shares the links of one hardware config, and a cluster has links between its '
+                "groups; use contention=True, or leave it out",
+                contention=EXACT,
+            )
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
+        if self.shares is not None:
+            object.__setattr__(self, "shares", Shares.of(self.shares))
+            self.shares.require(self.global_batch_size, self.num_layers)
 
     def predictor(self) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
@@ -137,6 +155,11 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
+        if isinstance(self.hardware, Cluster):
+            from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
+
+            machine = self.world_size, self.network, self.placement
+            return predictors_of(self.hardware, *machine, self.workload, pricing)
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
     def _pricing(self) -> Pricing:
@@ -226,6 +249,12 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
     given = {name: value for name, value in keywords.items() if name in DEFAULTS}
+    if given.get("shares") is not None and "global_batch_size" not in given:
+        samples = Shares.of(given["shares"]).samples
+        given |= {} if samples is None else {"global_batch_size": sum(samples)}
+    hardware = cluster_or_other(given.get("hardware"))
+    if isinstance(hardware, Cluster):
+        given = {"world_size": hardware.num_devices} | given | {"hardware": hardware}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
         raise _layers_and_workload(given["num_layers"], parameters.workload)
@@ -256,6 +285,7 @@ class TakesRunParameters(Protocol[R_co]):
         without: Sequence[str] = ...,
         prices: MeasuredLayers | None = ...,
         slowdown: Mapping[int, float] | None = ...,
+        shares: Any = ...,
         contention: bool | str = ...,
         p2p_buffer: int | None = ...,
         check: bool = ...,

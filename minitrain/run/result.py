@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.device_kind_figures import DeviceKindFigures
 from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from minitrain.analysis.totals_by_type import TypeTotal
     from minitrain.hardware.data_sheet import DataSheet
     from minitrain.rank.model import Model
+    from minitrain.run.device_kinds import DeviceKind
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
+class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -66,6 +68,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
         peak_host_memory_bytes: the most that any rank kept in its host's memory.
+        device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
     """
 
     strategy: str
@@ -94,6 +97,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
     peak_host_memory_bytes: float = field(default=0.0, repr=False)
+    device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -101,7 +105,9 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
         from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
         timeline = as_timeline(self.logs)
-        return replace(timeline, layer_names=self.trained_model.layer_names) if self.trained_model else timeline
+        if self.trained_model:
+            timeline = replace(timeline, layer_names=self.trained_model.layer_names)
+        return self._with_devices(timeline) if self.device_kinds else timeline
 
     @property
     def drawn(self) -> Timeline:
@@ -239,6 +245,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
             **(figures_of(self) if self.trained_model else {}),
+            **self._summary_by_kind(),
             "error": None,
         }
 
