@@ -7,8 +7,6 @@ results file as soon as it is there, so that a search that is begun again goes o
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
@@ -44,7 +42,7 @@ class Search:
             leave out what is slower for sure than the best one that is known; "auto" prices all that is put together
             from pieces, and leaves out by "best" of the others.
         executor: where to run; processes of its own if None.
-        jobs: number of these processes.
+        jobs: number of these processes; 1 to do without any.
         results: the file that keeps rows.
         progress: called with the number of configurations done and of all, and the best row so far.
         budget_s: after how many seconds no more configurations are begun; None for no limit.
@@ -72,6 +70,7 @@ class Search:
         self.was_interrupted = False
         self.objective, self._head_room, self._prune = objective, head_room, prune
         self._executor, self._jobs = executor, jobs
+        self._is_alone = executor is None and jobs == 1
         self._results, self._progress = results, progress
         self._end = None if budget_s is None else time.monotonic() + budget_s
         self._best: Row | None = None
@@ -127,7 +126,7 @@ class Search:
         submit = [
             (task, price_pipelines, (task[0][1].problem, [one.pipeline for _, one in task])) for task in tasks
         ]
-        self._run(submit, inline=work < _WORK_INLINE and self._executor is None, limits=is_pruning)
+        self._run(submit, inline=self._is_alone or (work < _WORK_INLINE and self._executor is None), limits=is_pruning)
 
     def _simulate(self, missing: Task) -> None:
         """Simulate configurations one by one, those first that may be quickest, and leave out what need not be."""
@@ -139,7 +138,8 @@ class Search:
                 self._add(candidate, place, figures)
             else:
                 worth.append((bound, place, candidate))
-        self._run(self._worth_simulating(worth), inline=len(worth) < 3 and self._executor is None, limits=False)
+        is_small = len(worth) < 3 and self._executor is None
+        self._run(self._worth_simulating(worth), inline=self._is_alone or is_small, limits=False)
 
     def _worth_simulating(self, bounded: Sequence[tuple[Bound, int, Candidate]]) -> Iterator[Any]:
         """Yield what is to be simulated; what is pruned by then becomes a row."""
@@ -255,10 +255,3 @@ def _tasks(missing: Task) -> Iterator[Task]:
         work += 2 * pp * num_chunks * num_microbatches + 20 * len(by_structure[key])
     if task:
         yield task
-
-
-def cores() -> int:
-    """Return how many processes run at once by default."""
-    with contextlib.suppress(AttributeError):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

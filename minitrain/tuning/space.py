@@ -295,7 +295,7 @@ class _Megatron:
         key = num_stages, microbatch_size
         if key not in self._stages:
             model: Any = SimpleNamespace(
-                num_layers=self._machine.num_layers, runtime_predictor=self._machine.pieces.predictor
+                num_layers=self._machine.num_layers, runtime_predictor=self._machine.pieces.predictor, _shares=None
             )
             try:
                 self._stages[key] = tuple(stages_of(model, num_stages, microbatch_size))

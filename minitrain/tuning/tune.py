@@ -63,7 +63,7 @@ def tune(
         num_samples: how many configurations Optuna tries.
         budget_s: after how many seconds no more configurations are begun.
         executor: where to run, any `concurrent.futures` executor; processes of its own by default.
-        jobs: number of these processes; one a core by default.
+        jobs: number of these processes, one a core by default; with 1, the caller does all itself.
         results: a JSON Lines file; what it holds is not priced again, and new rows are added to it.
         progress: called with the number of configurations done and of all, and the best row so far.
         parameters: further ones of `simulate`, such as `seq_len`, `fidelity` or `network`.
