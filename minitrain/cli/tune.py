@@ -19,7 +19,7 @@ from minitrain.cli.priced import pricing
 from minitrain.cli.sweep import Jobs, Results, in_words, parse_grid
 from minitrain.plain_text import printable
 from minitrain.tuning.result import Tuning, described
-from minitrain.tuning.rows import Row, options_of
+from minitrain.tuning.rows import Row, distinct, options_of
 from minitrain.tuning.tune import HEAD_ROOM
 
 SHOWN = 8
@@ -174,17 +174,9 @@ def _table(rows: Sequence[Row]) -> Table:
     table.add_column("layout", overflow="fold", min_width=20)
     for column in ("step", "tok/s/GPU", "MFU %", "GiB", "USD"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in _distinct(rows)[:SHOWN]:
+    for row in distinct(rows)[:SHOWN]:
         table.add_row(printable(f"{row['strategy']} {described(options_of(row))}"), *_cells(row))
     return table
-
-
-def _distinct(rows: Sequence[Row]) -> list[Row]:
-    """Return rows without those whose figures were there before."""
-    seen: dict[Any, Row] = {}
-    for row in rows:
-        seen.setdefault((row["strategy"], row["step_time_s"], row["peak_memory_bytes"]), row)
-    return list(seen.values())
 
 
 def _cells(row: Row) -> list[str]:

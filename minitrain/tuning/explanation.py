@@ -43,7 +43,11 @@ class Spending:
     @classmethod
     def of(cls, choice: Choice) -> Spending:
         """Simulate a layout, and see where its time goes."""
-        run = choice.simulate(check=False)
+        return cls.of_run(choice, choice.simulate(check=False))
+
+    @classmethod
+    def of_run(cls, choice: Choice, run: Run) -> Spending:
+        """See where the time of a layout goes, from its run."""
         parts = run.breakdown
         return cls(
             choice,

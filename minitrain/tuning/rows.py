@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from minitrain.errors import UsageError
 from minitrain.sweeps.batches import key_of
 from minitrain.tuning.problem import Machine
@@ -81,7 +83,7 @@ def _verdict(candidate: Candidate, figures: Figures | None, most_bytes: float) -
         return (ILLEGAL if figures.is_rule else FAILED), figures.error
     if figures.peak_memory_bytes is not None and figures.peak_memory_bytes > most_bytes:
         held, most = figures.peak_memory_bytes / _GIB, most_bytes / _GIB
-        words = "at least " if figures.step_time_s is None and figures.is_pruned else ""
+        words = "at least " if figures.is_bound else ""
         return OUT_OF_MEMORY, f"a rank holds {words}{held:.4g} GiB, and {most:.4g} GiB may be used"
     if figures.is_pruned:
         return PRUNED, "its least step time is longer than that of a configuration that fits"
@@ -112,6 +114,14 @@ def ranked(rows: Iterable[Row], objective: str) -> list[Row]:
     return sorted(fitting, key=lambda row: (value_of(row, objective), row["peak_memory_bytes"]))
 
 
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """Return rows without those of a strategy whose step time and memory were there before."""
+    seen: dict[Any, Row] = {}
+    for row in rows:
+        seen.setdefault((row["strategy"], row["step_time_s"], row["peak_memory_bytes"]), row)
+    return list(seen.values())
+
+
 def front_of(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that fit and that no other one beats: none is better in one figure and no worse in the others.
 
@@ -119,12 +129,13 @@ def front_of(rows: Sequence[Row]) -> list[Row]:
     """
     fitting = [row for row in rows if row["status"] == FITS]
     columns = [name for name in OF_FRONT if any(row[name] is not None for row in fitting)]
-    points = sorted(
-        (tuple(math.inf if row[name] is None else row[name] for name in columns), place)
-        for place, row in enumerate(fitting)
-    )
-    kept: list[tuple[tuple[float, ...], int]] = []
-    for point, place in points:  # whatever beats a point comes before it
-        if not any(all(a <= b for a, b in zip(other, point, strict=True)) for other, _ in kept):
-            kept.append((point, place))
-    return [fitting[place] for _, place in kept]
+    if not fitting:
+        return []
+    points = np.array([[math.inf if row[name] is None else row[name] for name in columns] for row in fitting])
+    kept = np.empty((0, len(columns)))
+    found = []
+    for place in np.lexsort(points.T[::-1]).tolist():  # whatever beats a point comes before it
+        if not (kept <= points[place]).all(axis=1).any():
+            kept = np.vstack([kept, points[place]])
+            found.append(fitting[place])
+    return found

@@ -19,7 +19,7 @@ from minitrain.tuning.bounds import Bound, bound_of
 from minitrain.tuning.problem import Machine
 from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, key_of_candidate, row_of, value_of
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.work import Figures, price_pipelines, simulate_each
+from minitrain.tuning.work import Figures, Limit, price_pipelines, simulate_each
 
 Progress = Callable[[int, int, Row | None], None]
 Task = list[tuple[int, Candidate]]
@@ -38,9 +38,9 @@ class Search:
         found: the configurations.
         objective: what is wanted.
         head_room: the share of the devices' memory that must stay free.
-        prune: "none" to price everything, "front" to leave out what something known beats in all figures, "best" to
-            leave out what is slower for sure than the best one that is known; "auto" prices all that is put together
-            from pieces, and leaves out by "best" of the others.
+        prune: "none" to price everything; "best" to leave out what is worse for sure than the best one that is known;
+            "front" to leave out, of what is simulated one by one, what something known beats in all figures; "auto" to
+            price all that is put together from pieces, and to leave out by "best" of the others.
         executor: where to run; processes of its own if None.
         jobs: number of these processes; 1 to do without any.
         results: the file that keeps rows.
@@ -122,7 +122,7 @@ class Search:
         """Price layouts from pieces."""
         tasks = list(_tasks(missing))
         work = sum(_work_of(candidate) for _, candidate in missing)
-        is_pruning = self._prune in ("best", "front")
+        is_pruning = self._prune == "best"
         submit = [
             (task, price_pipelines, (task[0][1].problem, [one.pipeline for _, one in task])) for task in tasks
         ]
@@ -134,7 +134,7 @@ class Search:
         worth = []
         for bound, place, candidate in sorted(bounded, key=lambda one: (one[0].step_time_s, one[1])):
             if bound.peak_memory_bytes > self.most_bytes(candidate.problem.machine):
-                figures = Figures(peak_memory_bytes=bound.peak_memory_bytes, is_pruned=True)
+                figures = Figures(peak_memory_bytes=bound.peak_memory_bytes, is_pruned=True, is_bound=True)
                 self._add(candidate, place, figures)
             else:
                 worth.append((bound, place, candidate))
@@ -162,12 +162,13 @@ class Search:
         columns = [name for name in OF_FRONT if least[name] is not None]
         return any(all(row[name] <= least[name] for name in columns) for row in self._points)
 
-    def _limit_s(self, task: Task) -> float | None:
-        """Return the step time beyond which a layout cannot win, where one objective is all that counts."""
-        problem = task[0][1].problem
-        if self._prune != "best" or self._best is None or self.objective != "step_time":
+    def _limit(self, task: Task) -> Limit | None:
+        """Return what layouts must keep, where one objective that only the step time decides is all that counts."""
+        problems = {one.problem for one in self.candidates}
+        if self._prune != "best" or self.objective == "energy" or len(problems) > 1:
             return None
-        return float(self._best["step_time_s"]) if self._best["world_size"] == problem.world_size else None
+        best = float("inf") if self._best is None else float(self._best["step_time_s"])
+        return Limit(best, self.most_bytes(task[0][1].problem.machine))
 
     def _run(self, tasks: Any, *, inline: bool, limits: bool) -> None:
         """Run tasks, here or on workers, and make rows of what comes."""
@@ -176,7 +177,7 @@ class Search:
             for task, function, arguments in todo:
                 if self._is_over():
                     return
-                self._take(task, function(*arguments, *([self._limit_s(task)] if limits else [])))
+                self._take(task, function(*arguments, *([self._limit(task)] if limits else [])))
             return
         first = next(todo, None)
         if first is None:
@@ -191,7 +192,7 @@ class Search:
             while True:
                 while len(in_flight) < num_at_once and not self._is_over() and (one := next(todo, None)):
                     task, function, arguments = one
-                    limit = [self._limit_s(task)] if limits else []
+                    limit = [self._limit(task)] if limits else []
                     in_flight[workers.submit(function, *arguments, *limit)] = task
                 if not in_flight:
                     return

@@ -56,9 +56,9 @@ def tune(
         space: values by option, in the place of the usual ones: `{"tp": [8], "recompute": ["none", "full"]}`.
         head_room: the share of the devices' memory that must stay free, for what allocators and libraries hold.
         min_microbatches: the fewest microbatches that a pipeline may have.
-        prune: "none" prices everything; "front" leaves out what something known beats in time, memory, money and
-            energy; "best" leaves out what is slower for sure than the best one known; "auto" prices all layouts that
-            are put together from pieces, and is "best" for those that are simulated one by one.
+        prune: "none" prices everything; "best" leaves out what is worse for sure than the best one known; "front"
+            leaves out, of what is simulated one by one, what something known beats in time, memory, money and energy;
+            "auto" prices all layouts that are put together from pieces, and is "best" for the others.
         sampler: "exhaustive", or "optuna" to let Optuna choose `num_samples` of the configurations.
         num_samples: how many configurations Optuna tries.
         budget_s: after how many seconds no more configurations are begun.

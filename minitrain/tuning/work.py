@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -35,6 +36,7 @@ class Figures:
         error: why there is nothing.
         is_rule: whether that is a rule that it breaks, and not a failure.
         is_pruned: whether its bound is worse than what was known.
+        is_bound: whether the memory is what it holds at least.
     """
 
     step_time_s: float | None = None
@@ -43,61 +45,103 @@ class Figures:
     error: str | None = None
     is_rule: bool = False
     is_pruned: bool = False
+    is_bound: bool = False
 
 
-def price_pipelines(problem: Problem, layouts: Sequence[Pipeline], best_s: float | None = None) -> list[Figures]:
+@final
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What layouts must keep to be priced.
+
+    Args:
+        step_time_s: the best step time that is known, s; infinity where none is.
+        most_bytes: what a rank may hold, bytes.
+    """
+
+    step_time_s: float
+    most_bytes: float
+
+
+def price_pipelines(problem: Problem, layouts: Sequence[Pipeline], limit: Limit | None = None) -> list[Figures]:
     """Price layouts, those of one structure together.
 
     Args:
         problem: what they are for.
         layouts: the layouts.
-        best_s: a step time that is known; layouts that take longer for sure are not priced. None to price all.
+        limit: what they must keep; layouts that take longer for sure than the best one are not priced, nor those that
+            do not fit. None to price all.
     """
-    found: list[Figures | None] = [None] * len(layouts)
+    found: dict[int, Figures] = {}
+    batches = list(_batches(problem.machine, layouts, found))
+    if limit is None:
+        for batch in batches:
+            batch.price(found)
+    else:
+        best_s = limit.step_time_s
+        for batch in sorted(batches, key=lambda batch: batch.least_s(limit)):
+            best_s = batch.price_within(replace(limit, step_time_s=best_s), found)
+    return [found[place] for place in range(len(layouts))]
+
+
+def _batches(machine: Machine, layouts: Sequence[Pipeline], found: dict[int, Figures]) -> Iterator[_Batch]:
+    """Yield the layouts of each structure; note the rules that some break."""
     by_structure: dict[Any, list[int]] = {}
     for place, layout in enumerate(layouts):
-        by_structure.setdefault(layout.structure, []).append(place)
+        rule = _broken_rule(machine, layout)
+        if rule is None:
+            by_structure.setdefault(layout.structure, []).append(place)
+        else:
+            found[place] = Figures(error=rule, is_rule=True)
     for places in by_structure.values():
         for start in range(0, len(places), MOST_COLUMNS):
             part = places[start : start + MOST_COLUMNS]
-            for place, figures in _priced(problem.machine, layouts, part, best_s):
-                found[place] = figures
-    return [figures or Figures() for figures in found]
+            yield _Batch(machine, part, [layouts[place] for place in part])
 
 
-def _priced(
-    machine: Machine, layouts: Sequence[Pipeline], places: Sequence[int], best_s: float | None
-) -> Iterator[tuple[int, Figures]]:
-    """Yield the figures of layouts of one structure."""
-    legal = []
-    for place in places:
-        rule = _broken_rule(machine, layouts[place])
-        if rule is None:
-            legal.append(place)
-        else:
-            yield place, Figures(error=rule, is_rule=True)
-    if not legal:
-        return
-    columns = Columns(machine.pieces, [layouts[place] for place in legal])
-    peaks = peaks_of(columns) * machine.workload.bytes_per_element
-    worth = np.ones(len(legal), dtype=bool) if best_s is None else least_times(columns)[0] <= best_s
-    for place, peak in zip(np.array(legal)[~worth].tolist(), peaks[~worth].tolist(), strict=True):
-        yield place, Figures(peak_memory_bytes=peak, is_pruned=True)
-    yield from _timed(columns, [place for place, is_worth in zip(legal, worth, strict=True) if is_worth], peaks[worth],
-                      worth)
+class _Batch:
+    """Layouts of one structure.
 
+    Args:
+        machine: where they run.
+        places: theirs among all layouts.
+        layouts: the layouts.
+    """
 
-def _timed(columns: Columns, places: Sequence[int], peaks: Floats, worth: Any) -> Iterator[tuple[int, Figures]]:
-    """Yield the figures of layouts that are worth pricing."""
-    if not places:
-        return
-    kept = columns if worth.all() else Columns(
-        columns.pieces, [one for one, is_worth in zip(columns.layouts, worth, strict=True) if is_worth]
-    )
-    steps = steps_of(kept)
-    rows = zip(places, steps.step_time.tolist(), peaks.tolist(), steps.busy_s.tolist(), strict=True)
-    for place, step_time, peak, busy in rows:
-        yield place, Figures(step_time, peak, busy)
+    def __init__(self, machine: Machine, places: Sequence[int], layouts: Sequence[Pipeline]) -> None:
+        self._machine, self._places, self._layouts = machine, places, layouts
+        self._columns = Columns(machine.pieces, layouts)
+        self._peaks = peaks_of(self._columns) * machine.workload.bytes_per_element
+
+    @cached_property
+    def _least(self) -> Floats:
+        """The least step times, s."""
+        return least_times(self._columns)[0]
+
+    def least_s(self, limit: Limit) -> float:
+        """Return the least step time of those that fit, s."""
+        return float(np.where(self._peaks <= limit.most_bytes, self._least, np.inf).min())
+
+    def price(self, found: dict[int, Figures]) -> None:
+        """Price all of them."""
+        self._price(self._columns, range(len(self._places)), found)
+
+    def price_within(self, limit: Limit, found: dict[int, Figures]) -> float:
+        """Price what keeps a limit, and return the best step time that is known by then, s."""
+        worth = (self._peaks <= limit.most_bytes) & (self._least <= limit.step_time_s)
+        for number in np.flatnonzero(~worth).tolist():
+            found[self._places[number]] = Figures(peak_memory_bytes=float(self._peaks[number]), is_pruned=True)
+        kept = np.flatnonzero(worth).tolist()
+        if not kept:
+            return limit.step_time_s
+        self._price(Columns(self._machine.pieces, [self._layouts[number] for number in kept]), kept, found)
+        times = [found[self._places[number]].step_time_s for number in kept]
+        return min([limit.step_time_s, *(seconds for seconds in times if seconds is not None)])
+
+    def _price(self, columns: Columns, numbers: Sequence[int], found: dict[int, Figures]) -> None:
+        """Price some of them."""
+        steps = steps_of(columns)
+        for number, step_time, busy in zip(numbers, steps.step_time.tolist(), steps.busy_s.tolist(), strict=True):
+            found[self._places[number]] = Figures(step_time, float(self._peaks[number]), busy)
 
 
 def _broken_rule(machine: Machine, layout: Pipeline) -> str | None:
