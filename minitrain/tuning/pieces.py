@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minitrain.tuning.recording import Noted, record
+from minitrain.tuning.recording import Noted, PricesOfFirst, record
 
 NOTHING = -1
 """The kind of what lies beyond the border of a stage."""
@@ -156,6 +156,7 @@ class Pieces:
         self.predictor = predictor.training(workload)
         self._short = _short_workload(workload)
         self._of_short = predictor.training(self._short)
+        self._of_neighbours = PricesOfFirst(self._of_short)
         self._kind_of: list[int] = [*map(workload.first_like, range(workload.num_layers))]
         self._figures: dict[tuple[EndKey, int], Sequence[float]] = {}
         self._passes: dict[PassKey, Passes] = {}
@@ -244,7 +245,7 @@ class Pieces:
             world_size=pp * key.tp,
             global_batch_size=2 * key.microbatch_size,
             microbatch_size=key.microbatch_size,
-            hardware=self._of_short,
+            hardware=self._of_neighbours,
             tp=key.tp,
             pp=pp,
             layers_per_stage=[len(layers) for layers in stages],

@@ -14,6 +14,7 @@ from typing import Any
 from minitrain.events import LAYER, PRICE, STRIDE, TYP, UNITS_PER_ELEMENT
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.model import FoldedModel
+from minitrain.hardware.price import Price
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.prepared_run import PreparedRun, prepare
@@ -84,6 +85,38 @@ class _RecordingModel(FoldedModel):
             )
             for place, before, after in zip(range(0, len(rows), STRIDE), marks, marks[1:], strict=False)
         ]
+
+
+class PricesOfFirst:
+    """The prices of a machine for groups of neighbours, each of which costs as much as the one that begins at rank 0.
+
+    A short pipeline may have more ranks than the machine that it stands for. Messages take no time here: what they take
+    depends on where the stages of the long pipeline lie.
+
+    Args:
+        predictor: the prices.
+    """
+
+    world_size = None  # of any number of ranks
+
+    def __init__(self, predictor: Any) -> None:
+        self._predictor = predictor
+        self.workload, self.compute = predictor.workload, predictor.compute
+        self.update, self.load = predictor.update, predictor.load
+        self.topology = None  # so that groups are those of neighbours from rank 0 on
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._predictor, name)
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective as if its group began at rank 0."""
+        first = ranks[0]
+        price: Price = self._predictor.collective(op, size_bytes, tuple(rank - first for rank in ranks))
+        return price
+
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002  (see above)
+        """Return the bytes of a message."""
+        return Price(0.0, size_bytes)
 
 
 def record(strategy: str, axes: dict[str, int], kept: frozenset[str], **parameters: Any) -> list[list[Noted]]:
