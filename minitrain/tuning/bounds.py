@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.analysis.timeline import Floats
+from minitrain.errors import UsageError
 from minitrain.tensors import Activation
 from minitrain.tuning.layouts import FIGURES, Columns
 from minitrain.tuning.orders import BACKWARD, FORWARD
@@ -64,7 +65,10 @@ def _busy_of_place(columns: Columns, place: int) -> Floats:
 def bound_of(candidate: Candidate, machine: Machine) -> Bound:
     """Return what a configuration takes at least."""
     if candidate.label == "fsdp" and machine.composes:
-        return _Fsdp(candidate.options, machine).bound()
+        try:
+            return _Fsdp(candidate.options, machine).bound()
+        except UsageError:
+            return Bound()  # it breaks a rule, which the strategy tells
     peak, world_size = machine.predictor.peak_flop_per_s, machine.problem.world_size
     seconds = machine.useful_flop / (world_size * peak) if peak and machine.model is not None else 0.0
     return Bound(seconds * _ROUNDING, 0.0, seconds * world_size * _ROUNDING)

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.analysis.labels import GIB, duration
 from minitrain.tuning.repricing import Turn, turns
-from minitrain.tuning.rows import OUT_OF_MEMORY, Row, options_of, value_of
+from minitrain.tuning.rows import OUT_OF_MEMORY, Row, value_of
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
     from minitrain.tuning.result import Choice, Tuning
 
 _DEGREES = ("strategy", "tp", "pp", "num_chunks", "microbatch_size", "ep", "cp", "replicas", "hardware", "world_size")
-_CHEAP_EVENTS = 60_000
-"""Layouts with fewer events are simulated again under other prices."""
+
+
+_MOST_CONTENDERS = 6
 
 
 @final
@@ -53,7 +54,7 @@ class Spending:
             choice,
             run.step_time,
             float(parts.computing.mean()),
-            _exposed(run),
+            _exposed(run, float(parts.exposed.mean())),
             float(parts.waiting.mean()),
             dict(run.memory_by_kind or {}),
         )
@@ -64,9 +65,11 @@ class Spending:
         return {"computing": self.computing_s, **exposed, "waiting": self.waiting_s}
 
 
-def _exposed(run: Run) -> dict[str, float]:
-    """Return the exposed communication by axis, s."""
-    return {axis: total.exposed_s for axis, total in run.communication_by_axis.items() if total.exposed_s}
+def _exposed(run: Run, total_s: float) -> dict[str, float]:
+    """Return the exposed communication by axis, s; what several do at once is shared among them in proportion."""
+    found = {axis: total.exposed_s for axis, total in run.communication_by_axis.items() if total.exposed_s}
+    known = sum(found.values())
+    return {axis: seconds * total_s / known for axis, seconds in found.items()}
 
 
 @final
@@ -84,6 +87,7 @@ class TuningExplanation:
         too_large: the best layout that would be quicker, and does not fit; None where there is none.
         turns: prices that, changed by so much, let another layout win.
         contenders: what won then, by place.
+        factors: by what prices were multiplied and divided.
     """
 
     objective: str
@@ -95,6 +99,7 @@ class TuningExplanation:
     too_large: Choice | None
     turns: tuple[Turn, ...]
     contenders: tuple[Choice, ...]
+    factors: tuple[float, ...]
 
     def summary(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
@@ -126,7 +131,7 @@ class TuningExplanation:
                 f"{duration(turn.step_time_s)} against {duration(turn.before_s)}"
             )
         if not self.turns:
-            yield "no single price, changed up to eightfold, lets one of these win"
+            yield f"no single price, changed up to {self.factors[-1]:g}-fold, lets one of the next layouts win"
 
     def _shares(self) -> Iterator[str]:
         for name, seconds in self.winner.parts().items():
@@ -162,12 +167,13 @@ def _plain(one: Spending) -> dict[str, Any]:
     return {**one.choice.row, **parts, "memory_by_kind_bytes": dict(one.memory_bytes)}
 
 
-def explain(tuning: Tuning, runners_up: int) -> TuningExplanation:
+def explain(tuning: Tuning, runners_up: int, factors: Sequence[float]) -> TuningExplanation:
     """Return why the best layout of a search wins.
 
     Args:
         tuning: the search.
         runners_up: how many others are compared with it.
+        factors: by what each price is multiplied and divided to see who wins then, ascending.
     """
     best = tuning.best
     others = _different(tuning.ranked, runners_up)
@@ -183,8 +189,9 @@ def explain(tuning: Tuning, runners_up: int) -> TuningExplanation:
         capacity_bytes=machine.capacity_bytes,
         most_bytes=tuning.most_bytes(machine),
         too_large=_too_large(tuning, best),
-        turns=tuple(turns([one.candidate for one in contenders])) if machine.composes else (),
+        turns=tuple(turns([one.candidate for one in contenders], factors)) if machine.composes else (),
         contenders=tuple(contenders),
+        factors=tuple(factors),
     )
 
 
@@ -210,7 +217,7 @@ def _contenders(tuning: Tuning, chosen: Sequence[Choice]) -> list[Choice]:
     seen = {(one.row["strategy"], one.row.get("tp"), one.row.get("pp")) for one in chosen}
     for row in tuning.ranked:
         key = row["strategy"], row.get("tp"), row.get("pp")
-        if key not in seen and len(places) < 8:
+        if key not in seen and len(places) < _MOST_CONTENDERS:
             seen.add(key)
             choice = tuning.choice(row)
             if choice.candidate.problem == chosen[0].candidate.problem:
@@ -226,8 +233,3 @@ def _too_large(tuning: Tuning, best: Choice) -> Choice | None:
     row = min(found, key=lambda row: value_of(row, tuning.objective))
     is_better = value_of(row, tuning.objective) < value_of(best.row, tuning.objective)
     return tuning.choice(row) if is_better else None
-
-
-def short(row: Row) -> str:
-    """Return the strategy of a row and its options."""
-    return f"{row['strategy']} {options_of(row)}"

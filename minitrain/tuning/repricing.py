@@ -13,9 +13,6 @@ from minitrain.tuning.problem import Problem
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.work import Figures, price_pipelines, simulate_each
 
-LADDER = (1.25, 1.5, 2.0, 4.0, 8.0)
-"""By what each price is multiplied and divided, until another layout wins."""
-
 Change = Callable[[SystemConfig, float], SystemConfig]
 
 
@@ -83,34 +80,43 @@ def _rates(config: SystemConfig, factor: float) -> SystemConfig:
     return replace(config, processor=Processor(scaled(processor.matrix), scaled(processor.vector)))
 
 
-def turns(contenders: Sequence[Candidate]) -> list[Turn]:
+def turns(contenders: Sequence[Candidate], factors: Sequence[float]) -> list[Turn]:
     """Return the least changes of single prices by which the first of some layouts is beaten by another of them.
 
     Args:
         contenders: layouts of one problem, the winner first.
+        factors: by what each price is multiplied and divided, ascending. A price that changes nothing at the last one
+            is not tried at the others.
     """
     problem = contenders[0].problem
     system = load_config(problem.hardware)
     found = []
     for name, change in knobs(system).items():
         for direction in (1, -1):
-            turn = _first_turn(contenders, name, lambda factor, change=change: change(system, factor), direction)
-            if turn is not None:
-                found.append(turn)
+            search = _TurnSearch(contenders, name, system, change)
+            if search.at(factors[-1] ** direction) is not None:
+                found.append(next(filter(None, (search.at(factor**direction) for factor in factors))))
     return sorted(found, key=lambda turn: max(turn.factor, 1 / turn.factor))
 
 
-def _first_turn(
-    contenders: Sequence[Candidate], name: str, changed: Callable[[float], SystemConfig], direction: int
-) -> Turn | None:
-    """Return the first factor on the ladder at which the winner is beaten, or None."""
-    for rung in LADDER:
-        factor = rung**direction
-        times = step_times(contenders, changed(factor))
+class _TurnSearch:
+    """Who wins when a price changes.
+
+    Args:
+        contenders: the layouts.
+        name: what the price is called.
+        system: the machine as it is.
+        change: what changes it.
+    """
+
+    def __init__(self, contenders: Sequence[Candidate], name: str, system: SystemConfig, change: Change) -> None:
+        self._contenders, self._name, self._system, self._change = contenders, name, system, change
+
+    def at(self, factor: float) -> Turn | None:
+        """Return that the winner is beaten when the price is multiplied by a factor, or None."""
+        times = step_times(self._contenders, self._change(self._system, factor))
         best = min(range(len(times)), key=lambda place: (times[place], place))
-        if best and times[best] < times[0]:
-            return Turn(name, factor, best, times[best], times[0])
-    return None
+        return Turn(self._name, factor, best, times[best], times[0]) if times[best] < times[0] else None
 
 
 def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -155,15 +155,16 @@ class Tuning:
         missing = len(self._search.candidates) - len(self.rows)
         return f"{len(self.rows):,} configurations: {words}" + (f"; {missing:,} were not reached" if missing else "")
 
-    def explain(self, runners_up: int = 3) -> TuningExplanation:
+    def explain(self, runners_up: int = 3, factors: Sequence[float] = (1.25, 1.5, 2.0, 4.0, 8.0)) -> TuningExplanation:
         """Return why the best one wins, what the next ones lose, and what would have to change.
 
         Args:
             runners_up: how many others are compared with it.
+            factors: by what each price is multiplied and divided to see who wins then, ascending.
         """
         from minitrain.tuning.explanation import explain  # noqa: PLC0415  (only when somebody asks)
 
-        return explain(self, runners_up)
+        return explain(self, runners_up, factors)
 
     def to_pandas(self) -> Any:
         """Return all rows as a pandas DataFrame.

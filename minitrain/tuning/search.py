@@ -76,8 +76,12 @@ class Search:
         self._best: Row | None = None
         self._points: list[Row] = []
 
-    def run(self) -> None:
-        """Price what is not known; Ctrl-C ends it and keeps what is there."""
+    def run(self, choose: Callable[[Task], Iterator[Task]] | None = None) -> None:
+        """Price what is not known; Ctrl-C ends it and keeps what is there.
+
+        Args:
+            choose: yields parts of what is missing, and finds their rows in `rows` when it goes on; all of it if None.
+        """
         known = {} if self._results is None else read_rows(self._results)
         missing: Task = []
         with writing(self._results) as self._write:
@@ -90,8 +94,9 @@ class Search:
                 else:
                     missing.append((place, candidate))
             try:
-                self._price([one for one in missing if one[1].pipeline is not None])
-                self._simulate([one for one in missing if one[1].pipeline is None])
+                for part in [missing] if choose is None else choose(missing):
+                    self._price([one for one in part if one[1].pipeline is not None])
+                    self._simulate([one for one in part if one[1].pipeline is None])
             except KeyboardInterrupt:
                 self.was_interrupted = True
         if self._progress is not None:
