@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -23,7 +22,8 @@ from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
-from minitrain.sweeps.batches import Configuration, Row, flat, key_of, label_of, run_batches, succeeded
+from minitrain.sweeps.batches import Configuration, Row, Workers, flat, key_of, label_of, run_batches, succeeded
+from minitrain.sweeps.executors.choice import require_workers
 from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points_by_structure, require_known_names
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
 from minitrain.sweeps.shared_options import SharedOptions
@@ -35,7 +35,7 @@ MOST_EVENTS = 5000
 def sweep(
     strategies: str | Strategy | Iterable[str | Strategy],
     grid: Grid,
-    executor: Executor | None = None,
+    executor: Workers = None,
     *,
     jobs: int | None = None,
     results: str | PathLike[str] | None = None,
@@ -48,7 +48,8 @@ def sweep(
         strategies: what `simulate` takes, one or several. For processes, functions must be importable.
         grid: values by parameter, of which every combination is simulated; or the configurations themselves, one
             mapping of parameters each, which may be as many as an iterator makes.
-        executor: where to run, any `concurrent.futures` executor; a pool of one process a core by default.
+        executor: where to run: any `concurrent.futures` executor, a `dask.distributed` client, the module `ray`, or the
+            address of a cluster ("tcp://host:8786", "ray://host:10001"); a pool of one process a core by default.
         jobs: number of processes, where no executor is given; one a core by default.
         results: a JSON Lines file; what it holds is not simulated again, and new rows are added to it.
         progress: called with the number of rows done and of all (None if the grid cannot tell) as rows come.
@@ -75,6 +76,7 @@ def sweep(
             raise UsageError(
                 "jobs is the number of processes of a sweep's own; give it or executor, not both", jobs=jobs
             )
+    require_workers(executor)
     found, axes = _loadable(strategies), checked(grid)
     require_known_names([*names_in(axes), *parameters], [choose_strategy(strategy) for strategy in found])
     return Sweep(
@@ -128,7 +130,7 @@ class Sweep:
         grid: Grid,
         parameters: Mapping[str, Any],
         *,
-        executor: Executor | None,
+        executor: Workers,
         jobs: int | None,
         results: Path | None,
         progress: Callable[[int, int | None], None] | None,
@@ -258,8 +260,9 @@ class Sweep:
     def _rows(self) -> Iterator[Row]:
         """Yield rows of the results file and new rows, as they come."""
         known_rows: deque[Row] = deque()
+        missing = self._missing(known_rows)
         with writing(self._results) as write:
-            for key, row in run_batches(self._missing(known_rows), self._executor, self._jobs):
+            for key, row in run_batches(missing, self._executor, self._jobs, self._strategies):
                 self._known[key] = row
                 write(key, row)
                 self.num_simulated += 1

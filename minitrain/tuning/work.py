@@ -14,7 +14,7 @@ from minitrain.errors import MinitrainError
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
-from minitrain.sweeps.batches import SharedByBatch
+from minitrain.sweeps.shared_by_batch import SharedByBatch
 from minitrain.tuning.bounds import least_times
 from minitrain.tuning.clocks import steps_of
 from minitrain.tuning.layouts import Columns, Pipeline
