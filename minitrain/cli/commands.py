@@ -23,6 +23,7 @@ from minitrain.cli.failures import (
 )
 from minitrain.cli.hw import hw
 from minitrain.cli.models import app as models
+from minitrain.cli.options import Traces
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.platform import platform
 from minitrain.cli.priced import priced, pricing
@@ -122,12 +123,12 @@ def compare(
     Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given.
     """
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
-        traced = given.writes_traces(trace, log, strict=strict, fold=fold)
+        traces = given.wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         trained = given.trained(model, seq, layers)
         predictor = priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
-        if traced:
+        if traces is not Traces.NONE:
             given.require_folder(out)
         with running():
             comparison = mt.compare(
@@ -140,13 +141,14 @@ def compare(
                 hardware=predictor,
                 strict=strict,
                 strict_memory=strict_memory,
-                memory_by_kind=traced,
+                memory_by_kind=traces is Traces.ALL,
                 log=log,
                 fold=fold,
                 **common,
             )
-        write = functools.partial(write_comparison, comparison, out, shared_script=shared_script)
-        written = _written(write, out, progress) if traced else []
+        pages = {"shared_script": shared_script, "pages_alone": traces is Traces.PAGES}
+        write = functools.partial(write_comparison, comparison, out, **pages)
+        written = [] if traces is Traces.NONE else _written(write, out, progress)
     if as_json:
         print_json(comparison.summary())
     else:
@@ -187,10 +189,10 @@ def run(
     """Simulate a training step of one strategy, and print where each rank's time goes.
 
     Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given; with --fold, its page
-    alone, into traces/NAME-folded/.
+    alone, into traces/NAME-folded/, unless --trace is given.
     """
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
-        traced = given.writes_traces(trace, log, strict=strict, fold=fold)
+        traces = given.wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         parameters = {
             "world_size": world_size,
@@ -199,25 +201,25 @@ def run(
             "hardware": priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
             "strict": strict,
             "strict_memory": strict_memory,
-            "memory_by_kind": traced,
+            "memory_by_kind": traces is Traces.ALL,
             "log": log,
             "fold": fold,
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]
-        writes = traced or (fold and trace is None)  # a folded run has a page
-        if writes:
+        if traces is not Traces.NONE:
             given.require_folder(out)
         result = _simulated(chosen, parameters, progress)
         written: Sequence[Path] | None = []
-        if writes and isinstance(result, Run):
-            written = _written(functools.partial(_write_one, result, out), out, progress)
+        if traces is not Traces.NONE and isinstance(result, Run):
+            write = functools.partial(_write_one, result, out, page_alone=traces is Traces.PAGES)
+            written = _written(write, out, progress)
     if as_json:
         print_json(result.summary())
     if isinstance(result, FailedRun):
         raise RunFailedError from result.error
     if not as_json:
-        _print_run(result, written)
+        _print_run(result, written, page_alone=traces is Traces.PAGES)
     if written is None:
         raise typer.Exit(FAILED)
 
@@ -233,9 +235,9 @@ def _simulated(chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: 
         return FailedRun(chosen.name, {**parameters, **chosen.options}, cause)
 
 
-def _write_one(run: Run, out: Path) -> Sequence[Path]:
+def _write_one(run: Run, out: Path, *, page_alone: bool) -> Sequence[Path]:
     """Write the traces of a run."""
-    return [write_run(run, out)]
+    return [write_run(run, out, page_alone=page_alone)]
 
 
 def _tell_of_earlier_runs(out: Path, written: Sequence[Path], *, to_stderr: bool) -> None:
@@ -270,13 +272,14 @@ def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) ->
         print_lines([f"wrote {written[0]} and a folder for each strategy beside it"])
 
 
-def _print_run(result: Run, written: Sequence[Path] | None) -> None:
+def _print_run(result: Run, written: Sequence[Path] | None, *, page_alone: bool) -> None:
     """Print a run's figures, where each rank's time goes, and where the pictures are."""
     print_lines([f"{result.strategy}: {conditions(result)}"])
     print_table(run_table(result))
     print_table(ranks_table(result))
-    if written and result.is_folded:
-        print_lines([f"wrote {written[0] / PAGE}, which has a row for each class of ranks that do the same"])
+    if written and page_alone:
+        rows = ", which has a row for each class of ranks that do the same" if result.draws_classes else ""
+        print_lines([f"wrote {written[0] / PAGE}{rows}"])
     elif written:
         why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
         print_lines([f"wrote {written[0]}", why])

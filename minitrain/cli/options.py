@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -181,7 +182,7 @@ WriteTraces = Annotated[
         "--trace/--no-trace",
         metavar="",
         help="Write traces.",
-        show_default="trace, unless --log summary or --fold",
+        show_default="trace, unless --log summary; with --fold, pages alone",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -224,8 +225,18 @@ OWN_OPTIONS: Mapping[str, str] = {
 _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
-def writes_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> bool:
-    """Return whether traces are to be written: where the events of every rank are kept, unless --no-trace is given.
+class Traces(Enum):
+    """What is written of a run: nothing, its page alone, or page, Chrome trace and event log."""
+
+    NONE = 0
+    PAGES = 1
+    ALL = 2
+
+
+def wanted_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> Traces:
+    """Return which traces are to be written: all where events are kept, and pages alone where ranks are folded.
+
+    Of a folded run, --trace asks for the files that have every rank.
 
     Raises:
         UsageError: there is no such log, or another option needs every event.
@@ -238,12 +249,13 @@ def writes_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> 
             raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
     if fold and log != "full":
         raise UsageError(f"--fold does not go with --log {log}; leave one out")
-    for name, option in (("memory_by_kind", "--trace"), ("strict", OWN_OPTIONS["strict"])):
-        if name in EXCLUSIONS["fold"].found({"fold": fold, "memory_by_kind": trace, "strict": strict}):
-            raise UsageError(
-                f"{option} needs every rank, but --fold simulates ranks that do the same once; leave one out"
-            )
-    return log == "full" and not fold and trace is not False
+    if EXCLUSIONS["fold"].found({"fold": fold, "strict": strict}):
+        raise UsageError(
+            f"{OWN_OPTIONS['strict']} needs every rank, but --fold simulates ranks that do the same once; leave one out"
+        )
+    if log != "full" or trace is False:
+        return Traces.NONE
+    return Traces.PAGES if fold and trace is None else Traces.ALL
 
 
 def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[str, Any]:

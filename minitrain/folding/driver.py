@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.early_divergence import DivergenceHistory, find_early_divergence, key_of_attempt
+from minitrain.folding.expansion import Expansion
 from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
@@ -29,6 +30,7 @@ from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.memory_reports import kinds_of_journals
 from minitrain.run.out_of_memory import watching_memory
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
@@ -114,6 +116,8 @@ class _Search:
                 assert run is not None
                 self._require_messages(attempt, reasons)
                 return run
+            if attempt.needs_every_rank:
+                return await self.simulate_fully()
             diverged, place = attempt.diverged
             if attempt.wanted_axes is not None and is_world:
                 axes, reasons, is_world = attempt.wanted_axes, {}, attempt.wants_split
@@ -208,22 +212,33 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     """Run the strategy on each class to its end, and return the run of all ranks."""
     parameters = prepared.parameters
     with rare_collections(), watching_memory(models, strict=parameters.strict_memory) as excesses:
-        await run_ranks(prepared, models)
+        await run_ranks(prepared, models, attempt.num_ranks_a_class)
         require_nothing_left(models[0].dist, models)
     if parameters.check:
         check_final_weights([_with_all_shards(model, attempt) for model in models])
     attempt.is_over = True
     for model in models:
         model.finish()
+    expansion = Expansion(attempt, models)
+    logs, of_ranks = expansion.every_rank()
     return prepared.result(
         FoldedRun,
         models,
         excesses,
+        logs=logs,
+        models=of_ranks,
         peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
         trained_model=trained_model_of(prepared.predictor.workload, models, attempt.num_ranks_a_class),
-        fold=attempt,
-        representatives=attempt.representatives(),
+        expansion=expansion,
+        **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
+
+
+def _journals(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> dict[str, Any]:
+    """Return the journals of all ranks, and what the fullest one held of each kind."""
+    journals = [model.memory_journal for model in models]
+    kinds = kinds_of_journals(journals, prepared.predictor.workload.bytes_per_element)
+    return {"memory_journals": attempt.of_every_rank(journals), "memory_by_kind": kinds}
 
 
 def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:

@@ -160,7 +160,7 @@ class PerRankSet(Set[Any]):
             self.attempt.diverge("a look-up of a set that differs between ranks", self.slopes)
         if len(self) <= _MOST_HASHED:
             if self._known_hash is None:
-                self._known_hash = hash(frozenset(chain(*(range(*interval) for interval in self._listed()))))
+                self._known_hash = hash(frozenset(chain(*(range(*interval) for interval in self.listed()))))
             return self._known_hash
         if not in_engine() and not self.attempt.is_over:
             self.attempt.diverge(f"a look-up of a set of more than {_MOST_HASHED} members", frozenset())
@@ -178,7 +178,7 @@ class PerRankSet(Set[Any]):
             self.attempt.diverge("a union of sets that move differently between ranks")
         if self.repeats == right.repeats:
             return PerRankSet(self.attempt, [*self.intervals, *right.intervals], self.slopes, self.repeats)
-        return PerRankSet(self.attempt, [*self._listed(), *right._listed()], self.slopes)
+        return PerRankSet(self.attempt, [*self.listed(), *right.listed()], self.slopes)
 
     __ror__ = __or__
 
@@ -220,7 +220,7 @@ class PerRankSet(Set[Any]):
         """Return the set, which cannot change."""
         return self
 
-    def _listed(self) -> list[Interval]:
+    def listed(self) -> list[Interval]:
         """Return all intervals, with a copy of each for every repeat."""
         intervals = list(self.intervals)
         for step, count in self.repeats:

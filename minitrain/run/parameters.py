@@ -208,7 +208,7 @@ class Exclusion:
 
 
 _NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "model_kind")
 
 EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
     {

@@ -65,7 +65,7 @@ class PreparedRun:
         predictors = self.predictor.predictors if isinstance(self.predictor, RankPredictors) else (self.predictor,)
         return tuple([getattr(getattr(predictor, "system", None), "sheet", None) for predictor in predictors])
 
-    def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
+    def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], /, **more: Any) -> R:
         """Return what a simulation came to.
 
         Args:
@@ -77,6 +77,7 @@ class PreparedRun:
         workload, parameters = self.predictor.workload, self.parameters
         machine = predictor_of(self.predictor, 0)  # the ranks of a run share one network
         of_models: dict[str, Any] = {
+            "models": models,
             "logs": [model._log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
             "memory_by_kind": _memory_by_kind(models, workload.bytes_per_element),
@@ -99,7 +100,6 @@ class PreparedRun:
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
             priced_by=str(getattr(machine, "pricing", "roofline")),
-            models=models,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),
             **(of_models | more),

@@ -175,7 +175,7 @@ def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_na
     for key, run in names.items():
         num_ranks = run.bars.timeline.num_ranks
         height = _small_height(num_ranks, run.bars.num_lanes)
-        layout[key] = {**rank_axis(num_ranks, (0, 1), height), "fixedrange": True}
+        layout[key] = {**rank_axis(num_ranks, (0, 1), height, run.bars.timeline.rank_names), "fixedrange": True}
     return go.Layout(layout).update(panels.everything())
 
 

@@ -229,4 +229,4 @@ def test_parts_fold_over_nodes() -> None:
     sizes: dict[str, Any] = {"tp": 8, "pp": 2, "sequence_parallel": True, "zero": 1, "global_batch_size": 16}
     full, folded = train(32, **sizes), train(32, fold=True, **sizes)
     assert folded.summary() == full.summary()
-    assert len(folded.logs) == 2
+    assert len(folded.class_logs) == 2

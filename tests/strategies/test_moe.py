@@ -240,7 +240,7 @@ def test_folded_summary_and_strict_runs_agree(strategy: str, options: dict[str, 
     plain = train(strategy, **sizes)
     folded = train(strategy, fold=True, **sizes)
     assert folded.summary() == plain.summary()
-    assert len(folded.logs) == options.get("pp", 1)
+    assert len(folded.class_logs) == options.get("pp", 1)
     assert train(strategy, log="summary", **sizes).summary() == plain.summary()
     strict = train(strategy, strict=True, **sizes)
     assert [list(log) for log in strict.logs] == [list(log) for log in plain.logs]
@@ -264,7 +264,7 @@ def test_groups_that_cross_nodes_fold_too() -> None:
         full, folded = train(world_size=32, workload=EXPERTS_16, **sizes), None
         folded = train(world_size=32, workload=EXPERTS_16, fold=True, **sizes)
         assert folded.summary() == full.summary()
-        assert len(folded.logs) == 1
+        assert len(folded.class_logs) == 1
 
 
 EXPERTS_16 = mt.Transformer(
