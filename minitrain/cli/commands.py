@@ -111,7 +111,7 @@ def compare(
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
-    fold: given.Fold = given.DEFAULT.fold,
+    fold: given.Fold = None,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
@@ -143,7 +143,7 @@ def compare(
                 strict_memory=strict_memory,
                 memory_by_kind=traces is Traces.ALL,
                 log=log,
-                fold=fold,
+                fold=given.folding(fold),
                 **common,
             )
         pages = {"shared_script": shared_script, "pages_alone": traces is Traces.PAGES}
@@ -180,7 +180,7 @@ def run(
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
-    fold: given.Fold = given.DEFAULT.fold,
+    fold: given.Fold = None,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
@@ -203,7 +203,7 @@ def run(
             "strict_memory": strict_memory,
             "memory_by_kind": traces is Traces.ALL,
             "log": log,
-            "fold": fold,
+            "fold": given.folding(fold),
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]

@@ -12,7 +12,7 @@ import typer
 
 from minitrain.errors import StrategyError, UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
-from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters
+from minitrain.run.parameters import AUTO, DEFAULTS, EXCLUSIONS, LOGS, RunParameters
 from minitrain.run.strategy_loading import load_strategy, takes_option
 
 DEFAULT = RunParameters()
@@ -196,10 +196,12 @@ Log = Annotated[
     ),
 ]
 Fold = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--fold",
-        help="Simulate ranks that do the same once: the same figures much sooner; traces: the page of `run` alone.",
+        "--fold/--no-fold",
+        metavar="",
+        help="Simulate ranks that do the same once: the same figures much sooner; pages have a row for each class.",
+        show_default="for shipped strategies, with a row for each rank",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -233,7 +235,12 @@ class Traces(Enum):
     ALL = 2
 
 
-def wanted_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> Traces:
+def folding(fold: bool | None) -> bool | str:
+    """Return the parameter of `simulate` for --fold, --no-fold or neither."""
+    return AUTO if fold is None else fold
+
+
+def wanted_traces(trace: bool | None, log: str, *, strict: bool, fold: bool | None) -> Traces:
     """Return which traces are to be written: all where events are kept, and pages alone where ranks are folded.
 
     Of a folded run, --trace asks for the files that have every rank.

@@ -68,7 +68,7 @@ def sweep(
     prices: given.Prices = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    fold: given.Fold = given.DEFAULT.fold,
+    fold: given.Fold = None,
     jobs: Jobs = None,
     results: Results = None,
     csv: Csv = None,
@@ -89,7 +89,7 @@ def sweep(
         "hardware": hw or given.DEFAULT.hardware,
         **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
-        "fold": fold,
+        "fold": given.folding(fold),
         **({} if network is None else {"network": network}),
         **pricing(fidelity, platform, without, prices),
         **given.strategy_options(option or (), microbatch),

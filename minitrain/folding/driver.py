@@ -10,9 +10,11 @@ ranks lie differently in the network needs no messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.folding.attempt import FoldAttempt
@@ -32,15 +34,21 @@ from minitrain.rank.final_weights import check_final_weights
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.memory_reports import kinds_of_journals
 from minitrain.run.out_of_memory import watching_memory
+from minitrain.run.parameters import asks_to_fold
 from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.trained_model import trained_model_of
+from minitrain.run.variants import LEAST_RANKS_A_CLASS
 from minitrain.tensors import Weight, clone
 from minitrain.tensors.experts import ExpertWeight
+from minitrain.tensors.index_sets import forget_latest_union
 from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
+
+R = TypeVar("R")
 
 
 async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
@@ -67,6 +75,33 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
             raise refusal from None
 
 
+async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
+    """Simulate one rank of each class, if there are classes of enough ranks; return None where nobody knows that yet.
+
+    An attempt ends where too few ranks are left in a class, or anything is raised: what a strategy may not do is for
+    the simulation of every rank to say. Whoever watches the run is told when it is done.
+
+    Args:
+        prepared: what is to be simulated.
+    """
+    search = _Search(replace(prepared, watch=None), _nothing, LEAST_RANKS_A_CLASS)
+    if search.history.expects_nothing(prepared):
+        return None
+    run = None
+    with contextlib.suppress(Exception):  # every rank raises the same again, unless folding alone is to blame
+        _require_prices_alike(prepared.predictor)
+        run = await search.run(may_change_axes=True)
+    if run is None:
+        search.history.record_nothing(prepared)
+    elif prepared.watch is not None:
+        prepared.watch(RunProgress(run.class_models, run.num_ranks_a_class))
+    return run
+
+
+async def _nothing() -> None:
+    """Return None: every rank is to be simulated."""
+
+
 def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
     if isinstance(predictor, RankPredictors):
@@ -82,34 +117,44 @@ def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
         )
 
 
-class _Search:
+class _Search(Generic[R]):
     """The search for axes along which the ranks of a strategy fold.
 
     Args:
         prepared: what is to be simulated.
         simulate_fully: simulates every rank, where nothing can be folded.
+        least: how many ranks a class must have for an attempt.
     """
 
-    def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> None:
+    def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[R]], least: int = 1) -> None:
         self.prepared = prepared
         self.simulate_fully = simulate_fully
+        self.least = least
         shared = prepared.parameters.fold
         self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
 
-    async def run(self, *, may_change_axes: bool) -> Run:
-        """Make one attempt after the other.
+    async def run(self, *, may_change_axes: bool) -> Run | R:
+        """Make one attempt after the other, and leave nothing of them behind.
 
         Args:
             may_change_axes: whether divisions of the rank lay out the ranks.
         """
+        try:
+            return await self._run(may_change_axes=may_change_axes)
+        finally:
+            forget_latest_union()
+
+    async def _run(self, *, may_change_axes: bool) -> Run | R:
+        """Make one attempt after the other."""
         axes: Mapping[str, int] = {"world": self.prepared.parameters.world_size}
         reasons: dict[str, str] = {}  # why each axis is kept
         apart: frozenset[str] = frozenset()  # those that are kept for prices alone
         is_world = True  # as long as the strategy has not asked for a mesh
         while True:
-            attempt, run = await self._attempt(
-                FoldAttempt(axes, frozenset(reasons), apart, may_change_axes=may_change_axes and is_world)
-            )
+            attempt = FoldAttempt(axes, frozenset(reasons), apart, may_change_axes=may_change_axes and is_world)
+            if attempt.num_ranks_a_class < self.least:
+                return await self.simulate_fully()
+            attempt, run = await self._attempt(attempt)
             if attempt.has_adopted_mesh:
                 axes, is_world = attempt.axes, False
             if attempt.diverged is None:
@@ -130,7 +175,7 @@ class _Search:
             reasons |= dict.fromkeys(new, place)
             apart |= new if attempt.prices_differ or attempt.sequences_differ else frozenset()
 
-    async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> Run:
+    async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> R:
         """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge.
 
         Where ranks do the same, but some of it takes longer on some of them, every rank is simulated, too.
@@ -230,6 +275,7 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
         peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
         trained_model=trained_model_of(prepared.predictor.workload, models, attempt.num_ranks_a_class),
         expansion=expansion,
+        was_asked_for=asks_to_fold(parameters.fold),
         **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
 

@@ -77,6 +77,10 @@ class OfEveryRank(Sequence[T], Generic[T]):
     def __radd__(self, other: list[T]) -> list[T]:
         return [*other, *self]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as a plain list of them all."""
+        return list, (list(self),)
+
     def __repr__(self) -> str:
         return repr(list(self))
 
@@ -100,6 +104,10 @@ class Expansion:
         self._sets: dict[Any, frozenset[int]] = {}
         self._axes_of = {id(stream): axes for (_, axes), stream in attempt.streams.items()}
         self._streams: dict[tuple[int, frozenset[str]], Stream] = {}
+
+    def __deepcopy__(self, _: Any) -> Expansion:
+        """Share it with a copy of a run, which has the logs of all ranks."""
+        return self
 
     def every_rank(self) -> tuple[OfEveryRank[EventLog], OfEveryRank[Model]]:
         """Return the log of every rank, and the model of every rank, a plain `Model`."""

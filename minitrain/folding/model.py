@@ -320,6 +320,7 @@ class FoldedModel(FoldedExperts):
     def finish(self) -> None:
         """Put the values of the lowest rank into the log, and keep those that stand for every rank beside it."""
         self._finished = True
+        self._task = None
         self._rank_of_each = self._rank
         rows = self._rows
         for place in (LAYER, SAMPLES):

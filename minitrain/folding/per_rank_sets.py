@@ -38,7 +38,7 @@ class PerRankSet(Set[Any]):
         repeats: step and count of each axis over which sets were united.
     """
 
-    __slots__ = ("_known_hash", "_lowest", "_size", "_unions", "attempt", "intervals", "repeats", "slopes")
+    __slots__ = ("_equal", "_known_hash", "_lowest", "_size", "_unions", "attempt", "intervals", "repeats", "slopes")
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class PerRankSet(Set[Any]):
         self._known_hash: int | None = None
         self._unions: dict[frozenset[str], PerRankSet] = {}  # layers share sets, and their collectives the unions
         self._lowest: PerRankSet | None = None
+        self._equal: Any = None
 
     @classmethod
     def of(cls, attempt: FoldAttempt, values: Any) -> PerRankSet:
@@ -141,7 +142,7 @@ class PerRankSet(Set[Any]):
         return any(start <= rest and rest < stop for start, stop in self.intervals)
 
     def __eq__(self, other: object) -> bool:
-        if other is self or (isinstance(other, PerRankSet) and self._form() == other._form()):
+        if other is self or other is self._equal or (isinstance(other, PerRankSet) and self._form() == other._form()):
             return True
         if not isinstance(other, Set):
             return NotImplemented
@@ -150,7 +151,10 @@ class PerRankSet(Set[Any]):
         if self.slopes != getattr(other, "slopes", {}):
             self.attempt.diverge("a comparison of sets that holds for some ranks only")
         mine, theirs = self.of_lowest_rank(), other.of_lowest_rank() if isinstance(other, PerRankSet) else other
-        return all(value in theirs for value in mine)
+        if all(value in theirs for value in mine):
+            self._equal = other  # layers share sets, and each is compared with all samples
+            return True
+        return False
 
     def _form(self) -> tuple[Any, ...]:
         return self.intervals, self.repeats, self.slopes

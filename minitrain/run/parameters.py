@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
 LOGS = ("full", "summary")
+AUTO = "auto"
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -72,9 +73,10 @@ class RunParameters:
             log stays the same.
         model_kind: class of the ranks' models, for whoever extends `Model` to follow a run; by default, that of
             `strict` and `numerics`.
-        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`). A
-            `minitrain.folding.early_divergence.DivergenceHistory` in the place of True lets several runs share what
-            they find out.
+        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`), with the
+            same result. "auto" does so for shipped strategies from eight ranks on, where each class has four at least,
+            and simulates every rank where it cannot. True does so for any strategy, or says why not; False never does.
+            A `minitrain.folding.early_divergence.DivergenceHistory` lets several runs share what they find out.
         log: "full", or "summary" to keep totals instead of events (see `minitrain.accounting.summary`).
 
     Raises:
@@ -102,7 +104,7 @@ class RunParameters:
     memory_by_kind: bool = False
     numerics: Any = None
     model_kind: type[Model] | None = None
-    fold: bool | Any = False
+    fold: bool | str | Any = AUTO
     log: str = "full"
 
     def __post_init__(self) -> None:
@@ -111,16 +113,20 @@ class RunParameters:
             require_count(name, getattr(self, name))
         if self.log not in LOGS:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
+        _require_fold(self.fold)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
-        if self.fold or self.log == "summary":
-            given = {name: getattr(self, name) for name in DEFAULTS}
+        if asks_to_fold(self.fold) or self.log == "summary":
             for exclusion in EXCLUSIONS.values():
-                exclusion.require(given)
+                exclusion.require(self.by_name())
         self._pricing()
         require_contention(self.contention)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
+
+    def by_name(self) -> dict[str, Any]:
+        """Return all parameters by name."""
+        return {name: getattr(self, name) for name in DEFAULTS}
 
     def predictor(self) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
@@ -189,9 +195,9 @@ class Exclusion:
     def found(self, given: Mapping[str, Any]) -> list[str]:
         """Return the parameters among some given ones that are excluded, in the order of the table."""
         value = given.get(self.name)
-        if not (value if self.value is None else value == self.value):
+        if not (_is_given(self.name, value) if self.value is None else value == self.value):
             return []
-        return [name for name in self.others if given.get(name)]
+        return [name for name in self.others if _is_given(name, given.get(name))]
 
     def require(self, given: Mapping[str, Any]) -> None:
         """Require that nothing excluded is among some parameters.
@@ -207,6 +213,11 @@ class Exclusion:
             )
 
 
+def _is_given(name: str, value: Any) -> bool:
+    """Return whether a parameter asks for something."""
+    return asks_to_fold(value) if name == "fold" else bool(value)
+
+
 _NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
 _TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "model_kind")
 
@@ -217,6 +228,17 @@ EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
     }
 )
 """What excludes each other, by the parameter that excludes the others."""
+
+
+def asks_to_fold(fold: Any) -> bool:
+    """Return whether a run is to be folded or refused; False where it may be folded, and where it may not."""
+    return fold is True or bool(getattr(fold, "was_asked_for", False))
+
+
+def _require_fold(fold: Any) -> None:
+    """Require a way to fold that there is."""
+    if not (fold is True or fold is False or fold == AUTO or hasattr(fold, "was_asked_for")):
+        raise UsageError(f'fold must be True, False or "auto", got {fold!r:.80}', fold=fold)
 
 
 def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str, Any]]:
@@ -264,7 +286,7 @@ class TakesRunParameters(Protocol[R_co]):
         memory_by_kind: bool = ...,
         numerics: Any = ...,
         model_kind: type[Model] | None = ...,
-        fold: bool | Any = ...,
+        fold: bool | str | Any = ...,
         log: str = ...,
         **options: Any,
     ) -> R_co:

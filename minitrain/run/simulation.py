@@ -73,9 +73,7 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
         OutOfMemoryError: with `strict_memory`, a rank held too much.
     """
     prepared = prepare(strategy, parameters, watch)
-    if not prepared.parameters.fold:
-        return await _simulate_every_rank(prepared)
-    return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))
+    return await variants.simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
 
 
 async def _simulate_every_rank(prepared: PreparedRun) -> Run:

@@ -31,7 +31,7 @@ from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.parameters import DEFAULTS
+from minitrain.run.parameters import AUTO, DEFAULTS
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
@@ -55,8 +55,11 @@ def key_of(configuration: Configuration) -> str:
     """Return a text that tells configurations apart, the same in every process and on every day.
 
     It names the network even where that is the default one, which was "flat" once: such rows are not taken for others.
+    Folding that nobody has asked for does not change a row; the command wrote False before there was such a thing.
     """
     strategy, parameters = configuration[0], {"network": DEFAULTS["network"], **configuration[1]}
+    if parameters.get("fold") == AUTO:
+        parameters["fold"] = False
     return json.dumps([label_of(strategy), {name: plain(value) for name, value in sorted(parameters.items())}])
 
 
@@ -154,7 +157,7 @@ class SharedByBatch:
 
     def __init__(self) -> None:
         self._strategies: dict[str, ChosenStrategy] = {}
-        self._history: DivergenceHistory | None = None
+        self._histories: dict[bool, DivergenceHistory] = {}  # by whether folding was asked for
         self._predictors: dict[tuple[str, int, str, Pricing], Predictor] = {}
         self._trainers: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
 
@@ -185,8 +188,9 @@ class SharedByBatch:
             shared["hardware"] = self._predictors[machine]
         if parameters.get("workload") is not None:
             shared |= self._trained(parameters, shared.get("hardware"))
-        if parameters.get("fold") is True:
-            shared["fold"] = self._divergence_history()
+        fold = parameters.get("fold", DEFAULTS["fold"])
+        if fold is True or fold == AUTO:
+            shared["fold"] = self._divergence_history(was_asked_for=fold is True)
         return {**parameters, **shared}
 
     def _trained(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
@@ -215,13 +219,13 @@ class SharedByBatch:
         given = {name: parameters[name] for name in _PRICING if name in parameters}
         return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
 
-    def _divergence_history(self) -> DivergenceHistory:
-        """Return what the folded runs of this batch share."""
-        if self._history is None:
+    def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:
+        """Return what the runs of this batch that may fold share."""
+        if was_asked_for not in self._histories:
             from minitrain.folding.early_divergence import DivergenceHistory  # noqa: PLC0415  (only where it is used)
 
-            self._history = DivergenceHistory()
-        return self._history
+            self._histories[was_asked_for] = DivergenceHistory(was_asked_for=was_asked_for)
+        return self._histories[was_asked_for]
 
 
 async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
