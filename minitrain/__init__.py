@@ -29,6 +29,9 @@ if TYPE_CHECKING:
         UsageError,
     )
     from minitrain.grading.grader import Grade, grade
+    from minitrain.hardware.clusters.cluster import Cluster
+    from minitrain.hardware.clusters.device_groups import Devices, Link
+    from minitrain.hardware.clusters.power import Thermal
     from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.hardware.platforms import Platform, platforms
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from minitrain.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
+    from minitrain.rank.shares import Shares
     from minitrain.run.comparison import Comparison, FailedRun, compare
     from minitrain.run.result import Run, load_run
     from minitrain.run.simulation import simulate, simulate_async
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
     from minitrain.validation.validate import Validation, validate
+    from minitrain.vector.price import price, price_async
+    from minitrain.vector.priced import Priced
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
     from minitrain.workloads.precision import Precision
@@ -65,6 +71,9 @@ _HOMES = {
         "UsageError",
     ),
     "grading.grader": ("Grade", "grade"),
+    "hardware.clusters.cluster": ("Cluster",),
+    "hardware.clusters.device_groups": ("Devices", "Link"),
+    "hardware.clusters.power": ("Thermal",),
     "hardware.fixed_durations": ("FixedPredictor",),
     "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
@@ -75,6 +84,7 @@ _HOMES = {
     "numerics.proof": ("Proof", "prove"),
     "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
+    "rank.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
     "run.result": ("Run", "load_run"),
     "run.simulation": ("simulate", "simulate_async"),
@@ -84,6 +94,8 @@ _HOMES = {
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "validation.validate": ("Validation", "validate"),
+    "vector.price": ("price", "price_async"),
+    "vector.priced": ("Priced",),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
     "workloads.precision": ("Precision",),
@@ -93,9 +105,11 @@ _MODULES = ("hw", "schedules")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Cluster",
     "CollectiveMismatchError",
     "Comparison",
     "DeadlockError",
+    "Devices",
     "FailedRun",
     "FixedPredictor",
     "Grade",
@@ -103,6 +117,7 @@ __all__ = [
     "Histogram",
     "LatentAttention",
     "LawError",
+    "Link",
     "MeasuredLayers",
     "MinitrainError",
     "Model",
@@ -111,14 +126,17 @@ __all__ = [
     "OutOfMemoryError",
     "Platform",
     "Precision",
+    "Priced",
     "Proof",
     "ProofError",
     "Replayed",
     "Run",
     "Sensitivity",
+    "Shares",
     "SlowLink",
     "StrategyError",
     "Sweep",
+    "Thermal",
     "Transformer",
     "UsageError",
     "Validation",
@@ -130,6 +148,8 @@ __all__ = [
     "models",
     "monte_carlo",
     "platforms",
+    "price",
+    "price_async",
     "prove",
     "replay",
     "schedules",

@@ -63,6 +63,7 @@ class Timeline:
         layer_names: what the layers are called; empty where they have numbers alone.
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
             row is the rank of its number.
+        devices: the kind of device of each row's rank; empty where all devices are alike.
     """
 
     starts: Ints
@@ -90,6 +91,7 @@ class Timeline:
     tags: tuple[Hashable, ...]
     layer_names: tuple[str, ...] = ()
     rank_names: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:

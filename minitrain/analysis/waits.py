@@ -14,6 +14,7 @@ of another rank, or with the step. Its kind says why:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean  # exact: the same for ranks that are folded
 
 import numpy as np
 
@@ -102,6 +103,24 @@ def find_gaps(
     held = _held_by_communication(graph, bound or binding(graph), start[waits], event[waits])
     kind[waits] = np.where(held > 0.5 * (end - start)[waits], COMMUNICATION, kind[waits])
     return Gaps(timeline, rank, start, end, event, source, kind)
+
+
+def waits_by_device(timeline: Timeline, step_time: float | None = None) -> dict[str, dict[str, float]]:
+    """Return how long a rank with each kind of device waits on average, by the device of the rank it waits for, s.
+
+    Args:
+        timeline: a run on several kinds of device.
+        step_time: the step time, s; the latest end of all ranks if None.
+    """
+    rank, start, end, event = gaps_of(timeline, checked_step_time(timeline.step_time, step_time))
+    source = _sources(timeline, event)
+    known = source != NONE
+    names = list(dict.fromkeys(timeline.devices))
+    device = np.array([names.index(name) for name in timeline.devices])
+    sums = np.zeros((timeline.num_ranks, len(names)))
+    np.add.at(sums, (rank[known], device[timeline.rank[source[known]]]), (end - start)[known])
+    means = {name: [mean(column) for column in sums[device == kind].T.tolist()] for kind, name in enumerate(names)}
+    return {name: {other: wait for other, wait in zip(names, row, strict=True) if wait} for name, row in means.items()}
 
 
 def gaps_of(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:

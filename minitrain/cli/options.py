@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from minitrain.cli import failures
 from minitrain.errors import StrategyError, UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
-from minitrain.run.parameters import AUTO, DEFAULTS, EXCLUSIONS, LOGS, RunParameters
+from minitrain.run.parameters import DEFAULTS, RunParameters
 from minitrain.run.strategy_loading import load_strategy, takes_option
 
 DEFAULT = RunParameters()
@@ -20,11 +20,11 @@ DEFAULT = RunParameters()
 # Larger than any run in practice; without a limit, a typing error could fill the memory.
 MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
 
-_MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
+MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
 
 WorldSize = Annotated[
     int,
-    typer.Option("--world-size", metavar="N", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=_MODEL),
+    typer.Option("--world-size", metavar="N", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=MODEL),
 ]
 Layers = Annotated[
     int | None,
@@ -35,7 +35,7 @@ Layers = Annotated[
         max=MOST_LAYERS,
         help="Layers of the model.",
         show_default=str(DEFAULT.num_layers),
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 TrainedModel = Annotated[
@@ -44,13 +44,13 @@ TrainedModel = Annotated[
         "--model",
         metavar="NAME",
         help="A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 SeqLen = Annotated[
     int | None,
     typer.Option(
-        "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=_MODEL
+        "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=MODEL
     ),
 ]
 Batch = Annotated[
@@ -61,7 +61,7 @@ Batch = Annotated[
         min=1,
         max=MOST_SAMPLES,
         help="Samples of the step, over all ranks.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Microbatch = Annotated[
@@ -72,7 +72,7 @@ Microbatch = Annotated[
         min=1,
         max=MOST_SAMPLES,
         help="Samples a microbatch; batch / world size by default.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Options = Annotated[
@@ -82,7 +82,7 @@ Options = Annotated[
         "-o",
         metavar="NAME=VALUE",
         help="An option of the strategy; repeat it for more.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Hardware = Annotated[
@@ -90,7 +90,7 @@ Hardware = Annotated[
     typer.Option(
         "--hw",
         metavar="CONFIG",
-        help="A shipped hardware config (see `minitrain hw list`) or a file.",
+        help="A shipped hardware config (see `minitrain hw list`) or a file, also of a cluster of unlike devices.",
         show_default=DEFAULT.hardware,
         rich_help_panel=_MACHINE,
     ),
@@ -157,7 +157,7 @@ Strict = Annotated[
     typer.Option(
         "--strict",
         help="Count every tensor alive, wherever it is kept, and accept only what operations gave.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 StrictMemory = Annotated[
@@ -205,7 +205,7 @@ Fold = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel=_OUTPUT)]
+Debug = failures.Debug
 
 OWN_OPTIONS: Mapping[str, str] = {
     "workload": "--model",
@@ -213,6 +213,7 @@ OWN_OPTIONS: Mapping[str, str] = {
     "world_size": "--world-size",
     "num_layers": "--layers",
     "global_batch_size": "--batch",
+    "shares": "--shares",
     "hardware": "--hw",
     "network": "--network",
     "fidelity": "--fidelity",
@@ -225,44 +226,6 @@ OWN_OPTIONS: Mapping[str, str] = {
     "fold": "--fold",
 }
 _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
-
-
-class Traces(Enum):
-    """What is written of a run: nothing, its page alone, or page, Chrome trace and event log."""
-
-    NONE = 0
-    PAGES = 1
-    ALL = 2
-
-
-def folding(fold: bool | None) -> bool | str:
-    """Return the parameter of `simulate` for --fold, --no-fold or neither."""
-    return AUTO if fold is None else fold
-
-
-def wanted_traces(trace: bool | None, log: str, *, strict: bool, fold: bool | None) -> Traces:
-    """Return which traces are to be written: all where events are kept, and pages alone where ranks are folded.
-
-    Of a folded run, --trace asks for the files that have every rank.
-
-    Raises:
-        UsageError: there is no such log, or another option needs every event.
-    """
-    if log not in LOGS:
-        raise UsageError(f"--log must be full or summary, got {log!r}")
-    excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": trace, "strict": strict})
-    for name, option in (("memory_by_kind", "--trace"), ("strict", OWN_OPTIONS["strict"])):
-        if name in excluded:
-            raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
-    if fold and log != "full":
-        raise UsageError(f"--fold does not go with --log {log}; leave one out")
-    if EXCLUSIONS["fold"].found({"fold": fold, "strict": strict}):
-        raise UsageError(
-            f"{OWN_OPTIONS['strict']} needs every rank, but --fold simulates ranks that do the same once; leave one out"
-        )
-    if log != "full" or trace is False:
-        return Traces.NONE
-    return Traces.PAGES if fold and trace is None else Traces.ALL
 
 
 def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ ranks lie differently in the network needs no messages.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from minitrain.folding.expansion import Expansion
 from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
+from minitrain.folding.unlike_ranks import are_alike, labels_of
 from minitrain.hardware import FlatTopology, HierarchicalTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.kernel_predictor import KernelPredictor
@@ -31,10 +31,10 @@ from minitrain.hardware.measured_topology import MeasuredTopology
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.final_weights import check_final_weights
+from minitrain.run.exclusions import asks_to_fold
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.memory_reports import kinds_of_journals
 from minitrain.run.out_of_memory import watching_memory
-from minitrain.run.parameters import asks_to_fold
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
@@ -47,6 +47,7 @@ from minitrain.tensors.index_sets import forget_latest_union
 from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
+_KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
 
 R = TypeVar("R")
 
@@ -87,10 +88,13 @@ async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
     search = _Search(replace(prepared, watch=None), _nothing, LEAST_RANKS_A_CLASS)
     if search.history.expects_nothing(prepared):
         return None
-    run = None
-    with contextlib.suppress(Exception):  # every rank raises the same again, unless folding alone is to blame
+    try:
         _require_prices_alike(prepared.predictor)
         run = await search.run(may_change_axes=True)
+    except Exception as error:  # every rank raises the same again, unless folding alone is to blame
+        if prepared.variant is not None and not isinstance(error, StrategyError):
+            raise  # whoever extends the engine has his own reasons
+        run = None
     if run is None:
         search.history.record_nothing(prepared)
     elif prepared.watch is not None:
@@ -104,12 +108,19 @@ async def _nothing() -> None:
 
 def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
-    if isinstance(predictor, RankPredictors):
+    if isinstance(predictor, RankPredictors) and predictor.cluster is None:
         raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
-    is_known = type(predictor) in (RuntimePredictor, KernelPredictor, LayerPredictor) and isinstance(
+    if hasattr(predictor, "parts"):  # of several machines: `minitrain.hardware.many_predictors`
+        for part in predictor.parts:
+            _require_prices_alike(part.predictor)
+        return
+    if isinstance(predictor, RankPredictors):
+        return  # on a cluster, ranks of one class have one kind of device (see `minitrain.folding.unlike_ranks`)
+    has_known_network = type(predictor) in _KNOWN and isinstance(
         predictor.topology,  # type: ignore[attr-defined]  # both kinds have one
         FlatTopology | HierarchicalTopology | MeasuredTopology,
     )
+    is_known = has_known_network or getattr(predictor, "prices_ranks_alike", False)
     if not is_known and type(predictor) is not FixedPredictor:
         raise UsageError(
             "fold=True needs prices that are known to be the same for ranks that do the same: those of a hardware "
@@ -130,6 +141,7 @@ class _Search(Generic[R]):
         self.prepared = prepared
         self.simulate_fully = simulate_fully
         self.least = least
+        self.labels = labels_of(prepared)
         shared = prepared.parameters.fold
         self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
 
@@ -218,6 +230,8 @@ class _Search(Generic[R]):
         one is noticed, which a dry run leaves out; so it is made only for one class, or where there are very many.
         """
         representatives = attempt.representatives()
+        if self.labels is not None and not are_alike(attempt, representatives, self.labels):
+            return attempt, None
         key = key_of_attempt(self.prepared, attempt)
         is_likely = len(representatives) == 1 and self.history.expects_divergence(key)
         if is_likely or len(representatives) > _MANY_CLASSES:
@@ -259,6 +273,7 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     with rare_collections(), watching_memory(models, strict=parameters.strict_memory) as excesses:
         await run_ranks(prepared, models, attempt.num_ranks_a_class)
         require_nothing_left(models[0].dist, models)
+        prepared.require_shares_read(models)
     if parameters.check:
         check_final_weights([_with_all_shards(model, attempt) for model in models])
     attempt.is_over = True

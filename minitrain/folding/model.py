@@ -8,16 +8,18 @@ from typing import Any, TypeVar
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
-from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
+from minitrain.folding.class_operation import ClassOperation
+from minitrain.folding.collectives import perform, require_symmetric, united_within
 from minitrain.folding.experts import FoldedExperts
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
 from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
-from minitrain.hardware import HierarchicalTopology
+from minitrain.folding.unlike_ranks import Labels, labels_of, require_alike
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
+from minitrain.hardware.rank_placement import RankNodes
 from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.operations import Launched, Operation
@@ -31,29 +33,6 @@ from minitrain.transport.groups import Group, Mesh, require_axes
 T = TypeVar("T")
 
 
-class ClassOperation(Operation):
-    """The part of a class in a collective whose groups have members of several classes."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[float],
-        start: float,
-        last: int,
-        largest_bytes: int,
-    ) -> None:
-        """Complete the collective of all classes; `results` are those of their lowest ranks among themselves."""
-        found = [
-            perform_of_classes(call.model.attempt, call.op, call.value, result, call.owner)
-            for call, result in zip(calls, results, strict=True)
-        ]
-        Operation.settle_all(calls, found, clocks, start, last, largest_bytes)
-        calls[0].model.require_same_price(calls[0])
-
-
 class FoldedModel(FoldedExperts):
     """One class of ranks of a training run.
 
@@ -64,6 +43,7 @@ class FoldedModel(FoldedExperts):
         num_layers: layers of the trained model.
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
+        labels: what the ranks of a class must have in common, for each rank; None where all ranks are alike.
         memory_by_kind: keep a journal of every change of every store.
 
     Attributes:
@@ -82,6 +62,8 @@ class FoldedModel(FoldedExperts):
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
+    _class_operation_kind: type[Operation] = ClassOperation
+
     def __init__(
         self,
         attempt: FoldAttempt,
@@ -90,11 +72,13 @@ class FoldedModel(FoldedExperts):
         num_layers: int,
         global_batch_size: int,
         runtime_predictor: Predictor,
+        labels: Labels | None = None,
         *,
         memory_by_kind: bool = False,
     ) -> None:
         self.attempt = attempt
         self.symbolic_columns: dict[int, list[Any]] = {}
+        self._labels = labels
         topology = getattr(runtime_predictor, "topology", None)
         self._nodes = None if topology is None else places_of(topology)
         super().__init__(
@@ -111,6 +95,8 @@ class FoldedModel(FoldedExperts):
 
     def _find_coordinates(self) -> None:
         """Find out where the class lies on the axes, which the strategy's mesh may replace."""
+        if self._labels is not None:
+            require_alike(self.attempt, self._rank, self._labels)
         self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
         self._peers_alike: set[int] = set()
@@ -189,7 +175,7 @@ class FoldedModel(FoldedExperts):
         row = self._reserve(op, layer, member.stream)
         if member.kept:
             return self._meet(op, value, member, row)
-        operation = Operation(self, op, value, member, row, detail)
+        operation = self._operation_kind(self, op, value, member, row, detail)
         operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
         self.require_same_price(operation)
         return operation
@@ -208,11 +194,12 @@ class FoldedModel(FoldedExperts):
     def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
-        operation = ClassOperation(self, op, value, member, row, None)
+        operation: Any = self._class_operation_kind(self, op, united_within(op, value, member), member, row, None)
+        operation.own_value = value
         spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
         classes = self._transport.communicator_along(member.lowest_class(), spans)
         classes.join(classes.index_of(self._rank), operation)
-        return operation
+        return operation  # type: ignore[no-any-return]  # of the kind that was just made
 
     def require_same_price(self, operation: Operation) -> None:
         """Refuse a collective that costs more in some groups of the class than in others.
@@ -275,13 +262,17 @@ class FoldedModel(FoldedExperts):
             self._require_same_tier(self._nodes, const)
         return const
 
-    def _require_same_tier(self, nodes: HierarchicalTopology, peer: int) -> None:
+    def _require_same_tier(self, nodes: RankNodes, peer: int) -> None:
         """Refuse messages to or from another class that cross nodes on some ranks only."""
         if peer != self._rank:  # a message to oneself is the transport's to refuse
             low, high = sorted((self._rank, peer))
             steps = ((self.attempt.strides[axis], size) for axis, size in self.attempt.folded_sizes.items())
             shapes = nodes.one_of_each_shape(range(low, high + 1, high - low), steps)
-            require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), lambda pair: _tier(nodes, pair))
+
+            def distance(pair: Sequence[int]) -> Hashable:
+                return nodes.distance(pair[0], pair[-1])
+
+            require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), distance)
         self._peers_alike.add(peer)
 
     def load_weights(
@@ -334,13 +325,11 @@ class FoldedModel(FoldedExperts):
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
 
 
-def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
-    """Return the size of the tier that carries a message between two ranks."""
-    return nodes.p2p(0, pair[0], pair[-1]).tier.size
-
-
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
     """Return the model of the class of a lowest rank, on the transport that all classes share."""
     parameters, predictor = prepared.parameters, prepared.predictor_of(rank)
-    sizes = parameters.num_layers, parameters.global_batch_size
-    return FoldedModel(attempt, rank, dist, *sizes, predictor, memory_by_kind=parameters.memory_by_kind)
+    kind: type[FoldedModel] = prepared.folded_kind or FoldedModel
+    sizes, more = (parameters.num_layers, parameters.global_batch_size), {"memory_by_kind": parameters.memory_by_kind}
+    model = kind(attempt, rank, dist, *sizes, predictor, labels_of(prepared), **more)
+    prepared.give_shares([model])
+    return model

@@ -113,28 +113,24 @@ class FoldedRun(Run):
         of_classes = peak_watts(self.timeline_of_classes, sheets)
         return None if of_classes is None else of_classes * self.num_ranks_a_class
 
-    @cached_property
-    def timeline_of_classes(self) -> Timeline:
-        """The columns of one log a class, whose peers are ranks as they are."""
-        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415
-
-        return self._named(as_timeline(self.class_logs))
-
     @property
     def drawn(self) -> Timeline:
         """What pictures show: a row a class, which says how many ranks it stands for, or a row a rank."""
-        return self._rows_of_classes if self.draws_classes else self.timeline
+        return self.timeline_of_classes if self.draws_classes else self.timeline
 
     @cached_property
-    def _rows_of_classes(self) -> Timeline:
+    def timeline_of_classes(self) -> Timeline:
         """The columns of one log a class, whose peers are classes."""
         import numpy as np  # noqa: PLC0415
 
-        rows = self.fold.of_every_rank(list(range(len(self._classes))))
-        row_of = np.array([*rows, -1])  # -1 is no rank, and stays so
-        line = self.timeline_of_classes
-        size = self.num_ranks_a_class
-        names = tuple(f"{rank} (x {size})" for rank in self.representatives) if size > 1 else ()
+        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415
+
+        if not self._classes:
+            return self.timeline
+        line, size = self._named(as_timeline(self.class_logs), self.representatives), self.num_ranks_a_class
+        row_of = np.array([*self.fold.of_every_rank(list(range(len(self._classes)))), -1])  # -1 is no rank: it stays so
+        named = line.rank_names or tuple(map(str, self.representatives))
+        names = tuple(f"{name} (x {size})" for name in named) if size > 1 else line.rank_names
         return replace(line, peer=row_of[line.peer], waited_for=row_of[line.waited_for], rank_names=names)
 
     def explain(self) -> Explanation:
@@ -145,7 +141,7 @@ class FoldedRun(Run):
             return super().explain()
         journals = self._of_classes(self.memory_journals)
         sizes = self.bytes_per_element, self.step_time
-        return Explanation(self._rows_of_classes, *sizes, self.strategy, self.options, journals)
+        return Explanation(self.timeline_of_classes, *sizes, self.strategy, self.options, journals)
 
     @property
     def drawn_journals(self) -> Sequence[Sequence[MemoryChange]]:

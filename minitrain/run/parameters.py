@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
+from minitrain.hardware.clusters.cluster import Cluster, cluster_or_other
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
+from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
+from minitrain.run.exclusions import AUTO, EXCLUSIONS, asks_to_fold, require_fold
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
@@ -28,8 +31,9 @@ if TYPE_CHECKING:
     from minitrain.run.strategy_loading import Strategy
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
+PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
+"""Parameters that change how long operations take, and not which there are."""
 LOGS = ("full", "summary")
-AUTO = "auto"
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -46,7 +50,8 @@ class RunParameters:
             units.
         global_batch_size: samples of the step, over all ranks.
         hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank); or
-            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`).
+            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`); or a
+            `mt.Cluster` of unlike devices, or the path of its file.
         workload: what is trained: a transformer (`mt.Transformer`, a shipped model's name, a path to a Hugging Face
             config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
             is the specified one.
@@ -60,6 +65,8 @@ class RunParameters:
         without: with kernels, terms of their prices to leave out, for an ablation.
         prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
+        shares: who takes how much of the step, where ranks are not alike: samples of each replica, a `mt.Shares`, or a
+            plan that has one; equal shares if None. They are for strategies that ask their model for them.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
             transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
             it.
@@ -96,6 +103,7 @@ class RunParameters:
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
+    shares: Any = None
     contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
@@ -108,21 +116,35 @@ class RunParameters:
     log: str = "full"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hardware", cluster_or_other(self.hardware))
         self._take_workload()
         for name in SIZES:
             require_count(name, getattr(self, name))
         if self.log not in LOGS:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
-        _require_fold(self.fold)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
+        self._require_compatible()
+        self._pricing()
+        require_contention(self.contention)
+        if self.contention == EXACT and isinstance(self.hardware, Cluster):
+            raise UsageError(
+                'contention="exact" shares the links of one hardware config, and a cluster has links between its '
+                "groups; use contention=True, or leave it out",
+                contention=EXACT,
+            )
+        if self.slowdown:
+            _require_slowdown(self.slowdown, self.world_size)
+        if self.shares is not None:
+            object.__setattr__(self, "shares", Shares.of(self.shares))
+            self.shares.require(self.global_batch_size, self.num_layers)
+
+    def _require_compatible(self) -> None:
+        """Require a way to fold, and parameters that go together with it and with a log of totals."""
+        require_fold(self.fold)
         if asks_to_fold(self.fold) or self.log == "summary":
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(self.by_name())
-        self._pricing()
-        require_contention(self.contention)
-        if self.slowdown:
-            _require_slowdown(self.slowdown, self.world_size)
 
     def by_name(self) -> dict[str, Any]:
         """Return all parameters by name."""
@@ -143,6 +165,11 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
+        if isinstance(self.hardware, Cluster):
+            from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
+
+            machine = self.world_size, self.network, self.placement
+            return predictors_of(self.hardware, *machine, self.workload, pricing)
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
     def _pricing(self) -> Pricing:
@@ -174,73 +201,6 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType({field.name: field.default for fi
 """The default of each parameter by its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """A parameter that, with some of its values, does not go together with others.
-
-    Args:
-        name: the parameter.
-        value: the value that excludes others; any true value if None.
-        others: parameters that must not be given beside it.
-        spelling: parameter and value as messages name them.
-        reason: why, to follow the others' names.
-    """
-
-    name: str
-    value: Any
-    others: tuple[str, ...]
-    spelling: str
-    reason: str = ""
-
-    def found(self, given: Mapping[str, Any]) -> list[str]:
-        """Return the parameters among some given ones that are excluded, in the order of the table."""
-        value = given.get(self.name)
-        if not (_is_given(self.name, value) if self.value is None else value == self.value):
-            return []
-        return [name for name in self.others if _is_given(name, given.get(name))]
-
-    def require(self, given: Mapping[str, Any]) -> None:
-        """Require that nothing excluded is among some parameters.
-
-        Raises:
-            UsageError: something is.
-        """
-        excluded = self.found(given)
-        if excluded:
-            raise UsageError(
-                f"{self.spelling} does not go with {', '.join(excluded)}{self.reason}; leave one out",
-                **{self.name: given[self.name]},
-            )
-
-
-def _is_given(name: str, value: Any) -> bool:
-    """Return whether a parameter asks for something."""
-    return asks_to_fold(value) if name == "fold" else bool(value)
-
-
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "model_kind")
-
-EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
-    {
-        "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
-        "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
-    }
-)
-"""What excludes each other, by the parameter that excludes the others."""
-
-
-def asks_to_fold(fold: Any) -> bool:
-    """Return whether a run is to be folded or refused; False where it may be folded, and where it may not."""
-    return fold is True or bool(getattr(fold, "was_asked_for", False))
-
-
-def _require_fold(fold: Any) -> None:
-    """Require a way to fold that there is."""
-    if not (fold is True or fold is False or fold == AUTO or hasattr(fold, "was_asked_for")):
-        raise UsageError(f'fold must be True, False or "auto", got {fold!r:.80}', fold=fold)
-
-
 def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str, Any]]:
     """Return the parameters among the keywords of `simulate`, and the rest, which are the strategy's own options.
 
@@ -248,6 +208,12 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
     given = {name: value for name, value in keywords.items() if name in DEFAULTS}
+    if given.get("shares") is not None and "global_batch_size" not in given:
+        samples = Shares.of(given["shares"]).samples
+        given |= {} if samples is None else {"global_batch_size": sum(samples)}
+    hardware = cluster_or_other(given.get("hardware"))
+    if isinstance(hardware, Cluster):
+        given = {"world_size": hardware.num_devices} | given | {"hardware": hardware}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
         raise _layers_and_workload(given["num_layers"], parameters.workload)
@@ -278,6 +244,7 @@ class TakesRunParameters(Protocol[R_co]):
         without: Sequence[str] = ...,
         prices: MeasuredLayers | None = ...,
         slowdown: Mapping[int, float] | None = ...,
+        shares: Any = ...,
         contention: bool | str = ...,
         p2p_buffer: int | None = ...,
         check: bool = ...,

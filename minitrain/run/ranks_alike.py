@@ -62,6 +62,11 @@ class RanksAlike:
         return range(self.world_size)
 
     @property
+    def timeline_of_classes(self) -> Timeline:
+        """The columns of `class_logs`, whose peers are rows."""
+        return self.timeline
+
+    @property
     def draws_classes(self) -> bool:
         """Whether pictures have a row for each class of ranks that do the same, and not for each rank."""
         return False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.device_kind_figures import DeviceKindFigures
 from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from minitrain.analysis.totals_by_type import TypeTotal
     from minitrain.hardware.data_sheet import DataSheet
     from minitrain.rank.model import Model
+    from minitrain.run.device_kinds import DeviceKind
 
 
 @dataclass(frozen=True)
-class Run(RanksAlike, EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
+class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -67,6 +69,7 @@ class Run(RanksAlike, EnergyFigures, DeviceMemoryFigures, TransformerFigures, Su
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
         peak_host_memory_bytes: the most that any rank kept in its host's memory.
+        device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
     """
 
     strategy: str
@@ -95,17 +98,25 @@ class Run(RanksAlike, EnergyFigures, DeviceMemoryFigures, TransformerFigures, Su
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
     peak_host_memory_bytes: float = field(default=0.0, repr=False)
+    device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:
         """The event logs as columns."""
         from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return self._named(as_timeline(self.logs))
+        return self._named(as_timeline(self.logs), range(self.world_size))
 
-    def _named(self, timeline: Timeline) -> Timeline:
-        """Return columns that know what the layers are called."""
-        return replace(timeline, layer_names=self.trained_model.layer_names) if self.trained_model else timeline
+    def _named(self, timeline: Timeline, ranks: Sequence[int]) -> Timeline:
+        """Return columns that know what the layers are called, and which devices the rows have.
+
+        Args:
+            timeline: the columns.
+            ranks: the rank of each row.
+        """
+        if self.trained_model:
+            timeline = replace(timeline, layer_names=self.trained_model.layer_names)
+        return self._with_devices(timeline, ranks) if self.device_kinds else timeline
 
     @property
     def _trace(self) -> Trace:
@@ -231,6 +242,7 @@ class Run(RanksAlike, EnergyFigures, DeviceMemoryFigures, TransformerFigures, Su
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
             **(figures_of(self) if self.trained_model else {}),
+            **self._summary_by_kind(),
             "error": None,
         }
 

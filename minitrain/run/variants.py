@@ -12,7 +12,7 @@
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 
 `strict` works together with `numerics` and `model_kind`: it extends their class. What excludes each other is in
-`minitrain.run.parameters.EXCLUSIONS`. This file is the room's only way up to accounting, numerics and folding, and each
+`minitrain.run.exclusions`. This file is the room's only way up to accounting, numerics and folding, and each
 of them is imported when it is asked for.
 """
 
@@ -29,9 +29,10 @@ from minitrain.errors import UsageError
 from minitrain.events import TIME
 from minitrain.rank.model import Model
 from minitrain.run.contention import EXACT, with_contention
+from minitrain.run.exclusions import EXCLUSIONS, asks_to_fold
 from minitrain.run.log_interning import sharing_sizes
 from minitrain.run.memory_reports import MemoryOutsideStores, kinds_of_journals
-from minitrain.run.parameters import EXCLUSIONS, RunParameters, asks_to_fold
+from minitrain.run.parameters import RunParameters
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped
@@ -96,9 +97,21 @@ def _may_fold(prepared: PreparedRun) -> bool:
     number, or `isinstance(model.rank, int)`.
     """
     parameters = prepared.parameters
-    if parameters.fold is False or parameters.world_size < LEAST_RANKS or parameters.log != "full":
+    if (
+        prepared.has_stragglers
+        or parameters.fold is False
+        or parameters.world_size < LEAST_RANKS
+        or parameters.log != "full"
+    ):
         return False
     return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})
+
+
+async def price_machines(strategy: Any, parameters: dict[str, Any]) -> Any:
+    """Simulate a strategy on a list of hardware at once; see `minitrain.vector.price`."""
+    from minitrain.vector.price import price_async  # noqa: PLC0415
+
+    return await price_async(strategy, **parameters)
 
 
 def _summary(world_size: int) -> Variant:

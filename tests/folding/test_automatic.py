@@ -99,7 +99,8 @@ def test_meshes_fold_unasked(strategy: str, more: dict[str, Any]) -> None:
 
 def test_the_function_itself_folds_and_others_do_not() -> None:
     async def own(model: Model) -> Model:
-        return await shipped(model)
+        found: Model = await shipped(model)
+        return found
 
     shipped: Any = mt.strategies()["ddp"]
     assert mt.simulate(shipped, **SIZES).is_folded
