@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from minitrain.folding.model import FoldedModel
 
 MOST_DRAWN = 50_000
-"""The most events of a run whose ranks are drawn and explained one by one; of a larger one, classes are."""
+"""The most events of a run whose ranks are drawn one by one where nobody asked for folding; of more, classes are."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -134,10 +134,10 @@ class FoldedRun(Run):
         return replace(line, peer=row_of[line.peer], waited_for=row_of[line.waited_for], rank_names=names)
 
     def explain(self) -> Explanation:
-        """Return why every rank waits, or every class where there are very many events, and what would help."""
+        """Return why ranks wait, or classes of them in a large run that was to be folded, and what would help."""
         from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
 
-        if self.num_events <= MOST_DRAWN or not self._classes:
+        if not (self._classes and self.was_asked_for and self.num_events > MOST_DRAWN):
             return super().explain()
         journals = self._of_classes(self.memory_journals)
         sizes = self.bytes_per_element, self.step_time

@@ -65,7 +65,7 @@ def test_shipped_strategies_fold_unasked_where_ranks_are_alike(name: str) -> Non
     assert not run.draws_classes
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     name=st.sampled_from(SHIPPED),
     world_size=st.sampled_from([8, 12, 16]),
@@ -199,6 +199,12 @@ def test_a_search_ends_as_soon_as_too_few_ranks_are_left(monkeypatch: pytest.Mon
     attempts.clear()
     run_batch([("", ("1f1b", {**SIZES, "num_layers": num_layers})) for num_layers in (8, 16, 24)])
     assert attempts == [1]  # the others of the batch are like the first
+
+
+def test_pictures_of_many_events_have_a_row_for_each_class() -> None:
+    run = mt.simulate("pp_dp", world_size=2048, num_layers=8, global_batch_size=4096, pp=2)
+    assert run.drawn.num_ranks == 2
+    assert run.drawn.rank_name(1) == "1024 (x 1024)"
 
 
 def test_rows_of_a_sweep_are_the_same() -> None:

@@ -96,7 +96,7 @@ def test_the_explanation_is_that_of_every_rank(both: tuple[FoldedRun, mt.Run]) -
     assert mine.data() == theirs.data()
 
 
-def test_a_large_run_is_explained_by_its_classes() -> None:
+def test_a_large_run_that_was_to_be_folded_is_explained_by_its_classes() -> None:
     run = mt.simulate("pp_dp", fold=True, world_size=2048, num_layers=8, global_batch_size=4096, pp=2)
     assert run.num_events > MOST_DRAWN
     explained = run.explain()

@@ -52,3 +52,10 @@ def test_samples_under_noise_are_measured() -> None:
     head, _, *rows = _run("--samples", "2", module="benchmarks.noise").splitlines()
     assert head == "| strategy, 64 ranks | layers | events | s for 2 samples | samples/s |"
     assert [row.split()[1] for row in rows] == ["zero3", "zero3", "ddp", "pp_zero1", "1f1b"]
+
+
+def test_folding_is_measured_against_the_floor_and_every_rank() -> None:
+    head, *rows = _run("--short", module="benchmarks.folding").splitlines()
+    assert head.split()[-3:] == ["times", "floor", "of", "fold=False"][-3:]
+    assert [row.split()[0] for row in rows] == ["ddp", "pp_zero1", "strategy", "ddp", "pp_zero1"]
+    assert all(float(figure) > 0 for row in rows[:2] for figure in row.split()[1:])
