@@ -24,6 +24,7 @@ async def megatron(
     overlap_replicas: bool = False,
     overlap_parts: bool = False,
     overlap_messages: bool = False,
+    batched_messages: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -49,6 +50,8 @@ async def megatron(
             is computed.
         overlap_messages: whether messages between stages are hidden behind compute: a rank goes on while it sends, and
             expects what its next step needs while it computes.
+        batched_messages: whether a stage sends what it has made while it receives what it needs next, as Megatron's
+            batched sends and receives do, instead of one after the other.
     """
     model.recompute = recompute
     for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
@@ -110,11 +113,15 @@ async def megatron(
         """Send an activation or a gradient to another stage: a share of it where each part's rank sends one."""
         sending = model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
         if overlap_messages:
-            while sends:
-                await sends.pop()
+            await finish_sends()
+        if overlap_messages or batched_messages:
             sends.append(model.launch(sending))
         else:
             await sending
+
+    async def finish_sends() -> None:
+        while sends:
+            await sends.pop()
 
     async def passed(peer: int, border: int, tag: Any) -> Any:
         """Return what another stage has passed on."""
@@ -141,6 +148,8 @@ async def megatron(
             activations[0, i] = model.get_input_activation(batches[i])
         elif pp > 1:
             activations[layers[0], i] = await passed(before, layers[0], ("F", stage, i))
+        if batched_messages and stage > 0:
+            await finish_sends()
         for layer in layers:
             if layer in gathers:
                 weights[layer] = await gathers.pop(layer)
@@ -159,6 +168,8 @@ async def megatron(
             grad_activations[layers[-1], i] = model.loss(activations.pop((num_layers, i)))
         elif pp > 1:
             grad_activations[layers[-1], i] = await passed(after, layers.stop, ("B", stage, i))
+        if batched_messages and stage < num_stages - 1:
+            await finish_sends()
         for layer in reversed(layers):
             inp = await whole(activations, activations[layer, i], layer)
             if recomputes and 0 < layer < num_layers - 1:
@@ -210,8 +221,7 @@ async def megatron(
         if overlap_messages and following:
             expect(*following)
         await (forward if kind == "F" else backward)(step)
-    for sending in sends:
-        await sending
+    await finish_sends()
 
     for layers in layers_of:
         for layer in layers:

@@ -147,6 +147,7 @@ class PreparedRun:
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
             priced_by=str(getattr(machine, "pricing", "roofline")),
+            prepared=self,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),
             **(of_models | more),

@@ -9,11 +9,12 @@
 | `model_kind` | models of a caller's own class | |
 | `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
 | `contention` | the finished run is timed again | `contention` |
+| `faults` | devices die, and the step is simulated until it comes through | `faults` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 
 `strict` works together with `numerics` and `model_kind`: it extends their class. What excludes each other is in
-`minitrain.run.exclusions`. This file is the room's only way up to accounting, numerics and folding, and each
-of them is imported when it is asked for.
+`minitrain.run.exclusions`. This file is the room's only way up to accounting, numerics, faults and folding,
+and each of them is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -105,6 +106,13 @@ def _may_fold(prepared: PreparedRun) -> bool:
     ):
         return False
     return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})
+
+
+async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run:
+    """Simulate a step until it comes through; see `minitrain.faults.remaining_job.simulate_with_faults`."""
+    from minitrain.faults import remaining_job  # noqa: PLC0415
+
+    return await remaining_job.simulate_with_faults(prepared, simulate)
 
 
 async def price_machines(strategy: Any, parameters: dict[str, Any]) -> Any:

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import vector
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -59,3 +63,10 @@ def test_folding_is_measured_against_the_floor_and_every_rank() -> None:
     assert head.split()[-3:] == ["times", "floor", "of", "fold=False"][-3:]
     assert [row.split()[0] for row in rows] == ["ddp", "pp_zero1", "strategy", "ddp", "pp_zero1"]
     assert all(float(figure) > 0 for row in rows[:2] for figure in row.split()[1:])
+
+
+def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    vector.main(["--short"])
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head == "| strategy, folded | machines | machines/s priced | machines/s swept | ratio |"
+    assert [row.split()[1] for row in rows] == ["ddp", "zero3", "pp_zero1", "1f1b"]
