@@ -86,6 +86,7 @@ FLOORS = (
             Room("faults", "what failures cost"),
         ),
     ),
+    Floor("layouts", (Room("tuning", "which layout is best"),)),
     Floor("teaching", (Room("grading", "judges a submission"), Room("exercises", "what is asked"))),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),

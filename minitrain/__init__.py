@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.tuning.result import Tuning
+    from minitrain.tuning.tune import tune
     from minitrain.validation.validate import Validation, validate
     from minitrain.vector.price import price, price_async
     from minitrain.vector.priced import Priced
@@ -99,6 +101,8 @@ _HOMES = {
     "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "tuning.result": ("Tuning",),
+    "tuning.tune": ("tune",),
     "validation.validate": ("Validation", "validate"),
     "vector.price": ("price", "price_async"),
     "vector.priced": ("Priced",),
@@ -149,6 +153,7 @@ __all__ = [
     "Sweep",
     "Thermal",
     "Transformer",
+    "Tuning",
     "UsageError",
     "Validation",
     "compare",
@@ -172,6 +177,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "tune",
     "validate",
 ]
 
