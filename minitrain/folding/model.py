@@ -201,7 +201,7 @@ class FoldedModel(FoldedExperts):
         spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
         classes = self._transport.communicator_along(member.lowest_class(), spans)
         classes.join(classes.index_of(self._rank), operation)
-        return operation  # type: ignore[no-any-return]  # of the kind that was just made
+        return operation
 
     def require_same_price(self, operation: Operation) -> None:
         """Refuse a collective that costs more in some groups of the class than in others.
