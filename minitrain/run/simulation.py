@@ -13,11 +13,11 @@ from minitrain.run import variants
 from minitrain.run.event_loops import LoopFactory, run_to_end
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory
-from minitrain.run.parameters import lists_run_parameters
 from minitrain.run.prepared_run import PreparedRun, prepare
 from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
+from minitrain.run.signatures import lists_run_parameters
 from minitrain.run.strategy_loading import Strategy
 from minitrain.transport.dist import Dist
 
