@@ -48,7 +48,8 @@ def require_equal_to_separate(priced: mt.Priced) -> None:
 
 def _require_equal_logs(figures: Together, place: int, separate: mt.Run) -> None:
     """Require that all events of one execution are those of a separate run on one machine."""
-    for log, wanted in zip(figures._run.logs, separate.logs, strict=True):
+    ours, theirs = (getattr(run, "class_logs", run.logs) for run in (figures._run, separate))
+    for log, wanted in zip(ours, theirs, strict=True):
         rows, expected = log._rows, wanted._rows  # type: ignore[attr-defined]  # the engine's own logs
         for column in (TYP, MEMORY, SAMPLES):
             assert rows[column::STRIDE] == expected[column::STRIDE]
@@ -153,6 +154,8 @@ def test_a_list_of_hardware_makes_simulate_price_it() -> None:
     hardware = ["h100_80g_nvl8", "a100_80g", mt.FixedPredictor(forward=1)]
     found: Any = mt.simulate("zero3", hardware=hardware, **_SIZES)
     assert isinstance(found, mt.Priced)
+    with pytest.raises(mt.UsageError, match="watch is for a run on one machine"):
+        mt.simulate("zero3", hardware=hardware, watch=print, **_SIZES)
     assert found.hardware == ["h100_80g_nvl8", "a100_80g", "FixedPredictor(forward=1)"]
     assert np.isnan(found.mfu[2])
     assert asyncio.run(_priced_in_a_loop(hardware)) == found.step_time.tolist()
