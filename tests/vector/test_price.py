@@ -138,16 +138,24 @@ def test_stages_that_prices_cut_otherwise_are_executed_apart() -> None:
 
 def test_columns_are_those_of_the_runs() -> None:
     priced = mt.price("pp_zero1", vary=_MACHINES, pp=2, **_SIZES)
-    assert len(priced) == 4
+    runs = list(priced)
+    assert len(priced) == len(runs) == 4
     figures = ("step_time", "mfu", "bubble_fraction", "exposed_comm_fraction", "energy_joules", "dollars")
     for name in (*figures, "span_bubble", "makespan_bubble", "peak_memory_bytes", "capacity_bytes", "num_events"):
-        wanted = [getattr(run, name) for run in priced]
+        wanted = [getattr(run, name) for run in runs]
         np.testing.assert_array_equal(getattr(priced, name), np.array(wanted, dtype=float))
-    assert priced.fits.tolist() == [run.oom is None for run in priced]
-    assert priced.oom == [run.oom for run in priced]
-    assert priced.computing_fraction.tolist() == [run.breakdown.computing_fraction for run in priced]
+    assert priced.fits.tolist() == [run.oom is None for run in runs]
+    assert priced.oom == [run.oom for run in runs]
+    assert priced.computing_fraction.tolist() == [run.breakdown.computing_fraction for run in runs]
     assert np.isnan(priced.tokens_per_second).all()
-    assert priced.fastest == int(priced.step_time.argmin())
+    assert priced.fastest == int(np.where(priced.fits, priced.step_time, np.inf).argmin())
+
+
+def test_clusters_and_platforms_are_simulated_beside_the_machines_that_are_priced_at_once() -> None:
+    unlike = mt.Cluster([mt.Devices("h100_80g_nvl8", 4), mt.Devices("a100_80g", 4)], between_groups=mt.Link(12.5e9))
+    priced = mt.price("zero3", ["h100_80g_nvl8", unlike, "a100_80g"], **_SIZES)
+    assert priced.notes == ("1 of 3 machines were executed one by one: each is simulated by itself",)
+    assert priced.summary() == [run.summary() for run in priced]
 
 
 def test_a_list_of_hardware_makes_simulate_price_it() -> None:
