@@ -123,6 +123,11 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         return False
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What pictures say beside the figures."""
+        return ()
+
+    @property
     def num_ranks_a_class(self) -> int:
         """How many ranks each log stands for; 1 unless the run was folded."""
         return 1

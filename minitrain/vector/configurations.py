@@ -14,7 +14,8 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
-from minitrain.hardware.clusters.cluster import Cluster, cluster_or_other
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
+from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import varied_configs
 from minitrain.hardware.per_machine import Ints
