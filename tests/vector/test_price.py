@@ -50,7 +50,7 @@ def _require_equal_logs(figures: Together, place: int, separate: mt.Run) -> None
     """Require that all events of one execution are those of a separate run on one machine."""
     ours, theirs = (getattr(run, "class_logs", run.logs) for run in (figures._run, separate))
     for log, wanted in zip(ours, theirs, strict=True):
-        rows, expected = log._rows, wanted._rows  # type: ignore[attr-defined]  # the engine's own logs
+        rows, expected = log._rows, wanted._rows
         for column in (TYP, MEMORY, SAMPLES):
             assert rows[column::STRIDE] == expected[column::STRIDE]
         for column in (TIME, LAUNCHED):
@@ -125,6 +125,47 @@ def test_a_transformer_is_priced_as_by_separate_simulations(strategy: str, fidel
     require_equal_to_separate(priced)
     assert priced.tokens_per_second.tolist() == [run.tokens_per_second for run in priced]
     assert priced.hfu.tolist() == [run.hfu for run in priced]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [("single", {"world_size": 1}), ("pp_dp:pp=3", {"world_size": 6}), ("ddp", {"world_size": 3})],
+)
+def test_communication_by_axis_is_that_of_any_number_of_ranks(strategy: str, sizes: dict[str, int]) -> None:
+    more: dict[str, Any] = {**sizes, "global_batch_size": 6, "workload": LLAMA_LIKE}
+    require_equal_to_separate(mt.price(strategy, ["h100_80g_nvl8", "a100_80g"], **more))
+
+
+async def _offloading(model: mt.Model) -> mt.Model:
+    """Train with what forward keeps on the host until backward."""
+    weights, opt_states, activations, *_ = model.storage()
+    weights[0], opt_states[0] = model.load_weights(0)
+    activations["moved"] = model.get_input_activation(range(model.global_batch_size))
+    work = model.launch(model.offload(activations.pop("moved")))
+    model.host["moved"] = await work
+    activations["moved"] = await model.fetch(model.host["moved"])
+    for store, key in ((weights, 0), (opt_states, 0), (activations, "moved"), (model.host, "moved")):
+        del store[key]
+    trained: mt.Model = await mt.strategies()["ddp"](model)
+    return trained
+
+
+def test_moves_to_the_host_are_priced_by_its_link() -> None:
+    links = {"mem2.GBps": [10.0, 100.0, 450.0], "mem2.GiB": [64.0, 512.0, 512.0]}
+    require_equal_to_separate(mt.price(_offloading, vary=links, **{**_SIZES, "world_size": 2}))
+
+
+def test_a_machine_whose_host_is_full_says_so() -> None:
+    links = {"mem2.GiB": [64.0, 512.0, 1e-3]}
+    with pytest.raises(mt.OutOfMemoryError, match="must hold all that is offloaded to it") as caught:
+        mt.price(_offloading, vary=links, **{**_SIZES, "world_size": 2})
+    assert "on machine 2 of 3" in " ".join(caught.value.__notes__)
+
+
+def test_ranks_of_durations_by_hand_may_be_stragglers_on_some_machines() -> None:
+    hand = [mt.FixedPredictor(forward=1, backward=seconds, all_reduce=0.5) for seconds in (1, 2, 3)]
+    slowed = [{1: 2.0}, None, {0: 1.5, 1: 3.0}]
+    require_equal_to_separate(mt.price("ddp", hand, vary={"slowdown": slowed}, **_SIZES))
 
 
 def test_stages_that_prices_cut_otherwise_are_executed_apart() -> None:
