@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
     from minitrain.validation.validate import Validation, validate
+    from minitrain.vector.price import price, price_async
+    from minitrain.vector.priced import Priced
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
     from minitrain.workloads.precision import Precision
@@ -92,6 +94,8 @@ _HOMES = {
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "validation.validate": ("Validation", "validate"),
+    "vector.price": ("price", "price_async"),
+    "vector.priced": ("Priced",),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
     "workloads.precision": ("Precision",),
@@ -122,6 +126,7 @@ __all__ = [
     "OutOfMemoryError",
     "Platform",
     "Precision",
+    "Priced",
     "Proof",
     "ProofError",
     "Replayed",
@@ -143,6 +148,8 @@ __all__ = [
     "models",
     "monte_carlo",
     "platforms",
+    "price",
+    "price_async",
     "prove",
     "replay",
     "schedules",

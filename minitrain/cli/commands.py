@@ -1,10 +1,9 @@
-"""The commands `minitrain compare` and `run`; the others are added from their modules."""
+"""The commands `minitrain compare` and `run`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -15,76 +14,24 @@ from minitrain.cli import options as given
 from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import (
     FAILED,
-    Commands,
     RunFailedError,
     message_of,
     print_error,
     running,
     saying_what_is_kept,
 )
-from minitrain.cli.hw import hw
-from minitrain.cli.models import app as models
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.platform import platform
 from minitrain.cli.priced import machine, pricing
-from minitrain.cli.prove import prove
-from minitrain.cli.strategies import strategies
-from minitrain.cli.sweep import sweep
-from minitrain.cli.teach import learn
-from minitrain.cli.trace import trace as saved_runs
-from minitrain.cli.trace_noise import montecarlo
-from minitrain.cli.validate import validate
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import PAGE, RUN_FILE, conditions, title_of, write_comparison, write_run
 from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
 
-app = typer.Typer(
-    name="minitrain",
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.add_typer(hw, name="hw")
-app.add_typer(learn, name="learn")
-app.add_typer(models, name="models")
-app.add_typer(platform, name="platform")
-app.command()(prove)
-app.command()(strategies)
-app.command()(sweep)
-app.command()(validate)
-saved_runs.command()(montecarlo)
-app.add_typer(saved_runs, name="trace")
-
 TRACES = Path("traces")
 _STRATEGY = "a strategy's name (see `minitrain strategies`), path.py or path.py:function, with options as in pp_dp:pp=4"
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-def _print_version(wanted: bool) -> None:
-    """Print the version and leave."""
-    if wanted:
-        print(f"minitrain {version('minitrain')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
-) -> None:
-    """Write a distributed training strategy once; price it, prove it, see it, teach with it."""
-
-
-@app.command()
 def compare(
     strategy: Annotated[
         list[str] | None,
@@ -159,7 +106,6 @@ def compare(
         raise typer.Exit(FAILED)
 
 
-@app.command()
 def run(
     strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
     world_size: ranks_given.Ranks = None,

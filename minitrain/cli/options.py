@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from minitrain.cli import failures
 from minitrain.errors import StrategyError, UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters
@@ -202,7 +203,7 @@ Fold = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel=_OUTPUT)]
+Debug = failures.Debug
 
 OWN_OPTIONS: Mapping[str, str] = {
     "workload": "--model",

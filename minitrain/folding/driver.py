@@ -40,6 +40,7 @@ from minitrain.tensors.experts import ExpertWeight
 from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
+_KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
 
 
 async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
@@ -70,12 +71,17 @@ def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
     if isinstance(predictor, RankPredictors) and predictor.cluster is None:
         raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
+    if hasattr(predictor, "parts"):  # of several machines: `minitrain.hardware.many_predictors`
+        for part in predictor.parts:
+            _require_prices_alike(part.predictor)
+        return
     if isinstance(predictor, RankPredictors):
         return  # on a cluster, ranks of one class have one kind of device (see `minitrain.folding.unlike_ranks`)
-    is_known = type(predictor) in (RuntimePredictor, KernelPredictor, LayerPredictor) and isinstance(
+    has_known_network = type(predictor) in _KNOWN and isinstance(
         predictor.topology,  # type: ignore[attr-defined]  # both kinds have one
         FlatTopology | HierarchicalTopology | MeasuredTopology,
     )
+    is_known = has_known_network or getattr(predictor, "prices_ranks_alike", False)
     if not is_known and type(predictor) is not FixedPredictor:
         raise UsageError(
             "fold=True needs prices that are known to be the same for ranks that do the same: those of a hardware "

@@ -88,6 +88,8 @@ class FoldedModel(FoldedExperts):
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
+    _class_operation_kind: Any = ClassOperation
+
     def __init__(
         self,
         attempt: FoldAttempt,
@@ -189,7 +191,7 @@ class FoldedModel(FoldedExperts):
         row = self._reserve(op, layer, member.stream)
         if member.kept:
             return self._meet(op, value, member, row)
-        operation = Operation(self, op, value, member, row, detail)
+        operation = self._operation_kind(self, op, value, member, row, detail)
         operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
         self.require_same_price(operation)
         return operation
@@ -197,7 +199,9 @@ class FoldedModel(FoldedExperts):
     def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
-        operation = ClassOperation(self, op, united_within(op, value, member), member, row, None)
+        operation: ClassOperation = self._class_operation_kind(
+            self, op, united_within(op, value, member), member, row, None
+        )
         operation.own_value = value
         spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
         classes = self._transport.communicator_along(member.lowest_class(), spans)
@@ -339,6 +343,7 @@ _SETS = {kind: sorted(_MAY_DIFFER.intersection(kind.__dataclass_fields__)) for k
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
     """Return the model of the class of a lowest rank, on the transport that all classes share."""
     sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
-    model = FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank), labels_of(prepared))
+    kind: type[FoldedModel] = prepared.folded_kind or FoldedModel
+    model = kind(attempt, rank, dist, *sizes, prepared.predictor_of(rank), labels_of(prepared))
     prepared.give_shares([model])
     return model

@@ -146,9 +146,9 @@ class MeasuredTopology:
 
 def places_of(topology: Any) -> Any:
     """Return which ranks sit where, so that groups of equal shape have equal prices; None where all are alike."""
-    if isinstance(topology, MeasuredTopology):
-        return topology.places
-    return topology if hasattr(topology, "one_of_each_shape") else None
+    if hasattr(topology, "one_of_each_shape"):
+        return topology
+    return getattr(topology, "places", None)
 
 
 def _curve(tier: Network, op: str) -> TransferCurve | None:

@@ -48,7 +48,7 @@ from minitrain.hardware.rank_placement import Step, checked_placement, counts_in
 from minitrain.hardware.two_level import two_level_seconds
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
-_TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
+TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 
@@ -254,7 +254,7 @@ class HierarchicalTopology:
         """
         shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
-        if op not in _TWO_LEVEL_OPS or shape.num_ranks == 1:
+        if op not in TWO_LEVEL_OPS or shape.num_ranks == 1:
             return Transfer(seconds, None, shape.tier)
         if shape.is_hierarchical and not (op == "all_to_all" and op in shape.tier.ops):
             nested = two_level_seconds(op, size_bytes, self.tiers[0], shape.tier, shape.num_ranks, shape.num_local)

@@ -120,6 +120,10 @@ def _of_least_cost(predictor: _ByIdentity, num_layers: int, num_stages: int, num
         for layer in range(num_layers)
     ]
     costs[-1] += compute("loss", num_samples, num_layers).seconds
+    if any(type(cost) is not float for cost in costs):  # costs on several machines
+        from minitrain.hardware.per_machine import same_on_all  # noqa: PLC0415  (numpy only where it is needed)
+
+        return same_on_all(lambda each: balanced(each, num_stages), costs)
     return balanced(costs, num_stages)
 
 

@@ -8,12 +8,11 @@ and the command's own signature names that.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
@@ -26,15 +25,11 @@ from minitrain.run.contention import EXACT, require_contention
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
-    from minitrain.run.progress import Watch
-    from minitrain.run.strategy_loading import Strategy
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
+PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
+"""Parameters that change how long operations take, and not which there are."""
 LOGS = ("full", "summary")
-
-F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,65 +246,6 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
         raise _layers_and_workload(given["num_layers"], parameters.workload)
     return parameters, {name: value for name, value in keywords.items() if name not in DEFAULTS}
-
-
-class TakesRunParameters(Protocol[R_co]):
-    """`simulate`, as editors and type checkers see it: the fields of `RunParameters` by name, and a strategy's options.
-
-    A test compares it with the fields.
-    """
-
-    def __call__(
-        self,
-        strategy: str | Strategy,
-        *,
-        watch: Watch | None = None,
-        world_size: int = ...,
-        num_layers: int = ...,
-        global_batch_size: int = ...,
-        hardware: Any = ...,
-        workload: Any = ...,
-        seq_len: int | None = ...,
-        network: str = ...,
-        placement: Sequence[int] | None = ...,
-        fidelity: str = ...,
-        platform: Any = ...,
-        without: Sequence[str] = ...,
-        prices: MeasuredLayers | None = ...,
-        slowdown: Mapping[int, float] | None = ...,
-        shares: Any = ...,
-        contention: bool | str = ...,
-        p2p_buffer: int | None = ...,
-        check: bool = ...,
-        strict: bool = ...,
-        strict_memory: bool = ...,
-        memory_by_kind: bool = ...,
-        numerics: Any = ...,
-        model_kind: type[Model] | None = ...,
-        fold: bool | Any = ...,
-        log: str = ...,
-        **options: Any,
-    ) -> R_co:
-        """Simulate a strategy with parameters of the run and options of its own."""
-        ...
-
-
-def lists_run_parameters(function: Callable[..., R]) -> TakesRunParameters[R]:
-    """Let a function of a strategy and `**parameters` have the signature of `TakesRunParameters`."""
-    return cast("TakesRunParameters[R]", shows_run_parameters(function))
-
-
-def shows_run_parameters(function: F) -> F:
-    """Let a function of `**parameters` show each parameter of a run in its signature (for help and completion)."""
-    signature = inspect.signature(function)
-    own = [known for known in signature.parameters.values() if known.kind is not inspect.Parameter.VAR_KEYWORD]
-    listed = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(RunParameters)
-    ]
-    options = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation="Any")
-    function.__signature__ = signature.replace(parameters=[*own, *listed, options])  # type: ignore[attr-defined]
-    return function
 
 
 def _workload_of(workload: Any, seq_len: int | None, hardware: Any) -> Any:

@@ -41,6 +41,9 @@ class PreparedRun:
         parameters: those of the run.
         predictor: what prices the operations: one for all ranks, or one for each.
         watch: called when the ranks begin, with what says how far they are.
+        variant: how all ranks are simulated (a `minitrain.run.variants.Variant`), for whoever extends the engine;
+            chosen by the parameters if None.
+        folded_kind: class of the models where ranks are folded, likewise.
     """
 
     name: str
@@ -49,6 +52,8 @@ class PreparedRun:
     parameters: RunParameters
     predictor: Predictor | RankPredictors
     watch: Watch | None = None
+    variant: Any = None
+    folded_kind: Any = None
 
     @property
     def hardware_name(self) -> str:

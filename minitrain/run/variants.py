@@ -72,6 +72,13 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
     return await driver.simulate_folded(prepared, simulate_fully)
 
 
+async def price_machines(strategy: Any, parameters: dict[str, Any]) -> Any:
+    """Simulate a strategy on a list of hardware at once; see `minitrain.vector.price`."""
+    from minitrain.vector.price import price_async  # noqa: PLC0415
+
+    return await price_async(strategy, **parameters)
+
+
 def _summary(world_size: int) -> Variant:
     """Return the way to keep totals instead of events."""
     from minitrain.accounting.summary.model import summary_models  # noqa: PLC0415

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from minitrain.errors import UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy
-from minitrain.run.parameters import DEFAULTS
+from minitrain.run.parameters import DEFAULTS, PRICE_ONLY
 from minitrain.run.strategy_loading import did_you_mean, options_of, takes_option
+
+S = TypeVar("S")
+
+_UNSET: list[tuple[int, Any]] = [(-1, None)]  # what stands for an axis that is not varied here
 
 Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
 
@@ -93,6 +97,37 @@ def points(grid: Grid) -> Iterator[Mapping[str, Any]]:
         if not isinstance(parameters, Mapping):
             raise UsageError(f"configuration {place} of the grid must be a dict of parameters, got {parameters!r:.80}")
         yield {_name(name): _of_python(value) for name, value in parameters.items()}
+
+
+def points_by_structure(grid: Grid, strategies: Sequence[S]) -> Iterator[tuple[int, S, Mapping[str, Any]]]:
+    """Yield every point of a checked grid with every strategy, those together that differ in prices alone.
+
+    Yields:
+        Where a loop over the points, and for each over the strategies, has it; the strategy; the parameters.
+
+    Raises:
+        UsageError: an iterable yields something else than parameters.
+    """
+    if not isinstance(grid, Mapping):
+        for place, parameters in enumerate(points(grid)):
+            for index, strategy in enumerate(strategies):
+                yield place * len(strategies) + index, strategy, parameters
+        return
+    axes = [list(enumerate(values)) for values in grid.values()]
+    is_price = [name in PRICE_ONLY for name in grid]
+    outer, inner = (
+        [axis if prices is wanted else _UNSET for axis, prices in zip(axes, is_price, strict=True)]
+        for wanted in (False, True)
+    )
+    for structure in itertools.product(*outer):
+        for index, strategy in enumerate(strategies):
+            for prices in itertools.product(*inner):
+                chosen = [other if one[0] < 0 else one for one, other in zip(structure, prices, strict=True)]
+                place = 0
+                for axis, (step, _) in zip(axes, chosen, strict=True):
+                    place = place * len(axis) + step
+                point = dict(zip(grid, [value for _, value in chosen], strict=True))
+                yield place * len(strategies) + index, strategy, point
 
 
 def _axis(name: str, values: Any) -> list[Any]:

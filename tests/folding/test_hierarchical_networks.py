@@ -18,6 +18,7 @@ from minitrain.hardware import Network, SystemConfig, load_config
 
 H100 = load_config("h100_80g_nvl8")
 SHIPPED = [name for name in mt.strategies() if name != "single"]
+PIPELINES = ("1f1b", "gpipe", "looped_bfs", "zb_h1", "zb_h2")  # of all ranks
 LAYOUTS: dict[str, list[dict[str, Any]]] = {
     **{name: [{}, {"cp": 4}, {"cp": 2, "tp": 2}] for name in ("ring_attention", "gathered_context")},
     "deepseek_like": [{"pp": 2}, {"pp": 4}],
@@ -62,7 +63,7 @@ def num_classes(run: mt.Run) -> int:
 def test_every_shipped_strategy_is_the_same_folded_over_nodes(
     name: str, world_size: int, options: dict[str, Any]
 ) -> None:
-    layers = 2 * world_size if name in ("1f1b", "gpipe") or "pp" not in options else 16
+    layers = 2 * world_size if name in PIPELINES else 16
     sizes = {"world_size": world_size, "num_layers": layers, "global_batch_size": 4 * world_size}
     run = require_identical(name, **sizes, **options)
     assert run.network == "hierarchical"
