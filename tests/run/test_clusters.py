@@ -131,7 +131,9 @@ FOLDED: list[tuple[str, dict[str, Any], bool]] = [
     ("zero3", {"shares": [4] * 8 + [2] * 16, "microbatch_size": 2}, True),
     ("hsdp", {"shares": [4] * 8 + [2] * 16, "microbatch_size": 2}, True),
     ("megatron", {"global_batch_size": 24, "pp": 3, "tp": 4, "num_layers": 9}, True),
-    ("pp_dp", {"shares": mt.Shares([2] * 4 + [1] * 8), "pp": 2}, False),  # the strategy's own axis has both kinds
+    ("pp_dp", {"global_batch_size": 24, "pp": 2}, True),  # the strategy's own axis has both kinds
+    ("fsdp", {"shares": [4] * 8 + [2] * 16, "microbatch_size": 2}, True),
+    ("pp_dp", {"shares": mt.Shares([2] * 3 + [1] * 9), "pp": 2}, False),  # replicas that are unlike on one kind
 ]
 
 
