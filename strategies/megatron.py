@@ -24,7 +24,7 @@ async def megatron(
     overlap_replicas: bool = False,
     overlap_parts: bool = False,
     overlap_messages: bool = False,
-    batched_messages: bool = False,
+    batch_messages: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -50,8 +50,8 @@ async def megatron(
             is computed.
         overlap_messages: whether messages between stages are hidden behind compute: a rank goes on while it sends, and
             expects what its next step needs while it computes.
-        batched_messages: whether a stage sends what it has made while it receives what it needs next, as Megatron's
-            batched sends and receives do, instead of one after the other.
+        batch_messages: whether a step's result goes out while what the next step needs comes in, as Megatron-LM's
+            batched messages do; one after the other if False. Of no effect where messages are hidden.
     """
     model.recompute = recompute
     for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
@@ -113,13 +113,14 @@ async def megatron(
         """Send an activation or a gradient to another stage: a share of it where each part's rank sends one."""
         sending = model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
         if overlap_messages:
-            await finish_sends()
-        if overlap_messages or batched_messages:
+            await all_sent()
+        if overlap_messages or batch_messages:
             sends.append(model.launch(sending))
         else:
             await sending
 
-    async def finish_sends() -> None:
+    async def all_sent() -> None:
+        """Wait until what was sent is out."""
         while sends:
             await sends.pop()
 
@@ -148,8 +149,6 @@ async def megatron(
             activations[0, i] = model.get_input_activation(batches[i])
         elif pp > 1:
             activations[layers[0], i] = await passed(before, layers[0], ("F", stage, i))
-        if batched_messages and stage > 0:
-            await finish_sends()
         for layer in layers:
             if layer in gathers:
                 weights[layer] = await gathers.pop(layer)
@@ -168,8 +167,6 @@ async def megatron(
             grad_activations[layers[-1], i] = model.loss(activations.pop((num_layers, i)))
         elif pp > 1:
             grad_activations[layers[-1], i] = await passed(after, layers.stop, ("B", stage, i))
-        if batched_messages and stage < num_stages - 1:
-            await finish_sends()
         for layer in reversed(layers):
             inp = await whole(activations, activations[layer, i], layer)
             if recomputes and 0 < layer < num_layers - 1:
@@ -221,7 +218,11 @@ async def megatron(
         if overlap_messages and following:
             expect(*following)
         await (forward if kind == "F" else backward)(step)
-    await finish_sends()
+        if batch_messages and not overlap_messages:
+            if following:
+                expect(*following)
+            await all_sent()
+    await all_sent()
 
     for layers in layers_of:
         for layer in layers:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.events import COMPUTE, Event
+from minitrain.events import COMPUTE, Event, Outage
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -64,6 +64,7 @@ class Timeline:
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
             row is the rank of its number.
         devices: the kind of device of each row's rank; empty where all devices are alike.
+        outages: when the run was interrupted, in order; what is submitted behind one begins at its end or later.
     """
 
     starts: Ints
@@ -92,6 +93,7 @@ class Timeline:
     layer_names: tuple[str, ...] = ()
     rank_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    outages: tuple[Outage, ...] = ()
 
     @property
     def num_ranks(self) -> int:

@@ -22,6 +22,7 @@ from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
+from minitrain.run.faults import require_faults
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
@@ -59,6 +60,8 @@ class RunParameters:
         slowdown: factor by which computing takes longer, by rank.
         shares: who takes how much of the step, where ranks are not alike: samples of each replica, a `mt.Shares`, or a
             plan that has one; equal shares if None. They are for strategies that ask their model for them.
+        faults: devices that die during the step, `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
+        recovery: what happens then, and how long it takes; `mt.Recovery()` if None.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
             transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
             it.
@@ -95,6 +98,8 @@ class RunParameters:
     prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
     shares: Any = None
+    faults: Any = ()
+    recovery: Any = None
     contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
@@ -115,12 +120,13 @@ class RunParameters:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
-        if self.fold or self.log == "summary":
+        if self.fold or self.log == "summary" or self.faults:
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
         self._pricing()
         _require_contention(self.contention, self.hardware)
+        require_faults(self.faults, self.recovery, self.world_size)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
         if self.shares is not None:
@@ -217,12 +223,13 @@ class Exclusion:
             )
 
 
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
+_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
 
 EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
     {
         "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
+        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "model_kind"), "faults"),
         "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
     }
 )

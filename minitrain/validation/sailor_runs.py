@@ -115,8 +115,8 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
         measured_s=row.positive("iteration_s"),
         predicted_s=run.seconds(num),
         measured_bytes=memory,
-        predicted_bytes=None if memory is None else run.allocated_bytes(),
-        memory_kind="" if memory is None else "allocated",
+        predicted_bytes=None if memory is None else run.device_bytes(),
+        memory_kind="" if memory is None else "device",
         platform="measured layers",
     )
 
@@ -145,11 +145,11 @@ class _Step:
         first, second = self._run(few).step_time, self._run(few + 1).step_time
         return first + (second - first) * (num_microbatches - few)
 
-    def allocated_bytes(self) -> float:
-        """Return the memory of the fullest device."""
+    def device_bytes(self) -> float:
+        """Return the memory of the fullest device, as nvidia-smi shows it."""
         memory = self._run(2 * len(self.layout.stages)).device_memory
         assert memory is not None  # a run that was just made has one
-        return memory.allocated_bytes
+        return memory.total_bytes
 
     def _run(self, num_microbatches: int) -> Run:
         layout, dp = self.layout, len(self.layout.stages[0])
@@ -164,7 +164,7 @@ class _Step:
             pp=len(layout.stages),
             layers_per_stage=list(layout.units),
             scatter_gather=True,
-            batched_messages=len(layout.devices) > 1,
+            batch_messages=len(layout.devices) > 1,
         )
 
     def _machine(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_each_kind_runs_out_of_its_own_memory() -> None:
         ("fsdp", [4, 4, 4, 4, 2, 2, 2, 2], {"microbatch_size": 2}),
         ("pp_dp", mt.Shares([7, 5, 3, 1], [3, 1]), {"pp": 2, "microbatch_size": 2}),
         ("1f1b", mt.Shares(layers=[2, 2, 2, 2, 1, 1, 1, 1]), {"global_batch_size": 8}),
-        ("megatron", mt.Shares([7, 5, 3, 1], [3, 1]), {"pp": 2, "batched_messages": True}),
+        ("megatron", mt.Shares([7, 5, 3, 1], [3, 1]), {"pp": 2, "batch_messages": True}),
     ],
 )
 def test_strict_proofs_hold_on_unlike_devices_with_uneven_shares(
