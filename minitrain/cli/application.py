@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "sweep:sweep",
         "Simulate every strategy with every combination of a grid, over all cores, and print the fastest.",
     ),
+    "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
     "validate": ("validate:validate", "Simulate published runs, and print how far each table's predictions are off."),
     "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
     "run": ("commands:run", "Simulate a training step of one strategy, and print where each rank's time goes."),

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
-from minitrain.hardware.clusters.cluster import Cluster, cluster_or_other
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
+from minitrain.run.faults import require_faults
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
@@ -59,6 +60,8 @@ class RunParameters:
         slowdown: factor by which computing takes longer, by rank.
         shares: who takes how much of the step, where ranks are not alike: samples of each replica, a `mt.Shares`, or a
             plan that has one; equal shares if None. They are for strategies that ask their model for them.
+        faults: devices that die during the step, `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
+        recovery: what happens then, and how long it takes; `mt.Recovery()` if None.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
             transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
             it.
@@ -95,6 +98,8 @@ class RunParameters:
     prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
     shares: Any = None
+    faults: Any = ()
+    recovery: Any = None
     contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
@@ -115,27 +120,18 @@ class RunParameters:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
-        if self.fold or self.log == "summary":
+        if self.fold or self.log == "summary" or self.faults:
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
         self._pricing()
-        self._require_contention()
+        _require_contention(self.contention, self.hardware)
+        require_faults(self.faults, self.recovery, self.world_size)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
         if self.shares is not None:
             object.__setattr__(self, "shares", Shares.of(self.shares))
             self.shares.require(self.global_batch_size, self.num_layers)
-
-    def _require_contention(self) -> None:
-        """Require a kind of contention that the hardware can have."""
-        require_contention(self.contention)
-        if self.contention == EXACT and isinstance(self.hardware, Cluster):
-            raise UsageError(
-                'contention="exact" shares the links of one hardware config, and a cluster has links between its '
-                "groups; use contention=True, or leave it out",
-                contention=EXACT,
-            )
 
     def predictor(self) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
@@ -152,7 +148,7 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
-        if isinstance(self.hardware, Cluster):
+        if is_cluster(self.hardware):
             from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
 
             machine = self.world_size, self.network, self.placement
@@ -227,12 +223,13 @@ class Exclusion:
             )
 
 
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
+_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
 
 EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
     {
         "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
+        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "model_kind"), "faults"),
         "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
     }
 )
@@ -250,7 +247,7 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         samples = Shares.of(given["shares"]).samples
         given |= {} if samples is None else {"global_batch_size": sum(samples)}
     hardware = cluster_or_other(given.get("hardware"))
-    if isinstance(hardware, Cluster):
+    if is_cluster(hardware):
         given = {"world_size": hardware.num_devices} | given | {"hardware": hardware}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
@@ -274,6 +271,17 @@ def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:
         f"{workload.num_layers} layers; leave num_layers out",
         num_layers=num_layers,
     )
+
+
+def _require_contention(contention: bool | str, hardware: Any) -> None:
+    """Require that there is such a contention, and that the hardware has what it needs."""
+    require_contention(contention)
+    if contention == EXACT and is_cluster(hardware):
+        raise UsageError(
+            'contention="exact" shares the links of one hardware config, and a cluster has links between its groups; '
+            "use contention=True, or leave it out",
+            contention=EXACT,
+        )
 
 
 def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:

@@ -45,6 +45,8 @@ class TakesRunParameters(Protocol[R_co]):
         prices: MeasuredLayers | None = ...,
         slowdown: Mapping[int, float] | None = ...,
         shares: Any = ...,
+        faults: Any = ...,
+        recovery: Any = ...,
         contention: bool | str = ...,
         p2p_buffer: int | None = ...,
         check: bool = ...,

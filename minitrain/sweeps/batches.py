@@ -22,11 +22,11 @@ from concurrent.futures import (
     wait,
 )
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
-from minitrain.hardware.clusters.cluster_files import is_cluster
+from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.price import Predictor
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from minitrain.folding.early_divergence import DivergenceHistory
 
 Row = dict[str, Any]
+R = TypeVar("R")
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
 Batch = list[tuple[str, Configuration]]  # with their keys
 
@@ -88,7 +89,7 @@ def run_batches(
         UsageError: a configuration cannot be sent to another process.
         MinitrainError: a worker died.
     """
-    with _workers(executor, jobs) as (workers, num_at_once):
+    with own_workers(executor, jobs) as (workers, num_at_once):
         in_flight: set[Future[tuple[float, list[tuple[str, Row]]]]] = set()
         size = 1
         while True:
@@ -98,12 +99,12 @@ def run_batches(
                 return
             done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
             for future in done:
-                seconds_each, rows = _result(future)
+                seconds_each, rows = result_of(future)
                 size = max(1, min(int(_BATCH_S / seconds_each), 2 * size, _MOST_IN_BATCH))
                 yield from rows
 
 
-def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float, list[tuple[str, Row]]]:
+def result_of(future: Future[R]) -> R:
     """Return what a worker has made of a batch, or raise why there is nothing."""
     try:
         return future.result()
@@ -120,7 +121,7 @@ def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float,
 
 
 @contextlib.contextmanager
-def _workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[Executor, int]]:
+def own_workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[Executor, int]]:
     """Provide an executor, and how many batches to submit to it at once."""
     if executor is not None:
         yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
@@ -246,7 +247,12 @@ class SharedByBatch:
         A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
         """
         hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
-        if type(hardware) is not str or is_cluster(hardware) or type(world_size) is not int or type(network) is not str:
+        if (
+            type(hardware) is not str
+            or names_cluster(hardware)
+            or type(world_size) is not int
+            or type(network) is not str
+        ):
             return None
         if parameters.get("placement") is not None:
             return None
