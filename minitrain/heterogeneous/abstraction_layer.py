@@ -124,7 +124,7 @@ class HardwareAbstractionLayer:
         Raises:
             UsageError: it is no backend; what it lacks is named.
         """
-        wanted = ("name", "reason_unavailable", "reason_unsupported", "put", "get", "execute")
+        wanted = ("name", "is_priced", "reason_unavailable", "reason_unsupported", "put", "get", "execute")
         lacking = [name for name in wanted if not hasattr(backend_implementation, name)]
         if lacking:
             raise UsageError(

@@ -5,9 +5,9 @@ an operation lasts what its device's config prices, and begins when its operands
 power budget allows it; moves share the links of the devices fairly (`minitrain.platform`). Nothing of the computing
 machine's own speed is in it, so that it is the same every time.
 
-Power: a device draws its rated power while it computes and its idle power otherwise, as for the energy of runs. Under a
-budget an operation waits until it fits in. Left out: clocks that fall instead, the power of links and hosts,
-and how long it takes to notice that a device has died.
+Power is the devices' own share: each draws its rated power while it computes and its idle power otherwise, as for the
+energy of runs. Under a budget an operation waits until it fits in. Left out: clocks that fall instead, the power of
+links and hosts, and how long it takes to notice that a device has died.
 """
 
 from __future__ import annotations
