@@ -1,8 +1,7 @@
 """Cutting layers into stages such that the slowest stage is as fast as it can be, with each device's memory as a bound.
 
-Stages come in the order of their devices. For a limit, each stage takes as many layers as it has time and memory for;
-the smallest limit with which all layers find a place is found by bisection over the sums that occur. For contiguous
-stages this is exact (the chains-on-chains problem; Pinar and Aykanat 2004).
+Stages come in the order of their devices. The best cut of the first layers into the first stages is extended stage by
+stage (dynamic programming), which is exact for contiguous stages, whatever each stage takes and holds for each layer.
 """
 
 from __future__ import annotations
@@ -10,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+
+from minitrain.analysis.timeline import Floats
+
+Table = Sequence[Sequence[float]]
+"""A figure of each layer on each stage, (num_stages, num_layers)."""
+
 
 def balanced_stages(
-    seconds: Sequence[Sequence[float]],
-    held_bytes: Sequence[Sequence[float]] | None = None,
-    capacity_bytes: Sequence[float] | None = None,
+    seconds: Table, held_bytes: Table | None = None, capacity_bytes: Sequence[float] | None = None
 ) -> list[int] | None:
     """Return how many layers each stage takes.
 
     Args:
-        seconds: how long each stage would take for each layer, s, (num_stages, num_layers).
-        held_bytes: what each layer would hold on each stage, in the same form; no bound if None.
+        seconds: how long each stage would take for each layer, s.
+        held_bytes: what each layer would hold on each stage; no bound if None.
         capacity_bytes: what each stage has place for.
 
     Returns:
@@ -30,62 +34,34 @@ def balanced_stages(
     [3, 1]
     """
     num_layers = len(seconds[0])
-    if num_layers < len(seconds):
+    slowest = np.full(num_layers + 1, np.inf)  # of the best cut of the first layers into the stages so far
+    slowest[0] = 0.0
+    starts = []  # of each stage, by where it ends
+    for stage, row in enumerate(seconds):
+        cost = _spans(row)
+        if held_bytes is not None and capacity_bytes is not None:
+            cost[_spans(held_bytes[stage]) > capacity_bytes[stage]] = np.inf
+        reached = np.maximum(slowest[:, None], cost)
+        starts.append(reached.argmin(axis=0))
+        slowest = reached.min(axis=0)
+    if not np.isfinite(slowest[num_layers]):
         return None
-    sums = [[0.0, *accumulate(row)] for row in seconds]
-    held = None if held_bytes is None else [[0.0, *accumulate(row)] for row in held_bytes]
-    limits = sorted(
-        {
-            row[stop] - row[start]
-            for row in sums
-            for start in range(num_layers)
-            for stop in range(start + 1, num_layers + 1)
-        }
-    )
-    low, high, best = 0, len(limits) - 1, None
-    while low <= high:
-        middle = (low + high) // 2
-        found = _filled(sums, limits[middle], held, capacity_bytes)
-        if found is None:
-            low = middle + 1
-        else:
-            best, high = found, middle - 1
-    return best
+    counts, stop = [], num_layers
+    for start in reversed(starts):
+        counts.append(stop - int(start[stop]))
+        stop = int(start[stop])
+    return counts[::-1]
 
 
-def _filled(
-    sums: Sequence[Sequence[float]],
-    limit: float,
-    held: Sequence[Sequence[float]] | None,
-    capacity_bytes: Sequence[float] | None,
-) -> list[int] | None:
-    """Return the layers of each stage if none may take longer than a limit; None if some layer finds no place."""
-    num_stages, num_layers, start, counts = len(sums), len(sums[0]) - 1, 0, []
-    for stage, row in enumerate(sums):
-        stop, last = start, num_layers - (num_stages - stage - 1)  # the stages behind need a layer each
-        while (
-            stop < last
-            and row[stop + 1] - row[start] <= limit * (1 + 1e-12)
-            and _fits(held, capacity_bytes, stage, start, stop + 1)
-        ):
-            stop += 1
-        if stop == start:
-            return None
-        counts.append(stop - start)
-        start = stop
-    return counts if start == num_layers else None
+def _spans(row: Sequence[float]) -> Floats:
+    """Return the sum of layers i to j - 1 at [i, j]; infinity where there is none."""
+    sums = np.array([0.0, *accumulate(row)])
+    spans = sums[None, :] - sums[:, None]
+    spans[np.tril_indices(len(sums))] = np.inf
+    return spans
 
 
-def _fits(
-    held: Sequence[Sequence[float]] | None, capacity_bytes: Sequence[float] | None, stage: int, start: int, stop: int
-) -> bool:
-    """Return whether a stage has memory for some layers."""
-    if held is None or capacity_bytes is None:
-        return True
-    return held[stage][stop] - held[stage][start] <= capacity_bytes[stage]
-
-
-def slowest_stage(seconds: Sequence[Sequence[float]], counts: Sequence[int]) -> float:
+def slowest_stage(seconds: Table, counts: Sequence[int]) -> float:
     """Return how long the slowest stage takes for its layers, s."""
     starts = [0, *accumulate(counts)]
     return max(sum(row[start : start + count]) for row, start, count in zip(seconds, starts, counts, strict=False))

@@ -133,16 +133,30 @@ def pipelines(
     seconds = [times.layers(group.label, microbatch_size, tp) for group in owners]
     if any(row is None for row in seconds):
         return None
-    counts = balanced_stages(seconds)  # type: ignore[arg-type]  # none of them is None, as above
+    num_microbatches = batch // (num_replicas * microbatch_size)
+    shards = num_replicas if strategy == "megatron" else 1
+    held = [
+        _held(times, group.label, (microbatch_size, tp), min(len(owners) - stage, num_microbatches), shards)
+        for stage, group in enumerate(owners)
+    ]
+    places = [times.capacity_bytes(group.label) for group in owners]
+    counts = balanced_stages(seconds, held, places)  # type: ignore[arg-type]  # none of them is None, as above
     if counts is None:
         return None
-    num_microbatches = batch // (num_replicas * microbatch_size)
     bound_s = slowest_stage(seconds, counts) * num_microbatches  # type: ignore[arg-type]  # as above
     options: dict[str, Any] = {"pp": len(owners), "microbatch_size": microbatch_size}
     if strategy == "megatron":
         options |= {"tp": tp, "scatter_gather": tp > 1, "overlap_messages": True, "zero": int(num_replicas > 1)}
     groups = tuple(group.label for group in cluster.devices)
-    return Candidate(strategy, groups, cluster.num_devices, options, Shares(layers=counts), bound_s, cluster)
+    shares = Shares(layers=counts, samples=[batch // num_replicas] * num_replicas)
+    return Candidate(strategy, groups, cluster.num_devices, options, shares, bound_s, cluster)
+
+
+def _held(times: DeviceTimes, group: str, part: tuple[int, int], num_in_flight: int, num_shards: int) -> list[float]:
+    """Return what each layer holds on a stage of a pipeline, bytes, with microbatches that are under way."""
+    found = times.held_bytes(group, *part)
+    assert found is not None  # the same run has told the times
+    return [weights + states / num_shards + num_in_flight * kept for weights, states, kept in zip(*found, strict=True)]
 
 
 def divisors(number: int) -> list[int]:

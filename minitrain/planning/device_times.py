@@ -17,6 +17,7 @@ from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.places import Places
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.workloads.workload import USUAL
 
 
 @final
@@ -74,9 +75,29 @@ class DeviceTimes:
                 found[event.layer] += event.duration
         return found
 
+    def held_bytes(
+        self, group: str, num_samples: int, tp: int = 1
+    ) -> tuple[list[float], list[float], list[float]] | None:
+        """Return what each layer holds, bytes: weights and gradients, optimizer states, a microbatch's activations."""
+        run = self.run(group, num_samples, tp)
+        if run is None:
+            return None
+        model = run.models[0]
+        workload = model.runtime_predictor.workload
+        layers, size = range(run.num_layers), run.bytes_per_element
+        weights = [2 * workload.memory_elements(model.weights[layer]) * size for layer in layers]
+        states = [workload.memory_elements(model.opt_states[layer]) * size for layer in layers]
+        kept = [workload.kept_elements(layer, num_samples, USUAL) * size / tp for layer in layers]
+        return weights, states, kept
+
+    def capacity_bytes(self, group: str) -> float:
+        """Return the memory of a group's devices."""
+        return float(self.cluster.group(group).system.mem_hbm.capacity_bytes)
+
     def samples(self, group: str, most: int, tp: int = 1) -> Callable[[int], float] | None:
-        """Return how long a group's device takes for a number of samples in one microbatch, s: between powers of two,
-        as a straight line says.
+        """Return how long a group's device takes for a microbatch of so many samples, s.
+
+        Powers of two are simulated, and between them is a straight line.
         """
         counts = [1]
         while counts[-1] < most:

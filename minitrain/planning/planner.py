@@ -1,9 +1,9 @@
 """`plan`: the best layout of a step on a cluster of unlike devices, among those that are made and simulated here.
 
-Candidates are made for every choice of groups (a device may be left out), as replicas with samples by finishing time and
-as pipelines with layers by finishing time. They are simulated in the order of their lower bounds, until no bound is
-below the best step that fits into memory. The shares of the best few are then moved as long as a simulation says that it
-helps. So what wins has been simulated, communication and memory included.
+Candidates are made for every choice of groups (a device may be left out), as replicas with samples by finishing time
+and as pipelines with layers by finishing time. They are simulated in the order of their lower bounds, until no bound is
+below the best step that fits into memory. The shares of the best few are then moved as long as a simulation says that
+it helps. So what wins has been simulated, communication and memory included.
 
 Left out: replicas that are pipelines of different cuts, parts of a group, and other orders of the groups than that of
 the cluster and its reverse.
@@ -220,13 +220,13 @@ def _nothing_fits(cluster: Cluster, verdicts: Sequence[Verdict], batch: int) -> 
     """Return the error for a step that no candidate runs, or fits."""
     if not verdicts:
         return UsageError(
-            f"no layout of {cluster.name} divides a batch of {batch} samples; use at least a sample for each device that "
-            "takes part, or other strategies",
+            f"no layout of {cluster.name} divides a batch of {batch} samples; use at least a sample for each device "
+            "that takes part, or other strategies",
             global_batch_size=batch,
         )
     reasons = list(dict.fromkeys(f"{each.candidate}: {each.reason}" for each in sorted(verdicts, key=_rank)))
     return UsageError(
-        f"none of {len(verdicts)} layouts of {cluster.name} runs within memory; the first: {'; '.join(reasons[:3])}; use a "
-        "smaller model, recompute='full', a smaller batch, or more devices",
+        f"none of {len(verdicts)} layouts of {cluster.name} runs within memory; the first: {'; '.join(reasons[:3])}; "
+        "use a smaller model, recompute='full', a smaller batch, or more devices",
         global_batch_size=batch,
     )

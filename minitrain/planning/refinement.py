@@ -1,4 +1,4 @@
-"""Moving shares as long as a simulation says that it helps: finishing times are estimates, and links are in none of them.
+"""Moving shares as long as a simulation says that it helps: finishing times are estimates, and know no links.
 
 One move takes samples, or a layer, from those who keep others waiting longest and gives them to those who wait longest,
 as the simulated step says. Moves begin large and get smaller; the search ends when the smallest does not help.
