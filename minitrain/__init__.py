@@ -153,6 +153,7 @@ __all__ = [
     "Sweep",
     "Thermal",
     "Transformer",
+    "Tuning",
     "UsageError",
     "Validation",
     "compare",
@@ -176,6 +177,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "tune",
     "validate",
 ]
 
