@@ -142,6 +142,7 @@ __all__ = [
     "Sweep",
     "Thermal",
     "Transformer",
+    "Tuning",
     "UsageError",
     "Validation",
     "compare",
@@ -164,6 +165,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "tune",
     "validate",
 ]
 

@@ -29,7 +29,8 @@ Objective = Annotated[
     typer.Option("--objective", metavar="NAME", help="step_time, tokens_per_second, tokens_per_dollar or energy."),
 ]
 Strategies = Annotated[
-    list[str] | None, typer.Argument(metavar="[STRATEGY]...", help="Those to search; those that suit the model if none.")
+    list[str] | None,
+    typer.Argument(metavar="[STRATEGY]...", help="Those to search; those that suit the model if none."),
 ]
 Space = Annotated[
     list[str] | None,
@@ -95,10 +96,17 @@ def tune(
 
     Ctrl-C ends the search and prints what was found by then; with --results the same command goes on from there.
     """
-    trained = {name: value for name, value in given.trained(model, seq, layers).items() if value is not None}
+    trained: dict[str, Any] = {
+        name: value for name, value in given.trained(model, seq, layers).items() if value is not None
+    }
+    trained_on: dict[str, Any] = {
+        **{name: value for name, value in trained.items() if name != "workload"},
+        **({} if network is None else {"network": network}),
+        **pricing(fidelity, platform, without, None),
+    }
     with user_prints_to_stderr(as_json), Progress() as progress:
         found = mt.tune(
-            trained.pop("workload", None),
+            trained.get("workload"),
             hw or given.DEFAULT.hardware,
             world_size=world_size,
             global_batch_size=batch,
@@ -114,9 +122,7 @@ def tune(
             jobs=jobs,
             results=results,
             progress=_Live(progress),
-            **trained,
-            **({} if network is None else {"network": network}),
-            **pricing(fidelity, platform, without, None),
+            **trained_on,
         )
         if html is not None:
             progress.say("drawing the best layouts")

@@ -109,8 +109,13 @@ class TuningExplanation:
             "losers": [_plain(one) for one in self.losers],
             "too_large": None if self.too_large is None else self.too_large.row,
             "turns": [
-                {"price": one.price, "factor": one.factor, "winner": str(self.contenders[one.winner]),
-                 "step_time_s": one.step_time_s, "before_s": one.before_s}
+                {
+                    "price": one.price,
+                    "factor": one.factor,
+                    "winner": str(self.contenders[one.winner]),
+                    "step_time_s": one.step_time_s,
+                    "before_s": one.before_s,
+                }
                 for one in self.turns
             ],
         }
@@ -197,7 +202,7 @@ def explain(tuning: Tuning, runners_up: int, factors: Sequence[float]) -> Tuning
 
 def _different(rows: Sequence[Row], count: int) -> list[Row]:
     """Return the next rows that differ from the best one, and from one another, in their degrees."""
-    seen, found = {_degrees(rows[0])}, []
+    seen, found = {_degrees(rows[0])}, list[Row]()
     for row in rows:
         if len(found) < count and _degrees(row) not in seen:
             seen.add(_degrees(row))

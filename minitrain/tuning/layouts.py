@@ -12,7 +12,8 @@ import numpy as np
 from minitrain.analysis.timeline import Floats
 from minitrain.events import SEND
 from minitrain.tuning.orders import BACKWARD, FORWARD, Message, Order, order_of
-from minitrain.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple
+from minitrain.tuning.piece import EndKey, PassKey, Piece, StagePiece, Triple
+from minitrain.tuning.pieces import Pieces
 
 FIGURES = ("load", "cover", "total", "update", "gather", "net", "peak", "weight_shard")
 """What a layer takes beside its passes: seconds, and elements of memory when it is loaded."""
@@ -137,8 +138,7 @@ class Columns:
     def figures(self, stage: int, number: int) -> Floats:
         """Return what a layer of a stage takes beside its passes, (len(FIGURES), width); 0 beyond the last."""
         kinds = tuple(
-            self.pieces.kind(stages[stage][number]) if number < len(stages[stage]) else -1
-            for stages, _ in self.blocks
+            self.pieces.kind(stages[stage][number]) if number < len(stages[stage]) else -1 for stages, _ in self.blocks
         )
         if kinds not in self._figures:
             found = np.zeros((len(FIGURES), self.width))

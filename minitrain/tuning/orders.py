@@ -128,9 +128,7 @@ class _StandIn:
 
     layers_are_alike = True
 
-    def __init__(
-        self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]
-    ) -> None:
+    def __init__(self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]) -> None:
         self.asked: list[Asked] = []
         self._numbers = numbers
         self.rank, self.world_size = place, pp
@@ -203,7 +201,7 @@ def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 @lru_cache(maxsize=4)
-def order_of(pp: int, num_chunks: int, num_microbatches: int, overlap_messages: bool) -> Order:  # noqa: FBT001
+def order_of(pp: int, num_chunks: int, num_microbatches: int, overlap_messages: bool) -> Order:
     """Return what each rank of a pipeline asks for, in its order.
 
     Args:
@@ -270,7 +268,7 @@ class _Turns:
         self._found.append((code, place, number, is_special))
 
     def _lacking(self, place: int, one: Asked) -> int | None:
-        """Return a message that must be sent first: receives from one peer are done in the order they were submitted."""
+        """Return a message that must be sent first: receives from one peer are done in the order of submission."""
         code, number = one
         if code in (FORWARD, BACKWARD, SEND, SEND + LAUNCHED) or self._order.messages[number].dest != place:
             return None

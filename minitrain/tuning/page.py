@@ -58,13 +58,13 @@ def _page(tuning: Tuning, pictures: int) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{STYLE}</style></head><body>\n<h1>{html.escape(title)}</h1>\n"
     yield f"<p>{html.escape(tuning.verdicts())}. Click a line, a point or a row to see it.</p>\n"
-    yield '<figure><figcaption>All configurations with figures: the strongest blue is the quickest, grey ones do not fit'
+    yield "<figure><figcaption>All configurations with figures: the strongest blue is the quickest, grey does not fit"
     yield '</figcaption><div class="wide"><div id="lines" class="plot"></div></div></figure>\n'
     yield '<div class="plots"><figure><figcaption><label><select id="y"></select></label> over '
     yield '<label><select id="x"></select></label>; ringed: nothing beats them</figcaption>'
     yield '<div id="points" class="plot"></div></figure>\n<section id="details"></section></div>\n'
     yield '<div class="wide"><table id="table"></table></div>\n'
-    yield f'<details><summary>What was not priced, and why</summary><ul>{"".join(_reasons(tuning))}</ul></details>\n'
+    yield f"<details><summary>What was not priced, and why</summary><ul>{''.join(_reasons(tuning))}</ul></details>\n"
     text = json.dumps(_data(tuning, pictures), allow_nan=False).replace("<", "\\u003c")
     yield f'<script id="data" type="application/json">{text}</script>\n<script>{SCRIPT}</script></body></html>\n'
 
@@ -113,9 +113,7 @@ def _data(tuning: Tuning, pictures: int) -> dict[str, Any]:
 
 def _varied(rows: Sequence[Row]) -> list[str]:
     """Return the options and parameters that are not the same in all rows."""
-    names = dict.fromkeys(
-        name for row in rows for name in ("strategy", "hardware", "world_size", *options_of(row))
-    )
+    names = dict.fromkeys(name for row in rows for name in ("strategy", "hardware", "world_size", *options_of(row)))
     return [name for name in names if len({_text(row.get(name)) for row in rows}) > 1]
 
 

@@ -19,7 +19,7 @@ from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.strategy_loading import Strategy, takes_option
 from minitrain.sweeps.batches import label_of
 from minitrain.tuning.layouts import Pipeline
-from minitrain.tuning.pieces import EndKey, PassKey
+from minitrain.tuning.piece import EndKey, PassKey
 from minitrain.tuning.problem import Machine, Problem
 
 Axes = Mapping[str, Sequence[Any]]
@@ -181,7 +181,11 @@ def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_micro
 def _too_large(options: Mapping[str, Any], machine: Machine) -> str | None:
     """Return that a microbatch is larger than what a replica trains on, where the degrees tell that; or None."""
     degrees = [options.get(name) for name in ("tp", "pp", "cp", "ep")]
-    world_size, batch, size = machine.problem.world_size, machine.problem.global_batch_size, options.get("microbatch_size")
+    world_size, batch, size = (
+        machine.problem.world_size,
+        machine.problem.global_batch_size,
+        options.get("microbatch_size"),
+    )
     if size is None or not all(isinstance(degree, int) for degree in degrees if degree is not None):
         return None
     divided = prod(degree for degree in degrees[:3] if degree is not None)

@@ -157,7 +157,10 @@ def deepspeed(choice: Choice) -> str:
     replicated, sharded, pp = _degrees(choice)
     if options["tp"] > 1 or pp > 1:
         _refuse(choice, "deepspeed", "its configuration has no tensor or pipeline parallelism; use megatron-lm")
-    zero: dict[str, Any] = {"stage": options.get("zero", 3), "overlap_comm": bool(options.get("overlap_replicas", True))}
+    zero: dict[str, Any] = {
+        "stage": options.get("zero", 3),
+        "overlap_comm": bool(options.get("overlap_replicas", True)),
+    }
     if row["strategy"] == "fsdp" and replicated > 1:
         zero["mics_shard_size"] = sharded
     if options.get("offload") == "optimizer":

@@ -25,7 +25,9 @@ def simulated(of: Problem, options: Any) -> mt.Run:
     return mt.simulate("megatron", **{**of.parameters, **options, "fold": True, "check": False})
 
 
-@pytest.mark.parametrize(("seed", "fidelity", "world_size"), [(1, "roofline", 16), (2, "kernels", 16), (3, "roofline", 32)])
+@pytest.mark.parametrize(
+    ("seed", "fidelity", "world_size"), [(1, "roofline", 16), (2, "kernels", 16), (3, "roofline", 32)]
+)
 def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_float(
     seed: int, fidelity: str, world_size: int
 ) -> None:
@@ -61,7 +63,7 @@ def test_a_model_whose_layers_differ_is_executed_whole() -> None:
 def test_layers_that_a_division_does_not_fit_are_illegal_with_the_rule() -> None:
     odd = mt.Transformer(num_layers=8, hidden_size=96, num_heads=6, vocab_size=512, seq_len=64)
     of = Problem(odd, "h100_80g_nvl8", 8, 8, {})
-    found = [one for one in candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [4]}), 1)]
+    found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [4]}), 1))
     layout = next(one.pipeline for one in found if one.pipeline is not None)
     (figures,) = price_pipelines(of, [layout])
     assert figures.is_rule

@@ -46,8 +46,14 @@ def test_megatron_lm_gets_its_options() -> None:
         ("--num-layers", "8"),
     ):
         assert words[words.index(option) + 1] == value
-    for switch in ("--sequence-parallel", "--tp-comm-overlap", "--use-distributed-optimizer", "--overlap-param-gather",
-                   "--recompute-activations", "--no-overlap-p2p-communication"):
+    for switch in (
+        "--sequence-parallel",
+        "--tp-comm-overlap",
+        "--use-distributed-optimizer",
+        "--overlap-param-gather",
+        "--recompute-activations",
+        "--no-overlap-p2p-communication",
+    ):
         assert switch in words
 
 
