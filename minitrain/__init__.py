@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         StrategyError,
         UsageError,
     )
+    from minitrain.faults.disturbed_run import DisturbedRun
+    from minitrain.faults.goodput import Goodput, goodput
     from minitrain.grading.grader import Grade, grade
     from minitrain.hardware.clusters.cluster import Cluster
     from minitrain.hardware.clusters.device_groups import Devices, Link
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from minitrain.rank.model import Model
     from minitrain.rank.shares import Shares
     from minitrain.run.comparison import Comparison, FailedRun, compare
+    from minitrain.run.faults import Fault, FaultRate, Recovery
     from minitrain.run.result import Run, load_run
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
@@ -72,6 +75,8 @@ _HOMES = {
         "StrategyError",
         "UsageError",
     ),
+    "faults.disturbed_run": ("DisturbedRun",),
+    "faults.goodput": ("Goodput", "goodput"),
     "grading.grader": ("Grade", "grade"),
     "hardware.clusters.cluster": ("Cluster",),
     "hardware.clusters.device_groups": ("Devices", "Link"),
@@ -88,6 +93,7 @@ _HOMES = {
     "rank.model": ("Model",),
     "rank.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
+    "run.faults": ("Fault", "FaultRate", "Recovery"),
     "run.result": ("Run", "load_run"),
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
@@ -114,8 +120,12 @@ __all__ = [
     "Comparison",
     "DeadlockError",
     "Devices",
+    "DisturbedRun",
     "FailedRun",
+    "Fault",
+    "FaultRate",
     "FixedPredictor",
+    "Goodput",
     "Grade",
     "HardwareConfigError",
     "Histogram",
@@ -133,6 +143,7 @@ __all__ = [
     "Priced",
     "Proof",
     "ProofError",
+    "Recovery",
     "Replayed",
     "Run",
     "Sensitivity",
@@ -147,6 +158,7 @@ __all__ = [
     "Validation",
     "compare",
     "from_schedule",
+    "goodput",
     "grade",
     "hw",
     "load_run",

@@ -24,6 +24,7 @@ async def megatron(
     overlap_replicas: bool = False,
     overlap_parts: bool = False,
     overlap_messages: bool = False,
+    batch_messages: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -49,6 +50,8 @@ async def megatron(
             is computed.
         overlap_messages: whether messages between stages are hidden behind compute: a rank goes on while it sends, and
             expects what its next step needs while it computes.
+        batch_messages: whether a step's result goes out while what the next step needs comes in, as Megatron-LM's
+            batched messages do; one after the other if False. Of no effect where messages are hidden.
     """
     model.recompute = recompute
     for name, value, most in (("tp", tp, model.world_size), ("pp", pp, model.world_size)):
@@ -110,11 +113,16 @@ async def megatron(
         """Send an activation or a gradient to another stage: a share of it where each part's rank sends one."""
         sending = model.send(peer, share_of_sequence(tensor, parts.index, tp) if sends_shares else tensor, tag=tag)
         if overlap_messages:
-            while sends:
-                await sends.pop()
+            await all_sent()
+        if overlap_messages or batch_messages:
             sends.append(model.launch(sending))
         else:
             await sending
+
+    async def all_sent() -> None:
+        """Wait until what was sent is out."""
+        while sends:
+            await sends.pop()
 
     async def passed(peer: int, border: int, tag: Any) -> Any:
         """Return what another stage has passed on."""
@@ -210,8 +218,11 @@ async def megatron(
         if overlap_messages and following:
             expect(*following)
         await (forward if kind == "F" else backward)(step)
-    for sending in sends:
-        await sending
+        if batch_messages and not overlap_messages:
+            if following:
+                expect(*following)
+            await all_sent()
+    await all_sent()
 
     for layers in layers_of:
         for layer in layers:

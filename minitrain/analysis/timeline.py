@@ -32,6 +32,14 @@ class Stream(NamedTuple):
     peer: int | None = None
 
 
+class Outage(NamedTuple):
+    """A time in which no rank could go on, until a moment that no operation sets: `start` and `end`, s, and why."""
+
+    start: float
+    end: float
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
     """The events of all ranks, by rank and in each rank's program order, one array a field.
@@ -64,6 +72,7 @@ class Timeline:
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
             row is the rank of its number.
         devices: the kind of device of each row's rank; empty where all devices are alike.
+        outages: when the run was interrupted, in order; what is submitted behind one begins at its end or later.
     """
 
     starts: Ints
@@ -92,6 +101,7 @@ class Timeline:
     layer_names: tuple[str, ...] = ()
     rank_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    outages: tuple[Outage, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -135,6 +145,11 @@ class Timeline:
     def rank_name(self, rank: int) -> str:
         """Return what pictures call a rank after the word "rank"."""
         return self.rank_names[rank] if self.rank_names else str(rank)
+
+    @property
+    def has_rows_for_several_ranks(self) -> bool:
+        """Whether each row stands for several ranks that do the same, which its name says."""
+        return any(" (x " in name for name in self.rank_names)
 
     def on_stream(self, kind: str) -> Bools:
         """Tell which events ran on a stream of this kind, (num_events,)."""

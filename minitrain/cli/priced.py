@@ -12,7 +12,7 @@ from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value
 from minitrain.errors import UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.hardware.clusters.cluster_files import is_cluster
+from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.clusters.predictors import predictors_of
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.measured_layers import MeasuredLayers
@@ -63,7 +63,7 @@ def priced(
     """
     if durations is None:
         chosen = Pricing(**priced_by)
-        if is_cluster(hardware):
+        if names_cluster(hardware):
             cluster = Cluster.load(str(hardware))
             return predictors_of(cluster, world_size, network or DEFAULT.network, pricing=chosen)
         return make_predictor(hardware or DEFAULT.hardware, world_size, network or DEFAULT.network, pricing=chosen)
@@ -86,7 +86,7 @@ def machine(
     Raises:
         UsageError, HardwareConfigError: as for `priced`.
     """
-    if world_size is None and durations is None and is_cluster(hardware):
+    if world_size is None and durations is None and names_cluster(hardware):
         world_size = Cluster.load(str(hardware)).num_devices
     num_ranks = DEFAULT.world_size if world_size is None else world_size
     return {"world_size": num_ranks, "hardware": priced(num_ranks, hardware, network, durations, priced_by)}

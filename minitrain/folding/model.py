@@ -88,7 +88,7 @@ class FoldedModel(FoldedExperts):
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
-    _class_operation_kind: type[Operation] = ClassOperation
+    _class_operation_kind: Any = ClassOperation
 
     def __init__(
         self,
@@ -199,7 +199,9 @@ class FoldedModel(FoldedExperts):
     def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
-        operation: Any = self._class_operation_kind(self, op, united_within(op, value, member), member, row, None)
+        operation: ClassOperation = self._class_operation_kind(
+            self, op, united_within(op, value, member), member, row, None
+        )
         operation.own_value = value
         spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
         classes = self._transport.communicator_along(member.lowest_class(), spans)

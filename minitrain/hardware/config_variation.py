@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -140,6 +141,18 @@ def _keys_of(path: str) -> list[str]:
     return [key for key in re.split(r"[.\[\]\"]+", path) if key]
 
 
+@cache
+def _judge(kind: str) -> Any:
+    """Return what judges a list of values."""
+    from pydantic import TypeAdapter  # noqa: PLC0415  (pydantic is heavy)
+
+    from minitrain.hardware import config_leaves  # noqa: PLC0415
+
+    leaf: Any = getattr(config_leaves, kind)
+    values: Any = list[leaf]
+    return TypeAdapter(values)
+
+
 def _judged(system: SystemConfig, keys: Sequence[str], path: str, values: Sequence[Any]) -> list[Any]:
     """Return values as a config holds them.
 
@@ -152,13 +165,10 @@ def _judged(system: SystemConfig, keys: Sequence[str], path: str, values: Sequen
         close = difflib.get_close_matches(path, known.values(), 1)
         example = close[0] if close else "networks[0].bandwidth"
         raise UsageError(f"{system.name} has no figure {path!r:.80} to vary; a key path is wanted, such as {example}")
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415  (pydantic is heavy)
+    from pydantic import ValidationError  # noqa: PLC0415  (pydantic is heavy)
 
-    from minitrain.hardware import config_leaves  # noqa: PLC0415
-
-    judge: Any = getattr(config_leaves, _JUDGES["ops" if "ops" in keys else keys[-1]])
     try:
-        found: list[Any] = TypeAdapter(list[judge]).validate_python(list(values))
+        found: list[Any] = _judge(_JUDGES["ops" if "ops" in keys else keys[-1]]).validate_python(list(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         expected = first.get("ctx", {}).get("expected", "what a config file may hold there")

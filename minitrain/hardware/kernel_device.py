@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
 """The tiles that a library chooses from: rows and columns of the result."""
 
+RANDOM_OPERATIONS = 6
+"""Integer operations of a random number of dropout: ten rounds of Philox-4x32 (Salmon et al. 2011), each of two wide
+multiplications and four exclusive ors, make sixteen bytes, of which an element takes one; then comparison and
+selection."""
+
+INTEGER_SHARE = 0.25
+"""Integer operations over the data sheet's float32 FLOPs: half of the lanes do them, and an FMA counts as two."""
+
 _ALIGNED_BYTES = 16  # what a tensor core's loads take at a time (NVIDIA, "Matrix multiplication background")
 _PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read again while it is in the cache
 _MOST_REMEMBERED = 1 << 14
@@ -68,7 +76,7 @@ class KernelDevice:
     def __init__(
         self, system: SystemConfig, rates: KernelRates | None = None, *, launch_s: float | None = None
     ) -> None:
-        found = system.kernels if rates is None else rates
+        found = system.kernels if rates is None else rates  # a caller's are complete: see `derived_rates`
         if found is None:
             raise HardwareConfigError(
                 f"prices of kernels need what kernels reach on the device, but config {system.name} has no key "
@@ -96,7 +104,13 @@ class KernelDevice:
         return self.system.mem_pcie.capacity_bytes
 
     def peak_flop_per_s(self, datatype: str) -> float:
-        """Return the matrix unit's peak rate, FLOP/s, as the data sheet has it: what MFU divides by."""
+        """Return the peak rate, FLOP/s, as the data sheet has it: what MFU divides by.
+
+        It is the matrix unit's, or the vector unit's where the matrix unit has none in single precision.
+        """
+        vector = self.system.vector.get(datatype)
+        if datatype == "float32" and vector is not None and datatype not in self.system.matrix:
+            return vector.tflops * 1e12
         return self.system.processor.peak(datatype)
 
     def load_seconds(self, size_bytes: float) -> float:
@@ -158,8 +172,15 @@ class KernelDevice:
         rates, rate = self.rates, self.rates.attention_rate(kernel.generation, is_backward=kernel.is_backward)
         flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
         longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
-        busy = kernel.work_flop / flop_per_s + rate.tail * longest
+        busy = kernel.work_flop / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
         return rates.attention_start_s[kernel.is_backward] + max(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
+
+    def _random_seconds(self, kernel: FlashAttention) -> float:
+        """Return the time of dropout's random numbers, which no matrix unit can make."""
+        vector = self.system.vector.get("float32")
+        if not kernel.num_random or vector is None:
+            return 0.0
+        return RANDOM_OPERATIONS * kernel.num_random / (vector.tflops * 1e12 * INTEGER_SHARE)
 
 
 def _device(system: SystemConfig, rates: KernelRates, launch_s: float) -> KernelDevice:

@@ -74,7 +74,8 @@ class KernelPredictor(DevicePredictor):
         self.system = system
         self.pricing = pricing
         self._has_transfers = "transfers" not in pricing.without
-        self._parts_exposed = platform.parts_exposed
+        self._platform = platform
+        self._inner = min(system.networks, key=lambda tier: tier.size)
         self._left_out = frozenset(pricing.without)
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
@@ -126,14 +127,21 @@ class KernelPredictor(DevicePredictor):
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
         if not self._has_transfers:
             return Price(0.0, size_bytes)
-        price = super()._collective(op, size_bytes, ranks)
-        if self._parts_exposed == 1 or not self._are_neighbours(ranks):
-            return price
-        return replace(price, seconds=price.seconds * self._parts_exposed)
+        share = self._platform.exposed_share(op, self._inner.processor_usage)
+        if share == 1 or not self._are_neighbours(ranks):
+            return super()._collective(op, size_bytes, ranks)
+        wire_bytes = size_bytes * self._gathered_share() if op == "all_gather" else size_bytes
+        price = super()._collective(op, wire_bytes, ranks)
+        return replace(price, seconds=price.seconds * share, size_bytes=size_bytes)
+
+    def _gathered_share(self) -> float:
+        """Return the share of their bytes that gathers send: half where the multiplications behind take eight bits."""
+        precision = getattr(getattr(self.workload, "model", None), "precision", None)
+        return 0.5 if getattr(precision, "weight_datatype", None) == "float8" else 1.0
 
     def _are_neighbours(self, ranks: Sequence[int]) -> bool:
         """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""
-        node_size = min(tier.size for tier in self.system.networks)
+        node_size = self._inner.size
         return ranks[-1] - ranks[0] == len(ranks) - 1 < node_size
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:

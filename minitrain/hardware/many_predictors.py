@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from types import SimpleNamespace
 from typing import Any, final
 
 import numpy as np
@@ -188,7 +187,7 @@ class ManyTopologies:
 
 
 class _ManyPlaces:
-    """Which ranks sit where on several machines, as folding asks `HierarchicalTopology`."""
+    """Which ranks sit where on several machines, as folding asks `RankNodes`."""
 
     def __init__(self, parts: Sequence[Any], collect: Callable[[Sequence[Any]], Any]) -> None:
         self._parts = parts
@@ -199,7 +198,6 @@ class _ManyPlaces:
         listed = list(steps)
         return list(dict.fromkeys(group for part in self._parts for group in part.one_of_each_shape(ranks, listed)))
 
-    def p2p(self, size_bytes: float, source: int, dest: int) -> Any:
-        """Return the tier that carries a message on each machine."""
-        tiers = [part.p2p(size_bytes, source, dest).tier.size for part in self._parts]
-        return SimpleNamespace(tier=SimpleNamespace(size=self._collect(tiers)))
+    def distance(self, source: int, dest: int) -> Any:
+        """Return the size of the tier that carries a message between two ranks, on each machine."""
+        return self._collect([part.distance(source, dest) for part in self._parts])

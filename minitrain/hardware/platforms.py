@@ -19,6 +19,17 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 
+EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {"none": {}, "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2}}
+)
+"""The share of tensor parallelism's collectives that no multiplication hides, by how a framework overlaps them.
+
+With sequence parallelism a layer gathers its input forward, and in backward its output's gradient and its input again.
+It scatters a sum forward and backward. With "gradients", which Megatron-Core always does, the second gather of the
+input runs beside the gradient of the input, and backward's sum beside that of the weight
+(`LinearWithGradAccumulationAndAsyncCommunication` of its `tensor_parallel/layers.py`).
+"""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +47,8 @@ class Platform:
         launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
+        parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
+            see `EXPOSED`.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
             checkpoints do.
@@ -59,6 +72,7 @@ class Platform:
     eager: float = 1.0
     launch_s: float | None = None
     parts_exposed: float = 1.0
+    parts_overlap: str = "none"
     separate_gradients: bool = False
     stops_early: bool = False
     attention: str | None = None
@@ -79,6 +93,23 @@ class Platform:
             if not is_number or not least < value < math.inf or (name == "launch_s" and value < 0):
                 rule = "a number of seconds >= 0, or None" if name == "launch_s" else "a number > 0"
                 raise UsageError(f"{name} of platform {self.name} must be {rule}, got {value!r}", platform=self.name)
+
+        if self.parts_overlap not in EXPOSED:
+            raise UsageError(
+                f"parts_overlap of platform {self.name} must be {', '.join(EXPOSED)}, got {self.parts_overlap!r:.40}; "
+                "use one of them",
+                platform=self.name,
+            )
+
+    def exposed_share(self, op: str, usage: float) -> float:
+        """Return by what share of their time tensor parallelism's collectives of a kind make a step longer.
+
+        Args:
+            op: the collective.
+            usage: the share of the device that it takes from what runs beside it.
+        """
+        exposed = EXPOSED[self.parts_overlap].get(op, 1.0)
+        return self.parts_exposed * (exposed + (1 - exposed) * usage)
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers that differ from those of components, by name."""

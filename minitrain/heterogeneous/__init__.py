@@ -4,7 +4,7 @@ Open `abstraction_layer` first: it computes an operation on whatever backend is 
 
 - `capabilities`, `taxonomy`, `detection`: what a device is, what it can do, and which ones this machine has.
 - `operations`, `libraries`, `backends`: what the abstraction layer computes, and by what. `placed_array` lets code
-  written for NumPy run on a backend, which is how `mt.prove` computes with JAX or torch.
+  written for NumPy run on a backend, which is how `prove` computes with JAX or torch.
 - `benchmarks`, `profiler`: what a device reaches, and whether it does what its config claims.
 - `workloads`, `enhanced_workloads`: operations on named arrays. `workload_manager` divides them over devices, with
   `list_scheduling`, `sample_shares`, `memory_plans` and `fusion_rules`; `scheduler` gives whole tasks to devices.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, final
 
@@ -81,7 +82,7 @@ def shown_key(key: Key) -> str:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HardwareCapabilityProfile:
     """One device, as a view on its hardware config.
 
@@ -155,7 +156,7 @@ class HardwareCapabilityProfile:
         """What it draws when it waits, W; None where the config does not say."""
         return None if self.device.sheet.power is None else self.device.sheet.power.idle_W
 
-    @property
+    @cached_property
     def simulator(self) -> DeviceSimulator:
         """What prices programs on it."""
         return make_simulator(self.device)

@@ -96,11 +96,17 @@ class ListScheduler:
         tried += [self._place(order, [device]) for device in self.devices if len(self.devices) > 1]
         return min(tried, key=lambda schedule: schedule.seconds)
 
-    def _place(self, order: Sequence[str], devices: Sequence[HardwareCapabilityProfile]) -> ListSchedule:
-        """Return the schedule that takes operations in an order, each to where it ends first."""
+    def _place(
+        self,
+        order: Sequence[str],
+        devices: Sequence[HardwareCapabilityProfile],
+        fixed: Mapping[str, HardwareCapabilityProfile] | None = None,
+    ) -> ListSchedule:
+        """Return the schedule that takes operations in an order, each to where it is fixed, or ends first."""
         done = _Done(free=dict.fromkeys(self._by_name, 0.0), link=dict.fromkeys(self._by_name, 0.0))
         for name in order:
-            ends = [(self._end(name, self._arrivals(name, device, done), device, done), device) for device in devices]
+            choice = devices if fixed is None else [fixed[name]]
+            ends = [(self._end(name, self._arrivals(name, device, done), device, done), device) for device in choice]
             end, device = min(ends, key=lambda pair: pair[0])
             came = self._arrivals(name, device, done)
             moved = [at for read, at in came.items() if self._must_move(read, device, done)]

@@ -53,7 +53,7 @@ def split_by_samples(
         pieces = [_of(name, device) for device in working]
         placed.append((WorkloadOperation(name, "concatenate", {"arrays": pieces}), first))
     operations = tuple(operation for operation, _ in placed)
-    cut = replace(workload, operations=operations, inputs=inputs, outputs=workload.wanted, batch_inputs=())
+    cut = WorkloadProfile(workload.workload_id, operations, inputs, workload.wanted, precisions=workload.precisions)
     return cut, {operation.name: device for operation, device in placed}
 
 

@@ -29,6 +29,7 @@ from minitrain.heterogeneous.workloads import WorkloadProfile
 
 _ENOUGH = 0.95
 _LARGEST_BATCH = 2**20
+_STEPS = 256
 
 
 class HardwareAwareWorkloadManager:
@@ -84,24 +85,25 @@ class HardwareAwareWorkloadManager:
     ) -> dict[str, int]:
         """Return how many samples of the batch each device gets: one after the other to whoever finishes it first.
 
-        On equal devices shares are equal, as far as the batch divides; a slow device may get none.
+        A large batch is given out in steps of a 256th. On equal devices shares are equal, as far as the batch divides;
+        a slow device may get none.
 
         Raises:
             UsageError: the workload has no batch, or no device can compute it.
         """
         devices = profiles_of(available_hardware)
         shares = dict.fromkeys((device.name for device in devices), 0)
-        times = _BatchTimes(workload)
-        finishing = [(times.seconds(device, 1), place) for place, device in enumerate(devices)]
+        times, step = _BatchTimes(workload), -(-workload.batch_size // _STEPS)
+        finishing = [(times.seconds(device, step), place) for place, device in enumerate(devices)]
         finishing = [pair for pair in finishing if pair[0] < NEVER]
         if not finishing:
             raise UsageError(f"no device of {', '.join(shares)} can compute {workload.workload_id}; give another one")
         heapify(finishing)
-        for _ in range(workload.batch_size):
+        for begun in range(0, workload.batch_size, step):
             _, place = finishing[0]
             device = devices[place]
-            shares[device.name] += 1
-            heapreplace(finishing, (times.seconds(device, shares[device.name] + 1), place))
+            shares[device.name] += min(step, workload.batch_size - begun)
+            heapreplace(finishing, (times.seconds(device, shares[device.name] + step), place))
         return shares
 
     def optimize_batch_size(

@@ -25,7 +25,7 @@ def on_place(problem: Problem | TransformerProblem, backend: Any = None) -> Prob
         UsageError: there is no such backend, or its library is not installed.
     """
     wanted = problem.backend if backend is None else backend
-    if wanted is None or not isinstance(wanted, str):
+    if wanted is None or hasattr(wanted, "put"):
         return problem
     from minitrain.heterogeneous.placed_array import place_of  # noqa: PLC0415 - only where a backend is named
 

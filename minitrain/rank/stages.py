@@ -123,7 +123,13 @@ def _of_least_cost(predictor: _ByIdentity, num_layers: int, num_stages: int, num
     if any(type(cost) is not float for cost in costs):  # costs on several machines
         from minitrain.hardware.per_machine import same_on_all  # noqa: PLC0415  (numpy only where it is needed)
 
-        return same_on_all(lambda each: balanced(each, num_stages), costs)
+        return same_on_all(lambda each: _remembered_cut(tuple(each), num_stages), costs)
+    return balanced(costs, num_stages)
+
+
+@lru_cache(maxsize=1024)
+def _remembered_cut(costs: tuple[float, ...], num_stages: int) -> Stages:
+    """Return the stages by costs that were seen before: machines that part ways are asked again."""
     return balanced(costs, num_stages)
 
 

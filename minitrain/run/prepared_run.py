@@ -142,6 +142,7 @@ class PreparedRun:
             num_nodes=getattr(machine, "num_nodes", 1),
             priced_by=str(getattr(machine, "pricing", "roofline")),
             models=models,
+            prepared=self,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),
             **(of_models | more),

@@ -68,6 +68,8 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
         peak_host_memory_bytes: the most that any rank kept in its host's memory.
+        prepared: what was simulated (`minitrain.run.prepared_run.PreparedRun`), to price it otherwise; None for a run
+            that was read from a file.
         device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
     """
 
@@ -97,6 +99,7 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
     peak_host_memory_bytes: float = field(default=0.0, repr=False)
+    prepared: Any = field(default=None, repr=False, compare=False)
     device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
 
     @cached_property
@@ -118,6 +121,11 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
     def is_folded(self) -> bool:
         """Whether there is a log for each class of ranks that do the same, and not for each rank."""
         return False
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What pictures say beside the figures."""
+        return ()
 
     @property
     def num_ranks_a_class(self) -> int:

@@ -13,11 +13,11 @@ from minitrain.run import variants
 from minitrain.run.event_loops import LoopFactory, run_to_end
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory
-from minitrain.run.parameters import lists_run_parameters
 from minitrain.run.prepared_run import PreparedRun, prepare
 from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
+from minitrain.run.signatures import lists_run_parameters
 from minitrain.run.strategy_loading import Strategy
 from minitrain.transport.dist import Dist
 
@@ -79,6 +79,8 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
 
 async def simulate_prepared(prepared: PreparedRun) -> Run:
     """Simulate a run that is ready, all of its ranks or folded ones; raises what `simulate_async` does."""
+    if prepared.parameters.faults:
+        return await variants.simulate_with_faults(prepared, _simulate_every_rank)
     if not prepared.parameters.fold:
         return await _simulate_every_rank(prepared)
     return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
-from minitrain.hardware.clusters.cluster_files import is_cluster
+from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.price import Predictor
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
@@ -247,7 +247,12 @@ class SharedByBatch:
         A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
         """
         hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
-        if type(hardware) is not str or is_cluster(hardware) or type(world_size) is not int or type(network) is not str:
+        if (
+            type(hardware) is not str
+            or names_cluster(hardware)
+            or type(world_size) is not int
+            or type(network) is not str
+        ):
             return None
         if parameters.get("placement") is not None:
             return None

@@ -111,21 +111,17 @@ def points_by_structure(grid: Grid, strategies: Sequence[S]) -> Iterator[tuple[i
             for index, strategy in enumerate(strategies):
                 yield place * len(strategies) + index, strategy, parameters
         return
-    axes = [list(enumerate(values)) for values in grid.values()]
-    is_price = [name in PRICE_ONLY for name in grid]
-    outer, inner = (
-        [axis if prices is wanted else [None] for axis, prices in zip(axes, is_price, strict=True)]
-        for wanted in (False, True)
-    )
-    for structure in itertools.product(*outer):
+    sizes = {name: len(values) for name, values in grid.items()}
+    prices = [name for name in grid if name in PRICE_ONLY]
+    structures = [name for name in grid if name not in PRICE_ONLY]
+    for outer in itertools.product(*(range(sizes[name]) for name in structures)):
         for index, strategy in enumerate(strategies):
-            for prices in itertools.product(*inner):
-                chosen = [one or other for one, other in zip(structure, prices, strict=True)]
+            for inner in itertools.product(*(range(sizes[name]) for name in prices)):
+                step = dict(zip((*structures, *prices), (*outer, *inner), strict=True))
                 place = 0
-                for axis, (step, _) in zip(axes, chosen, strict=True):
-                    place = place * len(axis) + step
-                point = dict(zip(grid, [value for _, value in chosen], strict=True))
-                yield place * len(strategies) + index, strategy, point
+                for name, size in sizes.items():
+                    place = place * size + step[name]
+                yield place * len(strategies) + index, strategy, {name: grid[name][step[name]] for name in grid}
 
 
 def _axis(name: str, values: Any) -> list[Any]:

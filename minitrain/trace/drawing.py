@@ -25,7 +25,7 @@ Properties = dict[str, Any]
 
 _INTEGERS = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16, np.uint32)}
 _PACKED = frozenset({"i1", "u1", "i2", "u2", "i4", "u4", "f4", "f8"})
-_UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "/": "\\u002f"})
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "/": "\\u002f"}  # within a script element
 
 
 class Drawing(NamedTuple):
@@ -87,7 +87,9 @@ def page_json(value: Any) -> str:
         text = json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
     except ValueError:
         text = json.dumps(_finite(value), default=_plain, separators=(",", ":"))
-    return text.translate(_UNSAFE)
+    for character, escaped in _UNSAFE.items():  # several times as quick as `str.translate`
+        text = text.replace(character, escaped)
+    return text
 
 
 def _plain(value: Any) -> Any:

@@ -121,7 +121,7 @@ def _title_of_ranks(names: Sequence[str]) -> str:
     """Return the title of an axis of ranks, whose names say how many are alike, what devices they have, or both."""
     if not names:
         return "rank"
-    return "rank (x ranks alike)" if names[0].endswith(")") else "rank and device"
+    return "rank (x ranks alike)" if " (x " in names[0] else "rank and device"
 
 
 def rank_axis(num_ranks: int, domain: tuple[float, float], height: float, names: Sequence[str] = ()) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def view_of(run: Run) -> View:
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
         *_figures(run)[1:],
         *_facts_of_transformer(run),
+        *run.notes,
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]
     memory = run.capacity_bytes, run.bytes_per_element

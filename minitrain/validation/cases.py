@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from minitrain.workloads.transformer import Transformer
 
 _GIB = 2.0**30
+_TP_OVERLAP = re.compile(r"tp overlap|tp-comm-overlap|userbuffers|ub\b")
 
 
 @final
@@ -104,7 +106,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         model=model,
         system=machine_of(row),
         layout=layout,
-        platform=_platform(row, framework, platform),
+        platform=_platform(row, framework, layout, platform),
         strategy=strategy,
         options=options,
         assumed=layout.assumed,
@@ -126,10 +128,8 @@ def _require_supported(layout: Layout) -> None:
     Raises:
         LackingError: it is such a layout.
     """
-    if layout.cp > 1:
-        raise LackingError(f"cp is {layout.cp}: no strategy here divides the sequence of attention")
     if layout.ep > 1:
-        raise LackingError(f"ep is {layout.ep}: no strategy here divides experts")
+        raise LackingError(f"ep is {layout.ep}: no strategy here divides experts beside tp and pp")
     if layout.zero >= 2 and layout.pp > 1:
         raise LackingError("weights or gradients are sharded beside pp, which no strategy here does")
 
@@ -152,10 +152,11 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "pp": layout.pp,
         "num_chunks": layout.num_chunks,
         "sequence_parallel": layout.sequence_parallel,
-        "zero": min(1, layout.zero) if layout.dp > 1 else 0,
+        "zero": min(1, layout.zero) if layout.num_replicas > 1 else 0,
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, layout),
+        "batch_messages": "megatron" in framework.name.lower() or framework.name.startswith("NeMo"),
         "scatter_gather": "megatron" in row.text("framework").lower(),
     }
 
@@ -183,14 +184,25 @@ def _overlaps_messages(row: Row, layout: Layout) -> bool:
     return says_so and "scatter/gather" not in text and layout.pp > 1
 
 
-def _platform(row: Row, framework: Framework, wanted: str | Platform | None) -> Platform | None:
-    """Return the platform of a row, with the generation of attention kernels that it names."""
+def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Platform | None) -> Platform | None:
+    """Return the platform of a row, with the attention kernels and the overlap that it names."""
     if wanted is not None:
         return find_platform(wanted)
-    name = framework.platform_of(row)
-    found = find_platform(name)
-    generation = _generation(row)
-    return replace(found, attention=generation) if generation and found.attention is None else found
+    found = find_platform(framework.platform_of(row))
+    found = replace(found, attention=found.attention or _generation(row))
+    if layout.tp == 1:
+        return replace(found, parts_exposed=1.0)  # what its ranks exchange within a node is no tensor parallelism's
+    return (
+        replace(found, parts_exposed=1.0, parts_overlap="gradients") if _hides_in_gradients(row, framework) else found
+    )
+
+
+def _hides_in_gradients(row: Row, framework: Framework) -> bool:
+    """Return whether tensor parallelism's collectives run beside gradients alone, as a row says or a framework does."""
+    text = row.text("overlap").lower()
+    if "no tp overlap" in text:
+        return bool(framework.platforms)
+    return framework.parts_overlap == "gradients" and not _TP_OVERLAP.search(text)
 
 
 def _generation(row: Row) -> str | None:

@@ -30,6 +30,8 @@ class Framework:
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
         recompute: what backward computes again where the row does not say; None where nobody can know.
         balances: whether stages are cut by the parameters of layers and head, as nanotron does.
+        parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
+            platform has it, or a way of `minitrain.hardware.platforms.EXPOSED`.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Framework:
     gradient_bytes: int = 4
     recompute: str | None = "none"
     balances: bool = False
+    parts_overlap: str = ""
 
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
@@ -76,7 +79,13 @@ FRAMEWORKS = (
     Framework(
         name="NeMo Megatron of 2023", words=r"nemo megatron 2[23]", dropout=0.1, attention="unfused", overlap="always"
     ),
-    Framework(name="NeMo", words=r"nemo", platforms=((r"h100|h200|b200", "nemo-h100"),), dropout=0.1, overlap="always"),
+    Framework(
+        name="NeMo",
+        words=r"nemo|megatron-bridge",
+        platforms=((r"h100|h200|b200", "nemo-h100"),),
+        dropout=0.1,
+        overlap="always",
+    ),
     Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
     Framework(
         name="Megatron-Core",
@@ -84,6 +93,7 @@ FRAMEWORKS = (
         platforms=((r"h100|h200|b200", "nemo-h100"),),
         dropout=0.1,
         overlap="always",
+        parts_overlap="gradients",
     ),
     Framework(
         name="MosaicML Composer",

@@ -49,6 +49,11 @@ class Layout:
     assumed: tuple[str, ...] = ()
 
     @property
+    def num_replicas(self) -> int:
+        """Return the ranks that hold the same weights: they sum gradients over samples, and over shares of these."""
+        return self.dp * self.cp
+
+    @property
     def global_batch_size(self) -> int:
         """Return the samples of a step."""
         return self.dp * self.microbatch_size * self.num_microbatches

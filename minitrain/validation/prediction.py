@@ -16,6 +16,7 @@ from minitrain.events.event import COMPUTE
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.validation.cases import Case
+from minitrain.validation.sequence_shares import workload_of
 
 TERMS = ("forward", "backward", "update", "communication", "waiting")
 """What the time of the rank that computes longest is made of; communication is what no compute hides."""
@@ -83,9 +84,9 @@ def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Predic
     run = simulate(
         case.strategy,
         world_size=layout.world_size,
-        global_batch_size=layout.dp * layout.microbatch_size * num_microbatches,
+        global_batch_size=layout.num_replicas * layout.microbatch_size * num_microbatches,
         hardware=case.system,
-        workload=case.model,
+        workload=workload_of(case.model, layout.cp),
         fidelity="kernels",
         platform=case.platform,
         without=without,

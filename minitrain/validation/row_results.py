@@ -8,13 +8,12 @@ from typing import final
 
 from minitrain.errors import MinitrainError
 from minitrain.hardware.platforms import Platform
-from minitrain.validation.cases import case_of
 from minitrain.validation.errors_by_table import RowResult, Skipped
 from minitrain.validation.layer_tables import layer_results, stage_results
 from minitrain.validation.model_states import state_results
-from minitrain.validation.prediction import predict
 from minitrain.validation.rows import LackingError, Row
 from minitrain.validation.sailor_runs import cluster_results
+from minitrain.validation.unpublished import case_and_prediction
 
 
 @final
@@ -59,8 +58,7 @@ def _kind_of(row: Row) -> Callable[[Question], Iterator[RowResult]]:
 
 def _common_results(question: Question) -> Iterator[RowResult]:
     """Yield the result of a row in the common columns."""
-    case = case_of(question.row, question.platform)
-    found = predict(case, question.without)
+    case, found = case_and_prediction(question.row, question.platform, question.without)
     has_memory = case.measured_bytes is not None
     yield RowResult(
         table=case.table,

@@ -41,7 +41,7 @@ def rank_times(logs: Sequence[Any], step_times: Floats) -> RankTimes:
     known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
     rows = []
     for log in logs:
-        key = _identity_of(log)
+        key = identity_of(log)
         if key not in known:
             known[key] = _work_of(log, len(step_times))
         rows.append(known[key])
@@ -50,7 +50,7 @@ def rank_times(logs: Sequence[Any], step_times: Floats) -> RankTimes:
     return RankTimes(computing, busy - computing, np.maximum(step_times - busy, 0.0))
 
 
-def _identity_of(log: Any) -> tuple[int, ...]:
+def identity_of(log: Any) -> tuple[int, ...]:
     """Return what is equal for logs with the same times: ranks that do the same share their clocks."""
     rows = log._rows
     return tuple(map(id, (*rows[TIME::STRIDE], *rows[PRICE::STRIDE], *(each.kind for each in rows[STREAM::STRIDE]))))
@@ -81,11 +81,17 @@ def _work_of_overlap(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Fl
     """Return the same of events in any order, which may lie beside one another."""
     starts, ends = times_of(rows, num_machines)
     computes = np.array([stream.kind == COMPUTE for stream in rows[STREAM::STRIDE]])[:, None]
-    if not _are_in_order(starts, ends):
-        order = np.lexsort((ends, starts), axis=0)
-        starts, ends = np.take_along_axis(starts, order, 0), np.take_along_axis(ends, order, 0)
-        computes = np.take_along_axis(np.broadcast_to(computes, starts.shape), order, 0)
-    return _covered(starts, np.where(computes, ends, -np.inf)), _covered(starts, ends)
+    starts, ends, computes = in_order(starts, ends, computes)
+    return covered(starts, np.where(computes, ends, -np.inf)), covered(starts, ends)
+
+
+def in_order(starts: Floats, ends: Floats, labels: Any) -> tuple[Floats, Floats, Any]:
+    """Return events by start and then by end, on every machine, with their labels, (num_events, 1) before."""
+    if _are_in_order(starts, ends):
+        return starts, ends, labels
+    order = np.lexsort((ends, starts), axis=0)
+    labels = np.take_along_axis(np.broadcast_to(labels, starts.shape), order, 0)
+    return np.take_along_axis(starts, order, 0), np.take_along_axis(ends, order, 0), labels
 
 
 def times_of(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats]:
@@ -105,7 +111,7 @@ def _are_in_order(starts: Floats, ends: Floats) -> bool:
     return bool(((before < after) | ((before == after) & (ends[:-1] <= ends[1:]))).all())
 
 
-def _covered(starts: Floats, ends: Floats) -> Floats:
+def covered(starts: Floats, ends: Floats) -> Floats:
     """Return the length of the union of intervals in order, s; one that ends at -inf is none."""
     until = np.maximum.accumulate(ends, axis=0)
     more = ends.copy()
@@ -143,7 +149,7 @@ def pass_times(logs: Sequence[Any], num_machines: int) -> PassTimes:
     known: dict[tuple[int, ...], Any] = {}
     found = []
     for log in logs:
-        key = _identity_of(log)
+        key = identity_of(log)
         if key not in known:
             known[key] = _passes_of(log._rows, num_machines)
         if known[key] is not None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
+from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import varied_configs
 from minitrain.hardware.per_machine import Ints
@@ -183,8 +185,9 @@ def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | Non
         parameters: those of the run.
     """
     hardware, network, placement, pricing = machine
+    hardware = cluster_or_other(hardware)
     if pricing is ROOFLINE and (type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)):
         return Config(load_config(hardware), network, placement)
-    if isinstance(hardware, RankPredictors) or hasattr(hardware, "profile"):
+    if isinstance(hardware, RankPredictors | Cluster) or hasattr(hardware, "profile"):
         return None
     return make_predictor(hardware, parameters.world_size, network, placement, parameters.workload, pricing)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.many_predictors import ManyPredictors, Part
 from minitrain.hardware.per_machine import WATCH, Floats, Ints, Watch
@@ -101,6 +102,16 @@ class Machines:
                 parts.append(Part(np.array(found)[part.machines], part.predictor))
         return ManyPredictors(parts)
 
+    def alone(self, place: int, prepared: PreparedRun) -> Predictor:
+        """Return what prices a run on one of the machines."""
+        source: Any = self.sources[place]
+        if not isinstance(source, Config):
+            return source  # type: ignore[no-any-return]  # a Predictor
+        parameters = prepared.parameters
+        return make_predictor(
+            source.system, parameters.world_size, source.network, source.placement, parameters.workload
+        )
+
     def slowdowns_of(self, places: Ints) -> dict[int, Floats]:
         """Return the factors of ranks that are stragglers on some of the machines, (len(places),) each."""
         if self.slowdowns is None:
@@ -155,6 +166,19 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[Group]:
             parts = [places[watch.parts == label] for label in range(watch.parts.max() + 1)]
             pending = [(part, watch.place) for part in parts] + pending
     return groups
+
+
+async def step_times(prepared: PreparedRun, machines: Machines) -> Floats:
+    """Return the step time of a run on each machine, s, (num_machines,); raises what a simulation of one does."""
+    found = np.empty(len(machines.sources))
+    for group in await execute(prepared, machines):
+        if group.figures is not None:
+            found[group.places] = group.figures.step_time
+            continue
+        for place in group.places.tolist():
+            one: Any = replace(prepared, predictor=machines.alone(place, prepared))
+            found[place] = (await simulate_prepared(one)).step_time
+    return found
 
 
 async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints, watch: Watch) -> Together:

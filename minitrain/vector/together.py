@@ -23,6 +23,7 @@ from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.trained_model import figures_of
+from minitrain.vector.axis_times import communication_by_axis
 from minitrain.vector.busy_times import PassTimes, RankTimes, pass_times, rank_times, sum_over_ranks
 from minitrain.vector.capacities import first_excesses
 
@@ -252,13 +253,21 @@ class Together:
                 tokens_per_second_per_rank=_or_none(each),
                 memory_by_kind=run.memory_by_kind,
                 peak_host_memory_bytes=run.peak_host_memory_bytes,
-                communication_by_axis=self.communication_by_axis(machine),
+                communication_by_axis=self.communication_by_axis[machine],
             )
             found.append(figures_of(one))
         return found
 
-    def communication_by_axis(self, machine: int) -> dict[str, AxisTotal]:
-        """Return what a rank communicates along each axis on one machine, on average."""
+    @cached_property
+    def communication_by_axis(self) -> list[dict[str, AxisTotal]]:
+        """What a rank communicates along each axis, on average."""
+        run = self._run
+        logs = list(zip(run._ranks_of_logs, run.logs, strict=True))
+        found = communication_by_axis(logs, run.world_size, run.meshes, len(self))
+        return found or [self._communication_on(machine) for machine in range(len(self))]
+
+    def _communication_on(self, machine: int) -> dict[str, AxisTotal]:
+        """Return what a rank communicates along each axis on one machine, from the log of that machine alone."""
         run = self._run
         return mean_by_axis(
             [

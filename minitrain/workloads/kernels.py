@@ -84,6 +84,7 @@ class FlashAttention:
         generation: which kernel: "flash1", "flash2", "flash3" or "cudnn", as the hardware config has them.
         datatype: key of the hardware config's rates.
         element_bytes: bytes of an element.
+        has_dropout: whether probabilities are dropped, for which the kernel makes a random number each.
     """
 
     num_samples: int
@@ -98,11 +99,17 @@ class FlashAttention:
     generation: str = "flash2"
     datatype: str = "float16"
     element_bytes: int = 2
+    has_dropout: bool = False
 
     @property
     def work_flop(self) -> float:
         """Return the floating-point operations of the pairs that the mask leaves."""
         return self.num_samples * self.num_heads * self.num_pairs * self._pair_flop
+
+    @property
+    def num_random(self) -> int:
+        """Return the random numbers that dropout takes: one a pair, made once more in backward."""
+        return self.num_samples * self.num_heads * self.num_pairs if self.has_dropout else 0
 
     @property
     def traffic_bytes(self) -> int:

@@ -21,6 +21,7 @@ from typing import final
 
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Cut, Work
+from minitrain.workloads.eight_bit_passes import eight_bit_passes
 from minitrain.workloads.kernels import (
     FlashAttention,
     Kernel,
@@ -155,8 +156,17 @@ class _Lister:
 
     def _products(self, gemm: Gemm, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield a multiplication forward, or the two of its backward pass."""
-        precision, is_weight = self.model.precision, gemm.has_weight and self.unit.kind != "head"
+        is_weight = gemm.has_weight and self.unit.kind != "head"
+        precision = self.model.precision
         datatype = self.style.datatype or (precision.weight_datatype if is_weight else None) or precision.datatype
+        yield from self._matmuls(gemm, datatype, is_backward=is_backward)
+        if is_weight and datatype == "float8":
+            is_attention = self.unit.core is not None
+            yield from eight_bit_passes(gemm, self.style.eager, is_backward=is_backward, is_attention=is_attention)
+
+    def _matmuls(self, gemm: Gemm, datatype: str, *, is_backward: bool) -> Iterator[Kernel]:
+        """Yield one kernel forward, or the two of backward and the addition to the gradient if it is another."""
+        precision = self.model.precision
         element = 1 if datatype == "float8" else precision.activation_bytes
         if not is_backward:
             yield forward_matmul(gemm, datatype, element)
@@ -185,6 +195,7 @@ class _Lister:
             generation=self.style.attention,
             datatype=model.precision.datatype,
             element_bytes=model.precision.activation_bytes,
+            has_dropout=model.attention_dropout > 0,
         )
 
     def _memory(self, name: str, num_elements: int, tensors: float, more_bytes: float = 0) -> MemoryPass:
@@ -251,7 +262,7 @@ class _Lister:
         num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
         if self.style.fused_loss:
             return MemoryPass("loss", num_logits, 0 if is_backward else 10)
-        passes = 3 * STATISTIC_BYTES + 2 if is_backward else 6 * STATISTIC_BYTES + 2
+        passes = 3 * STATISTIC_BYTES + 2 if is_backward else 9 * STATISTIC_BYTES + 2
         return MemoryPass("loss", num_logits, passes * self.style.eager)
 
     def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:

@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware import load_config, shipped_configs
+from minitrain.hardware.derived_rates import rates_of
 from minitrain.hardware.kernel_device import TILES, KernelDevice
 from minitrain.hardware.kernel_rates import TERMS
+from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FlashAttention, KernelList, Matmul, MemoryPass
+from minitrain.workloads.precision import PRECISIONS
+from minitrain.workloads.unit_kernels import forward_kernels
 
 A100, H100 = KernelDevice(load_config("a100_80g")), KernelDevice(load_config("h100_80g_nvl8"))
 PRICED = [name for name in shipped_configs() if load_config(name).kernels is not None]
@@ -93,6 +98,29 @@ def test_attention_takes_its_flop_and_the_tail_of_its_longest_block() -> None:
     longest = 128 * 4096 * 2 * 256 / (flop_per_s / 108)
     expected = 5e-6 + kernel.work_flop / flop_per_s + rate.tail * longest
     assert A100.kernel_seconds(kernel) == pytest.approx(expected, rel=1e-12)
+
+
+def test_dropout_in_attention_takes_six_integer_operations_a_pair() -> None:
+    plain, dropped = (A100.kernel_seconds(causal(4096, 32, has_dropout=flag)) for flag in (False, True))
+    assert dropped - plain == pytest.approx(6 * 32 * 4096 * 4097 / 2 / (19.5e12 / 4))
+
+
+def test_single_precision_runs_on_the_vector_units_at_the_share_that_was_measured() -> None:
+    system = load_config("a100_40g")
+    device = KernelDevice(system, rates_of(system))
+    layer = mt.Transformer(
+        num_layers=1,
+        hidden_size=7168,
+        num_heads=56,
+        vocab_size=1024,
+        seq_len=2048,
+        attention="unfused",
+        dropout=0.1,
+        precision=PRECISIONS["fp32"],
+    )
+    forward = sum(device.pass_seconds(forward_kernels(layer, unit, Work(1, 2048))) for unit in layer.units()[1:3])
+    assert forward == pytest.approx(0.1451, rel=0.07)  # OPT-30B, one sample, table n1
+    assert device.peak_flop_per_s("float32") == 19.5e12
 
 
 def test_newer_attention_kernels_are_faster_and_small_heads_slower() -> None:

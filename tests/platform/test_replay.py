@@ -38,7 +38,7 @@ def simulated(name: str, world_size: int, contention: bool | str) -> Run:
     return mt.simulate(name, **{**sizes, **OPTIONS.get(name, {})}, contention=contention)
 
 
-@pytest.mark.parametrize("world_size", [8, 64])
+@pytest.mark.parametrize("world_size", [8, pytest.param(64, marks=pytest.mark.no_cover)])
 @pytest.mark.parametrize("name", sorted(set(mt.strategies())))
 def test_without_shared_links_all_moments_are_the_same_floats(
     name: str, world_size: int, monkeypatch: pytest.MonkeyPatch

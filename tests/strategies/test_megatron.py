@@ -100,6 +100,14 @@ def test_messages_that_are_hidden_take_no_longer_than_those_that_are_not(num_chu
     assert hidden.step_time < exposed.step_time
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2])
+def test_batched_messages_go_both_ways_at_once(num_chunks: int) -> None:
+    given = {"pp": 4, "tp": 2, "num_chunks": num_chunks, "global_batch_size": 8 * B, "layers_per_stage": None}
+    alone, batched = (train(8, batch_messages=flag, **given) for flag in (False, True))
+    assert batched.step_time < alone.step_time
+    assert communicated(batched) == communicated(alone)
+
+
 def test_the_sum_of_a_layer_is_priced_as_a_ring_of_the_tensor_parallel_group() -> None:
     run = train(8, tp=4)
     event = next(event for event in run.logs[5] if event.typ == "all_reduce" and event.size_bytes == SBH)
@@ -180,6 +188,7 @@ GRID = [
     {"tp": 2, "pp": 2, "overlap_parts": True},
     {"tp": 2, "pp": 2, "num_chunks": 2, "overlap_messages": True, "sequence_parallel": True},
     {"pp": 4, "overlap_messages": True},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "batch_messages": True},
     {"tp": 4, "sequence_parallel": True, "overlap_parts": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True},
     {"tp": 8, "sequence_parallel": True},

@@ -9,9 +9,15 @@ import pytest
 
 import minitrain as mt
 from minitrain.hardware import load_config
+from minitrain.hardware.platforms import find_platform
 from minitrain.validation.cases import Case, case_of
 from minitrain.validation.layouts import balanced_layers, stage_layers, unit_stages
+from minitrain.validation.prediction import predict
 from minitrain.validation.rows import LackingError, Row, read_rows
+from minitrain.validation.sequence_shares import workload_of
+from minitrain.validation.unpublished import case_and_prediction
+from minitrain.workloads.unit_kernels import Style
+from minitrain.workloads.workload import USUAL as USUAL_PASS
 
 USUAL = {
     "row_id": "x-1",
@@ -71,7 +77,7 @@ LACKING = [
     ({"dp": "3"}, "is not n_gpus 16"),
     ({"mlp": "maxout"}, "mlp is 'maxout'"),
     ({"pp": "1", "dp": "8", "tp": "2", "cp": "2"}, "is not n_gpus"),
-    ({"pp": "1", "dp": "4", "tp": "2", "cp": "2"}, "cp is 2"),
+    ({"pp": "1", "dp": "8", "tp": "2", "ep": "2"}, "ep is 2"),
     ({"hidden": "1000"}, "sizes are no transformer's"),
 ]
 
@@ -125,6 +131,41 @@ def test_sharded_weights_are_fsdp_with_as_many_copies_as_groups_of_shards() -> N
     assert found.options["replicas"] == 2
     assert found.platform is not None
     assert found.platform.name == "eager-a100"
+
+
+def test_ranks_of_a_sequence_are_replicas_with_a_share_of_its_tokens() -> None:
+    given = {"framework": "NeMo", "gpu": "H100-SXM", "tp": "2", "sp": "1", "pp": "2", "attention": "TE"}
+    whole, shared = (case(**given, dp=dp, cp=cp) for dp, cp in (("4", "1"), ("2", "2")))
+    assert shared.layout.num_replicas == whole.layout.num_replicas == 4
+    lists: list[Any] = [workload_of(found.model, found.layout.cp) for found in (whole, shared)]
+    full, half = (
+        sum(k.work_flop for k in each.pass_kernels("forward", 1, 1, USUAL_PASS, Style()).kernels) for each in lists
+    )
+    assert half == full / 2
+    assert predict(shared).seconds < predict(whole).seconds
+
+
+def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> None:
+    def found(**changes: str) -> tuple[str, float]:
+        platform = case(gpu="H100-SXM", sp="1", pp="1", **{"framework": "NeMo", "tp": "4", **changes}).platform
+        assert platform is not None
+        return platform.parts_overlap, platform.parts_exposed
+
+    usual = find_platform("nemo-h100").parts_exposed
+    assert found(overlap="TP overlap (ub)") == ("none", usual)
+    assert found(overlap="no TP overlap, no p2p overlap") == ("gradients", 1.0)
+    assert found(framework="Megatron-Core r0.8.0") == ("gradients", 1.0)
+    assert found(framework="Megatron-Core r0.8.0", overlap="--tp-comm-overlap") == ("none", usual)
+    assert found(tp="1", dp="16") == ("none", 1.0)
+
+
+def test_a_microbatch_that_nobody_published_is_the_quickest_that_fits() -> None:
+    found, quickest = case_and_prediction(row(mbs="quickest", n_micro="", gbs="32"), None)
+    others = [predict(case(mbs=size, n_micro="", gbs="32")).seconds for size in ("1", "2", "4", "8")]
+    assert quickest.seconds == min(others)
+    assert found.assumed[0].startswith("mbs not published: ")
+    with pytest.raises(LackingError, match="no microbatch"):
+        case_and_prediction(row(mbs="quickest", n_micro="", gbs="32", hidden="65536", n_heads="64"), None)
 
 
 @pytest.mark.parametrize(

@@ -134,13 +134,26 @@ def test_a_style_changes_what_its_name_says() -> None:
     )
     assert (flash.generation, flash.num_heads, flash.num_kv_heads) == ("flash3", 16, 4)
     plain, fused = (loss_kernels(LLAMA, head, work(), Style(fused_loss=flag)) for flag in (False, True))
-    assert traffic(plain, "loss") / traffic(fused, "loss") == 4  # 26 and 14 bytes an element over 10
+    assert traffic(plain, "loss") / traffic(fused, "loss") == 5.2  # 38 and 14 bytes an element over 10
     eager = forward_kernels(LLAMA, unit, work(), Style(eager=2.0))
     assert traffic(eager, "norm") == 2 * traffic(forward_kernels(LLAMA, unit, work()), "norm")
     eights = [
         k for k in forward_kernels(LLAMA, unit, work(), Style(datatype="float8")).kernels if isinstance(k, Matmul)
     ]
     assert {(k.datatype, k.element_bytes) for k in eights} == {("float8", 1)}
+
+
+def test_eight_bits_are_cast_and_transposed() -> None:
+    attention, mlp = LLAMA.units()[1:3]
+    eight, tokens, hidden = Style(datatype="float8"), 1024, 1024
+    assert traffic(forward_kernels(LLAMA, attention, work(), eight), "cast") == 4 * tokens * hidden
+    back = backward_kernels(LLAMA, attention, work(), eight)
+    assert traffic(back, "transposition") == 2 * tokens * 2 * hidden  # the input, and the gradient of the output
+    assert traffic(back, "cast") == 4 * tokens * (hidden + 2 * 256)  # of queries, keys and values
+    assert (
+        traffic(backward_kernels(LLAMA, mlp, work(), eight), "transposition") == 2 * tokens * 2 * hidden
+    )  # of gate and up at once
+    assert not traffic(backward_kernels(LLAMA, mlp, work()), "transposition")
 
 
 def test_separate_gradient_accumulation_moves_ten_bytes_a_weight() -> None:

@@ -17,12 +17,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.clusters.device_groups import Devices, Link
 from minitrain.hardware.clusters.power import clock_share, require_positive
-from minitrain.hardware.config_files import is_shipped
 
 Pair = frozenset[str]
 
@@ -52,6 +51,7 @@ class Cluster:
     links: Mapping[Any, Link] = field(default_factory=dict, hash=False)
     between_groups: Link | None = None
     name: str = "cluster"
+    is_cluster: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         groups = self.groups
@@ -154,21 +154,6 @@ class Cluster:
         links = {str(link) for link in self.links.values()}
         between = f"; between them {', '.join(sorted(links))}" if links else ""
         return f"{self.name}: {', '.join(map(str, self.devices))}{between}"
-
-
-def cluster_or_other(hardware: Any) -> Any:
-    """Return the cluster that some hardware is, or names by a file or a shipped name; any other hardware as it is.
-
-    Raises:
-        HardwareConfigError: it names a file that is no cluster, though it has groups of devices.
-    """
-    if isinstance(hardware, str) and is_shipped(hardware):
-        return hardware
-    if not isinstance(hardware, str | os.PathLike | Mapping):
-        return hardware
-    from minitrain.hardware.clusters.cluster_files import is_cluster  # noqa: PLC0415  (few runs name a file)
-
-    return Cluster.load(hardware) if is_cluster(hardware) else hardware
 
 
 def _checked_groups(groups: Any) -> tuple[Devices, ...]:

@@ -44,7 +44,7 @@ def shipped_clusters() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
-def is_cluster(source: object) -> bool:
+def names_cluster(source: object) -> bool:
     """Return whether what names hardware names a cluster: a shipped one, or a file with the key `groups`."""
     if not isinstance(source, str | os.PathLike):
         return isinstance(source, Mapping) and "groups" in source
