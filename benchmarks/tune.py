@@ -133,6 +133,7 @@ def _had(case: Case) -> dict[str, list[Any]]:
         "overlap_replicas": [False, True] if case.options["overlap_replicas"] else [False],
         "sequence_parallel": [False, True] if has_shards else [False],
         "recompute": ["none", "selective", "full"] if case.layout.recompute != "full" else ["full"],
+        "batch_messages": [False, bool(case.options.get("batch_messages"))],
         "zero": [0, 1] if case.layout.zero else [0],
         "microbatch_size": [1, 2, 4, 8, 16],
     }

@@ -107,7 +107,7 @@ class _Clocks:
             time += self._seconds[number]
         elif code == SEND + LAUNCHED:
             self._launch(place, number)
-        elif not self._columns.overlap_messages:
+        elif self._columns.messages == "plain":
             carried, self._carried[number] = self._carried[number], None
             self._wait(place, carried)
             np.maximum(time, carried, out=time)

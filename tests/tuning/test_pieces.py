@@ -15,6 +15,7 @@ from tests.tuning.models import SMALL, layouts, problem
 
 _ALL = {
     "overlap_messages": [False, True],
+    "batch_messages": [False, True],
     "scatter_gather": [False, True],
     "num_chunks": [1, 2, 3],
     "microbatch_size": [1, 2],
@@ -35,11 +36,12 @@ def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_flo
     chosen = list(layouts(of, seed, 12, **_ALL))
     found = price_pipelines(of, [one.pipeline for one in chosen if one.pipeline is not None])
     for one, figures in zip(chosen, found, strict=True):
+        assert one.pipeline is not None
         run = simulated(of, one.options)
         assert figures.step_time_s == run.step_time, one.options
         assert figures.peak_memory_bytes == run.peak_memory_bytes, one.options
         busy = float((run.breakdown.computing + run.breakdown.exposed).sum())
-        assert figures.busy_s == pytest.approx(busy, rel=0.01 if one.options["overlap_messages"] else 1e-9)
+        assert figures.busy_s == pytest.approx(busy, rel=0.01 if one.pipeline.messages != "plain" else 1e-9)
 
 
 def test_a_layout_has_the_same_figures_alone_and_among_others() -> None:
@@ -85,7 +87,7 @@ def best(found: list[Figures]) -> float:
 
 
 def test_each_rank_passes_its_stages_once_for_every_microbatch() -> None:
-    order = order_of(4, 2, 8, True)
+    order = order_of(4, 2, 8, "hidden")
     for place, asked in enumerate(order.asked):
         passed = [number for code, number in asked if code == FORWARD]
         assert sorted(passed) == sorted([place, place + 4] * 8)
