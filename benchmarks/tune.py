@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import minitrain as mt
+from minitrain.tuning.findings import described
 from minitrain.tuning.problem import Problem
-from minitrain.tuning.result import Tuning, described
+from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import options_of
 from minitrain.tuning.space import Candidate, axes_of, candidates
 from minitrain.tuning.work import price_pipelines
@@ -133,7 +134,9 @@ def _had(case: Case) -> dict[str, list[Any]]:
         "overlap_replicas": [False, True] if case.options["overlap_replicas"] else [False],
         "sequence_parallel": [False, True] if has_shards else [False],
         "recompute": ["none", "selective", "full"] if case.layout.recompute != "full" else ["full"],
-        "batch_messages": [False, bool(case.options.get("batch_messages"))],
+        "overlap_messages": [bool(case.options["overlap_messages"])],
+        "batch_messages": [bool(case.options.get("batch_messages"))],
+        "scatter_gather": [bool(case.options["scatter_gather"])],
         "zero": [0, 1] if case.layout.zero else [0],
         "microbatch_size": [1, 2, 4, 8, 16],
     }

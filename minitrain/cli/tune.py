@@ -18,7 +18,8 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table,
 from minitrain.cli.priced import pricing
 from minitrain.cli.sweep import Jobs, Results, in_words, parse_grid
 from minitrain.plain_text import printable
-from minitrain.tuning.result import Tuning, described
+from minitrain.tuning.findings import described
+from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import Row, distinct, options_of
 from minitrain.tuning.tune import HEAD_ROOM
 

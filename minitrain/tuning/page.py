@@ -20,8 +20,8 @@ from minitrain.events import PASSES, Event
 from minitrain.files import write_text
 from minitrain.sweeps.page import command_of
 from minitrain.tuning.explanation import Spending
+from minitrain.tuning.findings import Choice, Findings, described
 from minitrain.tuning.page_script import SCRIPT, STYLE
-from minitrain.tuning.result import Choice, Tuning, described
 from minitrain.tuning.rows import FITS, Row, distinct, options_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MOST_EVENTS = 400_000
 """The most events of a run that a page draws."""
 
 
-def write_tuning_page(path: Path, tuning: Tuning, pictures: int) -> Path:
+def write_tuning_page(path: Path, tuning: Findings, pictures: int) -> Path:
     """Write the page and return its path.
 
     Args:
@@ -51,7 +51,7 @@ def write_tuning_page(path: Path, tuning: Tuning, pictures: int) -> Path:
     return write_text(path, _page(tuning, pictures))
 
 
-def _page(tuning: Tuning, pictures: int) -> Iterator[str]:
+def _page(tuning: Findings, pictures: int) -> Iterator[str]:
     """Yield the page in pieces."""
     title = _title(tuning)
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -69,7 +69,7 @@ def _page(tuning: Tuning, pictures: int) -> Iterator[str]:
     yield f'<script id="data" type="application/json">{text}</script>\n<script>{SCRIPT}</script></body></html>\n'
 
 
-def _title(tuning: Tuning) -> str:
+def _title(tuning: Findings) -> str:
     """Return what was searched."""
     row = tuning.rows[0] if tuning.rows else None
     if row is None:
@@ -79,7 +79,7 @@ def _title(tuning: Tuning) -> str:
     return f"{name} on {row['world_size']:,} x {row['hardware']}, batch {row['global_batch_size']:,}"
 
 
-def _reasons(tuning: Tuning) -> Iterator[str]:
+def _reasons(tuning: Findings) -> Iterator[str]:
     """Yield how many configurations have each reason, the most frequent first."""
     found = Counter(
         (row["status"], _general(row["reason"])) for row in tuning.rows if row["reason"] and row["step_time_s"] is None
@@ -93,7 +93,7 @@ def _general(reason: str) -> str:
     return " ".join("..." if any(sign.isdigit() for sign in word) else word for word in reason.split())
 
 
-def _data(tuning: Tuning, pictures: int) -> dict[str, Any]:
+def _data(tuning: Findings, pictures: int) -> dict[str, Any]:
     """Return what the page's script draws."""
     rows = [row for row in tuning.rows if row["step_time_s"] is not None]
     names = _varied(rows)
@@ -148,7 +148,7 @@ def _command(choice: Choice) -> str:
     return words if problem.workload is None else f"{words} --model {shlex.quote(str(problem.workload))} --fold"
 
 
-def _drawn(tuning: Tuning, pictures: int) -> list[dict[str, Any]]:
+def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:
     """Return where the time of the best goes, and what their ranks do."""
     found = []
     for row in distinct(tuning.ranked)[:pictures]:

@@ -11,14 +11,25 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from minitrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from minitrain.tuning.result import Choice
+from minitrain.tuning.rows import Row
+from minitrain.tuning.space import Candidate
 
 _RECOMPUTE_OF_CALCULON = {"none": "none", "selective": "attn_only", "full": "full"}
+
+
+class Choice(Protocol):
+    """A configuration that was tried: `minitrain.tuning.findings.Choice`."""
+
+    candidate: Candidate
+    row: Row
+
+    @property
+    def options(self) -> Row:
+        """The options of its strategy."""
+        ...
 
 
 def in_words_of(tool: str, choice: Choice) -> str:

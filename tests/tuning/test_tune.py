@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.tuning.result import Tuning, described
+from minitrain.tuning.findings import described
+from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import options_of
 from tests.tuning.models import SMALL
 

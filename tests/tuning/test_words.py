@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.tuning.findings import Choice
 from minitrain.tuning.problem import Problem
-from minitrain.tuning.result import Choice
 from minitrain.tuning.rows import row_of
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.words import of_calculon
