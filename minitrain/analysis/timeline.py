@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.events import COMPUTE, Event
+from minitrain.events import COMPUTE, Event, Outage
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,14 +30,6 @@ class Stream(NamedTuple):
     kind: str
     group: tuple[int, ...] | None = None
     peer: int | None = None
-
-
-class Outage(NamedTuple):
-    """A time in which no rank could go on, until a moment that no operation sets: `start` and `end`, s, and why."""
-
-    start: float
-    end: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,6 +33,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "validate": ("validate:validate", "Simulate published runs, and print how far each table's predictions are off."),
     "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
     "run": ("commands:run", "Simulate a training step of one strategy, and print where each rank's time goes."),
+    "goodput": (
+        "faults:goodput",
+        "Play days of a training run with failures, checkpoints and restarts, and print how much of them is training.",
+    ),
     "hw": ("hw:hw", "List, show and check hardware configs."),
     "learn": ("teach:learn", "Learn by writing strategies: graded exercises."),
     "models": ("models:app", "List and show the models that can be trained."),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import minitrain as mt
+from minitrain.cli import faults as faults_given
 from minitrain.cli import options as given
 from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import (
@@ -123,6 +124,8 @@ def run(
     without: given.Without = None,
     prices: given.Prices = None,
     durations: given.Durations = None,
+    fault: faults_given.Faults = None,
+    recovery: faults_given.Recoveries = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
@@ -146,9 +149,10 @@ def run(
             **ranks_given.batch_of(batch, shares),
             "strict": strict,
             "strict_memory": strict_memory,
-            "memory_by_kind": traced,
+            "memory_by_kind": traced and not fault,
             "log": log,
             "fold": fold,
+            **faults_given.disturbance(fault, recovery, hw, network, durations),
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]
@@ -220,6 +224,7 @@ def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) ->
 def _print_run(result: Run, written: Sequence[Path] | None) -> None:
     """Print a run's figures, where each rank's time goes, and where the pictures are."""
     print_lines([f"{result.strategy}: {conditions(result)}"])
+    print_lines(result.notes)
     print_table(run_table(result))
     print_table(ranks_table(result))
     if written and result.is_folded:

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
 
 from minitrain.analysis.labels import duration
-from minitrain.analysis.timeline import Bools, Outage, Timeline
-from minitrain.events import Event
+from minitrain.analysis.timeline import Bools
+from minitrain.events import Event, Outage
 from minitrain.faults.checkpoints import checkpoint_of
 from minitrain.faults.stopped_step import finished_events
 from minitrain.run.faults import Fault, FaultRate, Recovery
@@ -113,12 +112,6 @@ class DisturbedRun(Run):
     interruptions: tuple[Interruption, ...] = ()
     undisturbed_step_time: float = 0.0
     without_effect: tuple[Fault, ...] = ()
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """The event logs as columns, with the times in which no rank could go on."""
-        outages = [Outage(each.fault.at_s, each.fault.at_s + each.recovery_s, str(each)) for each in self.interruptions]
-        return replace(super().timeline, outages=tuple(outages))
 
     @property
     def notes(self) -> Sequence[str]:
@@ -226,9 +219,10 @@ class _Story:
         self._keep(self.attempt.logs)
         for rank, peak in zip(self.ranks, self.attempt.peak_memory_per_rank, strict=True):
             self.peaks[rank] = max(self.peaks[rank], peak)
+        outages = [Outage(each.fault.at_s, each.fault.at_s + each.recovery_s, str(each)) for each in self.interruptions]
         fields = {name: getattr(self.whole, name) for name in Run.__dataclass_fields__}
         return DisturbedRun(
-            **(fields | {"logs": self.logs, "peak_memory_per_rank": self.peaks}),
+            **(fields | {"logs": self.logs, "peak_memory_per_rank": self.peaks, "outages": outages}),
             interruptions=tuple(self.interruptions),
             undisturbed_step_time=self.whole.step_time,
             without_effect=tuple(self.without_effect),

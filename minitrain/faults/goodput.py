@@ -30,6 +30,7 @@ from minitrain.run.simulation import simulate_prepared
 from minitrain.run.strategy_loading import Strategy
 
 _DAY_S = 86_400
+_SHOWN = 5e-5  # a smaller share would be printed as 0.00 %
 _MOST_MISSING = 8  # sizes of an elastic job that are simulated
 
 
@@ -120,7 +121,7 @@ class Goodput:
             f"  a checkpoint of {self.checkpoint.size_bytes / GIB:.4g} GiB every {duration(job.interval_s)}, written "
             f"{written} in {duration(job.write_s)} (Young {duration(self.young_s)}, Daly {duration(self.daly_s)})",
         ]
-        lost = {cause: share for cause, share in self.by_cause.items() if cause != WORK and share}
+        lost = {cause: share for cause, share in self.by_cause.items() if cause != WORK and share >= _SHOWN}
         ordered = sorted(lost.items(), key=lambda item: -item[1])
         return "\n".join([*lines, *(f"  {cause:<12}{share:7.2%}" for cause, share in ordered)])
 

@@ -33,6 +33,14 @@ async def simulate_with_faults(prepared: PreparedRun, simulate: SimulatePrepared
     """
     parameters = prepared.parameters
     faults, recovery = parameters.faults, parameters.recovery or Recovery()
+    if recovery.elastic and (
+        isinstance(parameters.hardware, RankPredictors) or hasattr(parameters.hardware, "compute")
+    ):
+        raise UsageError(
+            "a smaller job needs new prices, and a predictor is for one number of ranks; name the hardware, or use "
+            "elastic=False",
+            hardware=parameters.hardware,
+        )
     whole = replace(prepared, parameters=replace(parameters, faults=(), recovery=None))
 
     async def simulate_on(ranks: Sequence[int]) -> Run:

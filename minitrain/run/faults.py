@@ -85,7 +85,7 @@ class Recovery:
     Args:
         detection_s: until all ranks are stopped. PyTorch waits 600 s for a collective on NCCL by default; systems with
             heartbeats take less.
-        restart_s: to start the processes and to connect them again, s: 300, as Kokolis et al. 2024 assume.
+        restart_s: to start the processes and to connect them again, s: 300; assumed.
         repair_s: until a dead device is back, where no spare takes its place: a day; assumed.
         replan_s: to find the layout of what is left, where the job goes on with fewer ranks; 0.
         spares: devices that stand by.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.analysis.labels import GIB, duration
-from minitrain.events import PASSES, Event, MemoryChange
+from minitrain.events import PASSES, Event, MemoryChange, Outage
 from minitrain.run.data_frames import columns_of, data_frame
 from minitrain.run.device_kind_figures import DeviceKindFigures
 from minitrain.run.device_memory import DeviceMemoryFigures
@@ -67,6 +67,7 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
+        outages: when the step was interrupted by devices that died, in order.
         peak_host_memory_bytes: the most that any rank kept in its host's memory.
         prepared: what was simulated (`minitrain.run.prepared_run.PreparedRun`), to price it otherwise; None for a run
             that was read from a file.
@@ -99,6 +100,7 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
     peak_host_memory_bytes: float = field(default=0.0, repr=False)
+    outages: Sequence[Outage] = field(default=(), repr=False)
     prepared: Any = field(default=None, repr=False, compare=False)
     device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
 
@@ -110,6 +112,8 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         timeline = as_timeline(self.logs)
         if self.trained_model:
             timeline = replace(timeline, layer_names=self.trained_model.layer_names)
+        if self.outages:
+            timeline = replace(timeline, outages=tuple(self.outages))
         return self._with_devices(timeline) if self.device_kinds else timeline
 
     @property

@@ -6,7 +6,7 @@ numbers of layers and samples, which are only numbers there, are bounded by its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from math import prod
 from typing import Any
@@ -131,6 +131,7 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "memory_by_kind": OBJECT.or_null(),
         "meshes": LIST,
         "device_kinds": LIST,
+        "outages": LIST,
         "peak_host_memory_bytes": AT_LEAST_0,
         "fields": LIST,
     }
@@ -148,6 +149,7 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
         faults.judge(1, ("options", name), value, PLAIN)
     _judge_fields(header["fields"], faults)
     judge_device_kinds(header, faults)
+    _judge_outages(header.get("outages", ()), faults)
     if header.get("network", "flat") not in NETWORKS:
         faults.add(1, f"expected one of {', '.join(NETWORKS)}, found {shown(header['network'])}", ("network",))
     rank = whole(0, world_size - 1)
@@ -160,6 +162,13 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
         rules = {"rank": rank, "time": TIME, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
         _judge_amounts(header["held_outside"], "held_outside", rules, "elements_by_line", faults)
     _judge_transformer(header, faults)
+
+
+def _judge_outages(outages: Iterable[Any], faults: Faults) -> None:
+    """Judge when the step was interrupted."""
+    for place, outage in enumerate(outages):
+        if faults.judge(1, ("outages", place), outage, OBJECT):
+            faults.judge_keys(1, ("outages", place), outage, {"start": TIME, "end": TIME, "reason": TEXT})
 
 
 def _judge_transformer(header: Mapping[str, Any], faults: Faults) -> None:

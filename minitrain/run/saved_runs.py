@@ -9,7 +9,8 @@ The first line of a strict run has `held_outside`: what was held outside the sto
 has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
 `priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by
 axis of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`, that of a run on a
-cluster `device_kinds` (which ranks have which device).
+cluster `device_kinds` (which ranks have which device). That of a step in which devices died has `outages`, objects of
+`start`, `end` (s) and `reason`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -31,7 +32,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, TextIO
 
 from minitrain.errors import UsageError
-from minitrain.events import Event, MemoryChange
+from minitrain.events import Event, MemoryChange, Outage
 from minitrain.files import write_text
 from minitrain.hardware.config_faults import label_of
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory, kinds_of_journals
@@ -112,6 +113,8 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
         more["held_outside"] = asdict(run.held_outside)
     if run.peak_host_memory_bytes:
         more["peak_host_memory_bytes"] = run.peak_host_memory_bytes
+    if run.outages:
+        more["outages"] = [outage._asdict() for outage in run.outages]
     if run.device_kinds:
         more["device_kinds"] = [kind.to_save(to_ranges(kind.ranks)) for kind in run.device_kinds]
     if run.trained_model is not None:
@@ -199,6 +202,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "trained_model": None if trained is None else _trained_model(trained),
         "memory_by_kind": _kinds(header, journals),
         "meshes": header.get("meshes", []),
+        "outages": tuple(Outage(each["start"], each["end"], each["reason"]) for each in header.get("outages", ())),
         "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
         "priced_by": header.get("priced_by", ROOFLINE),

@@ -148,7 +148,9 @@ def test_the_run_is_a_run_that_is_drawn_saved_explained_and_compared(tmp_path: A
     page = run.write_html(tmp_path / "run.html", include_plotlyjs="directory").read_text()
     assert "rank 2 died at" in page
     run.save(tmp_path / "run.jsonl")
-    assert mt.load_run(tmp_path / "run.jsonl").step_time == run.step_time
+    loaded = mt.load_run(tmp_path / "run.jsonl")
+    assert loaded.step_time == run.step_time
+    assert loaded.explain().data() == {**explained.data(), "closed_form": loaded.explain().data()["closed_form"]}
     assert run.summary()["lost_by_cause_s"]["detection"] == 1.0
     assert run.peak_memory == whole.peak_memory
 
