@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -22,6 +22,7 @@ from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import Row, distinct, options_of
 from minitrain.tuning.tune import HEAD_ROOM
+from minitrain.tuning.words import require_tool
 
 SHOWN = 8
 
@@ -97,6 +98,8 @@ def tune(
 
     Ctrl-C ends the search and prints what was found by then; with --results the same command goes on from there.
     """
+    if words is not None:
+        require_tool(words)
     trained: dict[str, Any] = {
         name: value for name, value in given.trained(model, seq, layers).items() if value is not None
     }

@@ -38,9 +38,18 @@ def in_words_of(tool: str, choice: Choice) -> str:
     Raises:
         UsageError: there is no such tool, or it has no words for the strategy.
     """
+    require_tool(tool)
+    return TOOLS[tool](choice)
+
+
+def require_tool(tool: str) -> None:
+    """Require a tool that there are words for.
+
+    Raises:
+        UsageError: there are none.
+    """
     if tool not in TOOLS:
         raise UsageError(f"a layout can be said in the words of {', '.join(TOOLS)}, got {tool!r}", tool=tool)
-    return TOOLS[tool](choice)
 
 
 def megatron_lm(choice: Choice) -> str:
@@ -57,7 +66,17 @@ def megatron_lm(choice: Choice) -> str:
         *_switches(options),
         *_recompute(options["recompute"]),
     ]
-    return " \\\n".join([*words, *_sizes(choice)]) + "\n"
+    return " \\\n".join([*words, *_sizes(choice)]) + "\n" + _note_on_stages(choice)
+
+
+def _note_on_stages(choice: Choice) -> str:
+    """Return what is to be said of stages that whole layers do not make equal."""
+    num_stages, model = choice.options["pp"] * choice.options["num_chunks"], choice.candidate.problem.machine.model
+    if model is None or model.num_layers % num_stages == 0:
+        return ""
+    return (
+        f"# {model.num_layers} layers do not divide into {num_stages} stages: give --pipeline-model-parallel-layout\n"
+    )
 
 
 def _switches(options: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.tuning.orders import FORWARD, order_of
+from minitrain.tuning.piece import PassKey
+from minitrain.tuning.pieces import Pieces
 from minitrain.tuning.problem import Problem
 from minitrain.tuning.space import axes_of, candidates
 from minitrain.tuning.work import Figures, Limit, price_pipelines
@@ -42,6 +44,15 @@ def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_flo
         assert figures.peak_memory_bytes == run.peak_memory_bytes, one.options
         busy = float((run.breakdown.computing + run.breakdown.exposed).sum())
         assert figures.busy_s == pytest.approx(busy, rel=0.01 if one.pipeline.messages != "plain" else 1e-9)
+
+
+def test_pieces_do_not_depend_on_which_stages_were_executed_before() -> None:
+    machine = problem(8, 8).machine
+    last, key = machine.num_layers, PassKey(2, 4, sequence_parallel=False, recompute="full")
+    fresh, used = Pieces(machine.workload, machine.predictor), Pieces(machine.workload, machine.predictor)
+    for length in (5, 2):
+        used.stage(key, range(last - length, last))
+    assert used.stage(key, range(last - 4, last)) == fresh.stage(key, range(last - 4, last))
 
 
 def test_a_layout_has_the_same_figures_alone_and_among_others() -> None:
