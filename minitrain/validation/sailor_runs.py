@@ -155,7 +155,7 @@ class _Step:
             "megatron",
             world_size=cluster.world_size,
             global_batch_size=dp * self.microbatch * num_microbatches,
-            hardware=RankPredictors([self._predictor(cluster.device(rank)) for rank in range(cluster.world_size)]),
+            **self._machine(),
             check=False,
             microbatch_size=self.microbatch,
             tp=cluster.tp,
@@ -163,6 +163,16 @@ class _Step:
             layers_per_stage=list(cluster.units),
             scatter_gather=True,
         )
+
+    def _machine(self) -> dict[str, Any]:
+        """Return what `simulate` takes of a cluster: one of equal nodes is folded, which changes no figure."""
+        cluster = self.cluster
+        if len(cluster.devices) > 1:
+            ranks = [self._predictor(cluster.device(rank)) for rank in range(cluster.world_size)]
+            return {"hardware": RankPredictors(ranks)}
+        (device,) = cluster.devices
+        system = _system(device, cluster.tp, is_mixed=False)
+        return {"hardware": system, "workload": self.model, "prices": self.tables[device], "fold": True}
 
     def _predictor(self, device: str) -> LayerPredictor:
         return _predictor(device, len(self.cluster.devices) > 1, self.cluster, self.model, self.tables[device])
