@@ -82,7 +82,7 @@ def test_a_plan_is_within_three_percent_of_exhaustive_search(seed: int) -> None:
 
 
 def test_a_plan_divides_by_speed_and_beats_equal_shares() -> None:
-    step = {"num_layers": 4, "global_batch_size": 512}
+    step: dict[str, Any] = {"num_layers": 4, "global_batch_size": 512}
     found = mt.plan(None, PAIR, strategies=["zero1"], **step)
     equal = mt.simulate("zero1", hardware=PAIR, **step)
     assert found.left_out == ()
