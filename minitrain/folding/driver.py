@@ -162,19 +162,21 @@ class _Search(Generic[R]):
         reasons: dict[str, str] = {}  # why each axis is kept
         apart: frozenset[str] = frozenset()  # those that are kept for prices alone
         is_world = True  # as long as the strategy has not asked for a mesh
+        split: dict[str, int] = {}  # axes of the strategy's mesh whose ranks are unlike in blocks
         while True:
-            attempt = FoldAttempt(axes, frozenset(reasons), apart, may_change_axes=may_change_axes and is_world)
-            if attempt.num_ranks_a_class < self.least:
+            kept, may_change = frozenset(reasons), may_change_axes and is_world
+            attempt, run = await self._attempt(FoldAttempt(axes, kept, apart, may_change_axes=may_change, split=split))
+            if attempt.needs_every_rank:
                 return await self.simulate_fully()
-            attempt, run = await self._attempt(attempt)
             if attempt.has_adopted_mesh:
-                axes, is_world = attempt.axes, False
+                axes, is_world = attempt.mesh_axes, False
+            if attempt.wanted_split:
+                split |= attempt.wanted_split
+                continue
             if attempt.diverged is None:
                 assert run is not None
                 self._require_messages(attempt, reasons)
                 return run
-            if attempt.needs_every_rank:
-                return await self.simulate_fully()
             diverged, place = attempt.diverged
             if attempt.wanted_axes is not None and is_world:
                 axes, reasons, is_world = attempt.wanted_axes, {}, attempt.wants_split
@@ -229,6 +231,9 @@ class _Search(Generic[R]):
         An attempt that is likely to fail is replaced by a dry run. Several classes interact before the end of the first
         one is noticed, which a dry run leaves out; so it is made only for one class, or where there are very many.
         """
+        if attempt.num_ranks_a_class < self.least:
+            attempt.needs_every_rank = True
+            return attempt, None
         representatives = attempt.representatives()
         if self.labels is not None and not are_alike(attempt, representatives, self.labels):
             return attempt, None
