@@ -82,7 +82,7 @@ def replicas(
         return None
 
     def seconds_of(name: str) -> Any:
-        table = tables[name]
+        table: Any = tables[name]
         return lambda count: table(-(-count // num_microbatches)) * min(num_microbatches, count)
 
     clocks = [seconds_of(name) for name in owners]

@@ -68,7 +68,7 @@ def pipeline_times(part: mt.Cluster, step: dict[str, Any]) -> list[float]:
 
 
 def run_time(part: mt.Cluster, step: dict[str, Any], strategy: str, shares: mt.Shares, **options: Any) -> float:
-    machine = {"hardware": part, "world_size": part.num_devices, "shares": shares, "fold": True}
+    machine: dict[str, Any] = {"hardware": part, "world_size": part.num_devices, "shares": shares, "fold": True}
     return mt.simulate(strategy, **machine, **step, **options).step_time
 
 
