@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks.cases import MOST_EVENTS, SHORT_NUM_EVENTS, SHORT_WORLD_SIZES, Case, cases
-from benchmarks.measure import Row, measure
+from benchmarks.measure import Row, about_the_collector, measure
 
 _HEAD = f"{'strategy':<18}{'ranks':>7}{'events':>10}{'events/s':>10}{'us/event':>10}{'ratio':>7}{'B/event':>9}"
 
@@ -52,7 +52,8 @@ def main() -> None:
         if case not in possible:
             size = f"{case.strategy} at {case.world_size} ranks"
             print(f"{size} is left out (--most-events): it makes {case.num_events:.1e} events")
-    print("ratio: events/s over those of benchmarks/floor.py at the same number of ranks, measured by turns")
+    print("ratio: events/s over those of benchmarks/floor.py at the same number of ranks, the median of pairs by turns")
+    print(about_the_collector())
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any, TypeVar
 
 from benchmarks.cases import Case, floor_layers
 from benchmarks.floor import floor
+from minitrain.run.garbage_collection import RARELY
 
 T = TypeVar("T")
 
@@ -20,7 +22,7 @@ _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 @dataclass(frozen=True)
 class Row:
-    """What one case came to; times are processor time of the best repeat.
+    """What one case came to; times are processor time, the medians of the repeats.
 
     Args:
         strategy: its name.
@@ -29,7 +31,7 @@ class Row:
         events_per_s: ours, with set-up, complete logs, laws and memory accounting.
         us_per_event: its inverse, microseconds.
         floor_events_per_s: those of the floor, measured by turns with ours.
-        ratio: ours over the floor's.
+        ratio: ours over the floor's, the median of the repeats' own ratios, as the processor's clock changes.
         rss_bytes_per_event: growth of the process's highest resident memory in the first repeat.
     """
 
@@ -48,7 +50,7 @@ class Row:
 
 
 def measure(case: Case, num_repeats: int) -> Row:
-    """Measure one case and the floor at its size, by turns, the best of some repeats each."""
+    """Measure one case and the floor at its size, by turns."""
     import minitrain as mt
 
     mt.simulate(case.strategy, world_size=2, num_layers=4, global_batch_size=2)  # imports and caches
@@ -64,7 +66,8 @@ def measure(case: Case, num_repeats: int) -> Row:
             growth_bytes = peak_rss_bytes() - before_bytes
         seconds, num_floor = timed(lambda: floor(case.world_size, layers))
         floor_s.append(seconds)
-    ours, bare = num_events / min(ours_s), num_floor / min(floor_s)
+    ours, bare = num_events / median(ours_s), num_floor / median(floor_s)
+    ratios = [(num_events / own_s) / (num_floor / bare_s) for own_s, bare_s in zip(ours_s, floor_s, strict=True)]
     return Row(
         strategy=case.strategy,
         world_size=case.world_size,
@@ -72,7 +75,7 @@ def measure(case: Case, num_repeats: int) -> Row:
         events_per_s=ours,
         us_per_event=1e6 / ours,
         floor_events_per_s=bare,
-        ratio=ours / bare,
+        ratio=median(ratios),
         rss_bytes_per_event=growth_bytes / num_events,
     )
 
@@ -91,6 +94,14 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
+
+
+def about_the_collector() -> str:
+    """Return how Python's cycle collector is set on both sides."""
+    return (
+        f"cycle collector: both sides begin after a full collection; the floor goes on with {gc.get_threshold()}, ours "
+        f"with the thresholds that `simulate` sets for a run, {RARELY}"
+    )
 
 
 def peak_rss_bytes() -> int:

@@ -72,6 +72,10 @@ FLOORS = (
             Room("platform", "what tasks and runs share"),
         ),
     ),
+    Floor(
+        "many devices",
+        (Room("vector", "one run, K machines"), Room("heterogeneous", "devices of many kinds")),
+    ),
     Floor("runs seen", (Room("trace", "pages, tables, exports"),)),
     Floor(
         "many runs",
@@ -79,8 +83,10 @@ FLOORS = (
             Room("sweeps", "grids over processes"),
             Room("validation", "measured runs, compared"),
             Room("noise", "a run under noise"),
+            Room("faults", "what failures cost"),
         ),
     ),
+    Floor("layouts", (Room("tuning", "which layout is best"),)),
     Floor("teaching", (Room("grading", "judges a submission"), Room("exercises", "what is asked"))),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),
@@ -93,7 +99,10 @@ DOORS = (
     Door("run/variants.py", "accounting", "simulate chooses strict accounting or totals by its parameters"),
     Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),
     Door("run/variants.py", "numerics", "simulate brings real numbers by its parameters"),
+    Door("run/variants.py", "faults", "simulate lets devices die by its parameters"),
+    Door("run/variants.py", "vector", "simulate prices a run on a list of hardware at once"),
     Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
+    Door("numerics/placing.py", "heterogeneous", "a proof computes on the backend that its caller names"),
     Door("run/strategy_loading.py", "strategies", "a strategy may be given by the name of one that is shipped"),
     Door("grading/worker.py", "__init__", "a submission is run as its author runs it, by the public names"),
 )

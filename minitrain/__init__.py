@@ -28,7 +28,12 @@ if TYPE_CHECKING:
         StrategyError,
         UsageError,
     )
+    from minitrain.faults.disturbed_run import DisturbedRun
+    from minitrain.faults.goodput import Goodput, goodput
     from minitrain.grading.grader import Grade, grade
+    from minitrain.hardware.clusters.cluster import Cluster
+    from minitrain.hardware.clusters.device_groups import Devices, Link
+    from minitrain.hardware.clusters.power import Thermal
     from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.hardware.platforms import Platform, platforms
@@ -38,7 +43,9 @@ if TYPE_CHECKING:
     from minitrain.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.numerics.proof import Proof, prove
     from minitrain.rank.model import Model
+    from minitrain.rank.shares import Shares
     from minitrain.run.comparison import Comparison, FailedRun, compare
+    from minitrain.run.faults import Fault, FaultRate, Recovery
     from minitrain.run.result import Run, load_run
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
@@ -46,7 +53,11 @@ if TYPE_CHECKING:
     from minitrain.solver.solving import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.tuning.result import Tuning
+    from minitrain.tuning.tune import tune
     from minitrain.validation.validate import Validation, validate
+    from minitrain.vector.price import price, price_async
+    from minitrain.vector.priced import Priced
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
     from minitrain.workloads.precision import Precision
@@ -64,7 +75,12 @@ _HOMES = {
         "StrategyError",
         "UsageError",
     ),
+    "faults.disturbed_run": ("DisturbedRun",),
+    "faults.goodput": ("Goodput", "goodput"),
     "grading.grader": ("Grade", "grade"),
+    "hardware.clusters.cluster": ("Cluster",),
+    "hardware.clusters.device_groups": ("Devices", "Link"),
+    "hardware.clusters.power": ("Thermal",),
     "hardware.fixed_durations": ("FixedPredictor",),
     "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
@@ -75,7 +91,9 @@ _HOMES = {
     "numerics.proof": ("Proof", "prove"),
     "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
+    "rank.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
+    "run.faults": ("Fault", "FaultRate", "Recovery"),
     "run.result": ("Run", "load_run"),
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
@@ -83,7 +101,11 @@ _HOMES = {
     "solver.solving": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "tuning.result": ("Tuning",),
+    "tuning.tune": ("tune",),
     "validation.validate": ("Validation", "validate"),
+    "vector.price": ("price", "price_async"),
+    "vector.priced": ("Priced",),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
     "workloads.precision": ("Precision",),
@@ -93,16 +115,23 @@ _MODULES = ("hw", "schedules")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Cluster",
     "CollectiveMismatchError",
     "Comparison",
     "DeadlockError",
+    "Devices",
+    "DisturbedRun",
     "FailedRun",
+    "Fault",
+    "FaultRate",
     "FixedPredictor",
+    "Goodput",
     "Grade",
     "HardwareConfigError",
     "Histogram",
     "LatentAttention",
     "LawError",
+    "Link",
     "MeasuredLayers",
     "MinitrainError",
     "Model",
@@ -111,25 +140,33 @@ __all__ = [
     "OutOfMemoryError",
     "Platform",
     "Precision",
+    "Priced",
     "Proof",
     "ProofError",
+    "Recovery",
     "Replayed",
     "Run",
     "Sensitivity",
+    "Shares",
     "SlowLink",
     "StrategyError",
     "Sweep",
+    "Thermal",
     "Transformer",
+    "Tuning",
     "UsageError",
     "Validation",
     "compare",
     "from_schedule",
+    "goodput",
     "grade",
     "hw",
     "load_run",
     "models",
     "monte_carlo",
     "platforms",
+    "price",
+    "price_async",
     "prove",
     "replay",
     "schedules",
@@ -140,6 +177,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "tune",
     "validate",
 ]
 

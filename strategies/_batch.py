@@ -43,6 +43,38 @@ def share(total: int, num_ranks: int, index: int) -> range:
     return cast(range, span(index * part, (index + 1) * part))  # of folded ranks, an object like a range
 
 
+def require_shares(model: Model, of: str, divisor: int, strategy: str) -> None:
+    """Raise a StrategyError unless the batch divides equally, or the run says who takes how much of it."""
+    if not _has_shares(model, "samples"):
+        require_multiple("global_batch_size", model.global_batch_size, of, divisor, strategy)
+
+
+def microbatches_of(
+    model: Model, num_replicas: int, index: int, microbatch_size: int | None, strategy: str, *, in_step: bool = False
+) -> Sequence[range]:
+    """Return the microbatches of a replica: of an equal, contiguous part of the batch, or of what the run's shares say.
+
+    Args:
+        model: the rank.
+        num_replicas: how many share the batch.
+        index: which of them it belongs to.
+        microbatch_size: samples a microbatch; all of the replica's if None.
+        strategy: name of the strategy, for errors.
+        in_step: whether replicas communicate in each microbatch, and so must have the same number of them.
+    """
+    if not _has_shares(model, "samples"):
+        return microbatches(share(model.global_batch_size, num_replicas, index), microbatch_size, strategy)
+    require_range("microbatch_size", microbatch_size, model.global_batch_size, strategy)
+    found = model.microbatches(microbatch_size, num_replicas=num_replicas, index=index, in_step=in_step)
+    return cast("Sequence[range]", found)
+
+
+def _has_shares(model: Model, what: str) -> bool:
+    """Return whether the run says who takes how much of the samples, or of the layers."""
+    shares = getattr(model, "shares", None)  # the specification knows none
+    return shares is not None and what in shares.names
+
+
 def stage_layers(
     model: Model,
     stage: int,
@@ -54,6 +86,8 @@ def stage_layers(
 ) -> range:
     """Return the layers of a stage: equal shares where layers are alike, and as `Model.stages` says where they differ.
 
+    Where the run has shares of layers, it is these.
+
     Args:
         model: the rank.
         stage: which stage.
@@ -63,7 +97,8 @@ def stage_layers(
         of: what the number of stages is made of, for errors.
         strategy: name of the strategy, for errors.
     """
-    if layers_per_stage is None and getattr(model, "layers_are_alike", True):  # the specification knows no others
+    is_given = layers_per_stage is not None or _has_shares(model, "layers")
+    if not is_given and getattr(model, "layers_are_alike", True):  # the specification knows no others
         require_multiple("num_layers", model.num_layers, of, num_stages, strategy)
         return share(model.num_layers, num_stages, stage)
     require_range("microbatch_size", microbatch_size, model.global_batch_size, strategy)

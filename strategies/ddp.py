@@ -2,7 +2,7 @@
 
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, share
+from ._batch import add, microbatches_of, require_shares
 
 
 async def ddp(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
@@ -14,15 +14,14 @@ async def ddp(model: Model, microbatch_size: int | None = None, recompute: str =
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     model.recompute = recompute
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "ddp")
+    require_shares(model, "world_size", model.world_size, "ddp")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
-    samples_here = share(model.global_batch_size, model.world_size, model.rank)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer)
 
-    for samples in microbatches(samples_here, microbatch_size, "ddp"):
+    for samples in microbatches_of(model, model.world_size, model.rank, microbatch_size, "ddp"):
         activations[0] = model.get_input_activation(samples)
         for layer in layers:
             activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])

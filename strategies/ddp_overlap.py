@@ -2,7 +2,7 @@
 
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, require_range, share
+from ._batch import add, microbatches_of, require_range, require_shares
 
 
 async def ddp_overlap(
@@ -20,11 +20,11 @@ async def ddp_overlap(
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     model.recompute = recompute
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "ddp_overlap")
+    require_shares(model, "world_size", model.world_size, "ddp_overlap")
     require_range("bucket_size", bucket_size, model.num_layers, "ddp_overlap")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
-    batches = microbatches(share(model.global_batch_size, model.world_size, model.rank), microbatch_size, "ddp_overlap")
+    batches = microbatches_of(model, model.world_size, model.rank, microbatch_size, "ddp_overlap")
     bucket, launched = [], []
 
     for layer in layers:

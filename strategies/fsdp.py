@@ -7,7 +7,7 @@ from typing import Any
 from minitrain.errors import StrategyError
 from minitrain.lib import Model, Weight, WeightGrad
 
-from ._batch import add, microbatches, require_multiple, require_range, share
+from ._batch import add, microbatches_of, require_multiple, require_range, require_shares
 from ._parts import Parts
 
 
@@ -48,9 +48,8 @@ async def fsdp(
     mesh = model.mesh(replica=replicas, dp=model.world_size // (replicas * tp), tp=tp)
     shards, copies, parts = mesh.group("dp"), mesh.group("replica"), Parts(model, mesh.group("tp"), sequence_parallel)
     num_shares = replicas * shards.size
-    require_multiple("global_batch_size", model.global_batch_size, "replicas x shards", num_shares, "fsdp")
-    samples_here = share(model.global_batch_size, num_shares, model.rank // tp)
-    batches = microbatches(samples_here, microbatch_size, "fsdp")
+    require_shares(model, "replicas x shards", num_shares, "fsdp")
+    batches = microbatches_of(model, num_shares, model.rank // tp, microbatch_size, "fsdp", in_step=True)
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     units, num_layers = model.blocks, model.num_layers
     kept = units[-1:] if reshard_after_forward else units  # whole between forward and backward

@@ -4,7 +4,7 @@ from math import gcd
 
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, require_range, share
+from ._batch import add, microbatches_of, require_multiple, require_range, require_shares
 
 
 async def hsdp(
@@ -25,17 +25,16 @@ async def hsdp(
     require_range("shard_size", shard_size, model.world_size, "hsdp")
     shard_size = shard_size or gcd(model.world_size, 8)
     require_multiple("world_size", model.world_size, "shard_size", shard_size, "hsdp")
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "hsdp")
+    require_shares(model, "world_size", model.world_size, "hsdp")
     mesh = model.mesh(replica=model.world_size // shard_size, shard=shard_size)
     shards, replicas = mesh.group("shard"), mesh.group("replica")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
-    samples_here = share(model.global_batch_size, model.world_size, model.rank)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer, shards.index, shards.size)
 
-    for samples in microbatches(samples_here, microbatch_size, "hsdp"):
+    for samples in microbatches_of(model, model.world_size, model.rank, microbatch_size, "hsdp", in_step=True):
         activations[0] = model.get_input_activation(samples)
         for layer in layers:
             weights["full"] = await model.all_gather(weights[layer], layer, group=shards)

@@ -7,7 +7,7 @@ from minitrain.errors import StrategyError
 from minitrain.lib import Model
 from minitrain.tensors.parts import kept_whole, share_of_sequence
 
-from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
+from ._batch import add, microbatches_of, require_multiple, require_range, require_shares, stage_layers
 
 
 async def megatron(
@@ -63,12 +63,11 @@ async def megatron(
     mesh = model.mesh(pp=pp, dp=model.world_size // (tp * pp), tp=tp)
     parts, replicas, place = mesh.group("tp"), mesh.group("dp"), mesh.coord("pp")
     before, after = mesh.peer("pp", -1, wrap=True), mesh.peer("pp", +1, wrap=True)
-    require_multiple("global_batch_size", model.global_batch_size, "replicas", replicas.size, "megatron")
-    samples_here = share(model.global_batch_size, replicas.size, replicas.index)
+    require_shares(model, "replicas", replicas.size, "megatron")
     if microbatch_size is None:
-        require_multiple("global_batch_size", model.global_batch_size, "replicas x pp", replicas.size * pp, "megatron")
-        microbatch_size = len(samples_here) // pp
-    batches = microbatches(samples_here, microbatch_size, "megatron")
+        require_shares(model, "replicas x pp", replicas.size * pp, "megatron")
+        microbatch_size = max(1, model.global_batch_size // (replicas.size * pp))
+    batches = microbatches_of(model, replicas.size, replicas.index, microbatch_size, "megatron")
     if num_chunks > 1:
         require_multiple("num_microbatches", len(batches), "pp", pp, "megatron")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()

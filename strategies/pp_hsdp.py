@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
+from ._batch import add, microbatches_of, require_multiple, require_range, require_shares, stage_layers
 
 
 async def pp_hsdp(
@@ -33,14 +33,14 @@ async def pp_hsdp(
     require_range("pp", pp, model.num_layers, "pp_hsdp")
     require_range("shard_size", shard_size, model.world_size, "pp_hsdp")
     require_multiple("world_size", model.world_size, "pp x shard_size", pp * shard_size, "pp_hsdp")
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "pp_hsdp")
+    require_shares(model, "world_size", model.world_size, "pp_hsdp")
     mesh = model.mesh(pp=pp, replica=model.world_size // (pp * shard_size), shard=shard_size)
     shards, replicas, stage_ranks = mesh.group("shard"), mesh.group("replica"), mesh.group("replica", "shard")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     stage, before, after = mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
     layers = stage_layers(model, stage, pp, microbatch_size, layers_per_stage, "pp", "pp_hsdp")
-    samples_here = share(model.global_batch_size, stage_ranks.size, stage_ranks.index)
-    batches = microbatches(samples_here, microbatch_size or model.global_batch_size // model.world_size, "pp_hsdp")
+    size = microbatch_size or max(1, model.global_batch_size // model.world_size)
+    batches = microbatches_of(model, stage_ranks.size, stage_ranks.index, size, "pp_hsdp", in_step=True)
 
     async def forward(i: int) -> None:
         if before is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
+from ._batch import add, microbatches_of, require_multiple, require_range, require_shares, stage_layers
 
 
 async def pp_zero1(
@@ -30,14 +30,14 @@ async def pp_zero1(
     model.recompute = recompute
     require_range("pp", pp, model.num_layers, "pp_zero1")
     require_multiple("world_size", model.world_size, "pp", pp, "pp_zero1")
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "pp_zero1")
+    require_shares(model, "world_size", model.world_size, "pp_zero1")
     mesh = model.mesh(pp=pp, dp=model.world_size // pp)
     replicas = mesh.group("dp")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     stage, before, after = mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
     layers = stage_layers(model, stage, pp, microbatch_size, layers_per_stage, "pp", "pp_zero1")
-    samples_here = share(model.global_batch_size, replicas.size, replicas.index)
-    batches = microbatches(samples_here, microbatch_size or model.global_batch_size // model.world_size, "pp_zero1")
+    size = microbatch_size or max(1, model.global_batch_size // model.world_size)
+    batches = microbatches_of(model, replicas.size, replicas.index, size, "pp_zero1")
 
     async def forward(i: int) -> None:
         if before is None:

@@ -2,7 +2,7 @@
 
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, share
+from ._batch import add, microbatches_of, require_shares
 
 
 async def zero1(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
@@ -17,16 +17,15 @@ async def zero1(model: Model, microbatch_size: int | None = None, recompute: str
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     model.recompute = recompute
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero1")
+    require_shares(model, "world_size", model.world_size, "zero1")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     rank, world_size, layers = model.rank, model.world_size, range(model.num_layers)
-    samples_here = share(model.global_batch_size, world_size, rank)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer)
         opt_states[layer] = opt_states[layer].shard(rank, world_size)
 
-    for samples in microbatches(samples_here, microbatch_size, "zero1"):
+    for samples in microbatches_of(model, world_size, rank, microbatch_size, "zero1"):
         activations[0] = model.get_input_activation(samples)
         for layer in layers:
             activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])

@@ -2,7 +2,7 @@
 
 from minitrain.lib import Model
 
-from ._batch import add, microbatches, require_multiple, share
+from ._batch import add, microbatches_of, require_shares
 
 
 async def zero3(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
@@ -17,15 +17,14 @@ async def zero3(model: Model, microbatch_size: int | None = None, recompute: str
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     model.recompute = recompute
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero3")
+    require_shares(model, "world_size", model.world_size, "zero3")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
-    samples_here = share(model.global_batch_size, model.world_size, model.rank)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer, model.rank, model.world_size)
 
-    for samples in microbatches(samples_here, microbatch_size, "zero3"):
+    for samples in microbatches_of(model, model.world_size, model.rank, microbatch_size, "zero3", in_step=True):
         activations[0] = model.get_input_activation(samples)
         for layer in layers:
             weights["full"] = await model.all_gather(weights[layer], layer)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 
 from minitrain.lib import Model, Weight, WeightGrad
 
-from ._batch import add, microbatches, require_multiple, require_range, share
+from ._batch import add, microbatches_of, require_range, require_shares
 
 
 async def zero3_prefetch(
@@ -23,12 +23,12 @@ async def zero3_prefetch(
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     model.recompute = recompute
-    require_multiple("global_batch_size", model.global_batch_size, "world_size", model.world_size, "zero3_prefetch")
+    require_shares(model, "world_size", model.world_size, "zero3_prefetch")
     require_range("lookahead", lookahead, model.num_layers, "zero3_prefetch")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
-    samples_here = share(model.global_batch_size, model.world_size, model.rank)
-    batches = microbatches(samples_here, microbatch_size, "zero3_prefetch")
+    num_ranks, rank = model.world_size, model.rank
+    batches = microbatches_of(model, num_ranks, rank, microbatch_size, "zero3_prefetch", in_step=True)
     to_gather = deque([*layers, *reversed(layers)] * len(batches))
     gathers: deque[Awaitable[Weight]] = deque()
     reductions: deque[Awaitable[WeightGrad]] = deque()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -21,6 +22,16 @@ settings.load_profile("minitrain")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag that writes the golden event logs anew."""
     parser.addoption("--update-goldens", action="store_true", help="write traces/golden/ anew instead of comparing")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_what_a_module_makes_is_collected() -> None:
+    """Keep what was there before out of the cycle collector, and out of the search for gathers that were lost.
+
+    Both look at every object that is not frozen. The libraries and the tests themselves are hundreds of thousands.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ class Graph:
         source: the moment that comes first, one an edge, (num_edges,), like all that follow.
         target: the moment that waits for it.
         after_end: whether the target waits for the end of the source's operation rather than for its beginning.
+        release: the earliest time of each moment whatever it waits for, s, (num_moments,); None if all may begin at 0.
     """
 
     timeline: Timeline
@@ -42,6 +43,7 @@ class Graph:
     source: Ints
     target: Ints
     after_end: Bools
+    release: Floats | None = None
 
     def logged(self) -> Floats:
         """Return when each moment came in the log, s, (num_moments,)."""
@@ -69,13 +71,23 @@ def make_graph(timeline: Timeline) -> Graph:
         (count + members, meeting, False),
         (meeting, members, False),
     ]
+    num_moments = 2 * count + len(places) - 1
     return Graph(
         timeline,
-        2 * count + len(places) - 1,
+        num_moments,
         np.concatenate([source for source, _, _ in edges]),
         np.concatenate([target for _, target, _ in edges]),
         np.concatenate([np.full(len(source), after_end) for source, _, after_end in edges]),
+        _released(timeline, num_moments) if timeline.outages else None,
     )
+
+
+def _released(timeline: Timeline, num_moments: int) -> Floats:
+    """Return the earliest time of each moment, s: what was submitted behind an outage comes after its end."""
+    release, submissions = np.zeros(num_moments), slice(timeline.num_events, 2 * timeline.num_events)
+    for outage in timeline.outages:
+        release[submissions][timeline.launched >= outage.end] = outage.end
+    return release
 
 
 _Edges = tuple[Ints, Ints, bool]

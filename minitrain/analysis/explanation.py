@@ -19,7 +19,7 @@ from minitrain.analysis.dependencies import Graph, make_graph
 from minitrain.analysis.memory_over_time import HighWater, Journals, high_water
 from minitrain.analysis.textbook_bubble import ClosedForm, closed_form
 from minitrain.analysis.timeline import Timeline
-from minitrain.analysis.waits import GAP_KINDS, Gaps, find_gaps
+from minitrain.analysis.waits import GAP_KINDS, Gaps, find_gaps, waits_by_device
 from minitrain.analysis.what_if import what_ifs
 
 
@@ -83,6 +83,11 @@ class Explanation:
         """When each rank held most memory, and what it consisted of."""
         return high_water(self.timeline, self.journals)
 
+    @cached_property
+    def waits_by_device(self) -> Mapping[str, Mapping[str, float]]:
+        """How long a rank with each kind of device waits on average, by the kind that it waits for, s."""
+        return waits_by_device(self.timeline, self.step_time)
+
     def longest_gaps(self, count: int = 5) -> list[int]:
         """Return the longest gaps, as indices into `gaps`, the longest first."""
         order = np.lexsort((np.arange(len(self.gaps)), -self.gaps.duration))
@@ -107,6 +112,7 @@ class Explanation:
                 }
                 for rank in range(self.timeline.num_ranks)
             ],
+            **({"waits_by_device_s": self.waits_by_device} if self.timeline.devices else {}),
             "longest_waits": [self._gap(gap) for gap in self.longest_gaps()],
             "critical_path": {
                 **{f"{part}_s": value for part, value in self.critical_path.seconds().items()},

@@ -6,7 +6,7 @@ a run of many ranks has few levels with many moments each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +27,7 @@ class Levels:
         first: index of each target's first edge, (num_targets,), and the number of edges at the end.
         target: the moments that wait for some other one, (num_targets,).
         borders: index of each level's first target, and the number of targets at the end.
+        release: the earliest time of each moment, s, (num_moments,); None if all may begin at 0.
     """
 
     num_events: int
@@ -36,6 +37,7 @@ class Levels:
     first: Ints
     target: Ints
     borders: Ints
+    release: Floats | None = None
 
     def times(self, durations: Floats) -> Floats:
         """Return when each event begins, s, (num_events, num_cases), given how long each lasts, in the same form."""
@@ -47,10 +49,12 @@ class Levels:
         lasts[: self.num_events] = durations
         times = np.zeros((self.num_moments, durations.shape[1]))
         borders, first = self.borders.tolist(), self.first.tolist()
+        released = None if self.release is None else self.release[self.target, None]
         for low, high in pairwise(borders):
             edges = slice(first[low], first[high])
             arrivals = times[self.source[edges]] + lasts[self.ending[edges]]
-            times[self.target[low:high]] = np.maximum.reduceat(arrivals, self.first[low:high] - first[low], axis=0)
+            latest = np.maximum.reduceat(arrivals, self.first[low:high] - first[low], axis=0)
+            times[self.target[low:high]] = latest if released is None else np.maximum(latest, released[low:high])
         return times
 
 
@@ -58,7 +62,8 @@ def make_levels(graph: Graph) -> Levels | None:
     """Return the levels of a graph, or None if some of its moments wait for one another in a circle."""
     count = graph.timeline.num_events
     ending = np.where(graph.after_end, graph.source, count)
-    return levels_of_edges(count, graph.num_moments, graph.source, graph.target, ending)
+    levels = levels_of_edges(count, graph.num_moments, graph.source, graph.target, ending)
+    return levels if levels is None or graph.release is None else replace(levels, release=graph.release)
 
 
 def levels_of_edges(num_events: int, num_moments: int, source: Ints, target: Ints, ending: Ints) -> Levels | None:

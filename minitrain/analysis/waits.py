@@ -9,11 +9,13 @@ of another rank, or with the step. Its kind says why:
   in its cool-down after its last forward.
 - communication: a straggler or a bubble of which more than half was communication by the operations that were waited
   for.
+- recovery: the run was interrupted, as by a device that died.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean  # exact: the same for ranks that are folded
 
 import numpy as np
 
@@ -25,8 +27,16 @@ from minitrain.analysis.matching import collectives, messages
 from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline
 from minitrain.events import COMM, RECV
 
-WARMUP, STEADY, COOLDOWN, STRAGGLER, COMMUNICATION, STEP_END = range(6)
-GAP_KINDS = ("warm-up bubble", "steady bubble", "cool-down bubble", "straggler", "communication", "step's end")
+WARMUP, STEADY, COOLDOWN, STRAGGLER, COMMUNICATION, STEP_END, RECOVERY = range(7)
+GAP_KINDS = (
+    "warm-up bubble",
+    "steady bubble",
+    "cool-down bubble",
+    "straggler",
+    "communication",
+    "step's end",
+    "recovery",
+)
 
 _ROUNDING = 1e-12  # of the step time; a shorter gap is a rounding error
 
@@ -73,6 +83,8 @@ class Gaps:
         """Say in words what a rank waited for: "rank 2's send of layer 7"."""
         line, event, source = self.timeline, int(self.event[gap]), int(self.source[gap])
         whose = "" if source == NONE else f"rank {line.rank_name(line.rank[source])}"
+        if self.kind[gap] == RECOVERY:
+            return next(outage.reason for outage in line.outages if outage.end > self.start[gap])
         if event == NONE:
             return f"the step's end, which {whose or 'another rank'} sets"
         typ, layer = line.typs[line.typ[event]], line.layer[event]
@@ -101,7 +113,27 @@ def find_gaps(
     waits = event != NONE
     held = _held_by_communication(graph, bound or binding(graph), start[waits], event[waits])
     kind[waits] = np.where(held > 0.5 * (end - start)[waits], COMMUNICATION, kind[waits])
+    for outage in timeline.outages:
+        kind[(start < outage.end) & (end >= outage.end)] = RECOVERY
     return Gaps(timeline, rank, start, end, event, source, kind)
+
+
+def waits_by_device(timeline: Timeline, step_time: float | None = None) -> dict[str, dict[str, float]]:
+    """Return how long a rank with each kind of device waits on average, by the device of the rank it waits for, s.
+
+    Args:
+        timeline: a run on several kinds of device.
+        step_time: the step time, s; the latest end of all ranks if None.
+    """
+    rank, start, end, event = gaps_of(timeline, checked_step_time(timeline.step_time, step_time))
+    source = _sources(timeline, event)
+    known = source != NONE
+    names = list(dict.fromkeys(timeline.devices))
+    device = np.array([names.index(name) for name in timeline.devices])
+    sums = np.zeros((timeline.num_ranks, len(names)))
+    np.add.at(sums, (rank[known], device[timeline.rank[source[known]]]), (end - start)[known])
+    means = {name: [mean(column) for column in sums[device == kind].T.tolist()] for kind, name in enumerate(names)}
+    return {name: {other: wait for other, wait in zip(names, row, strict=True) if wait} for name, row in means.items()}
 
 
 def gaps_of(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:

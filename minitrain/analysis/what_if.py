@@ -37,7 +37,8 @@ def retime(graph: Graph, duration: Floats) -> Floats:
     first = np.searchsorted(graph.source[order], np.arange(graph.num_moments + 1)).tolist()
     targets, after_end = graph.target[order].tolist(), graph.after_end[order].tolist()
     missing = np.bincount(graph.target, minlength=graph.num_moments)
-    times, lasts = [0.0] * graph.num_moments, duration.tolist() + [0.0] * (graph.num_moments - len(duration))
+    times = [0.0] * graph.num_moments if graph.release is None else graph.release.tolist()
+    lasts = duration.tolist() + [0.0] * (graph.num_moments - len(duration))
     ready, missing, done = np.flatnonzero(missing == 0).tolist(), missing.tolist(), 0
     while ready:
         moment = ready.pop()

@@ -1,89 +1,38 @@
-"""The commands `minitrain compare` and `run`; the others are added from their modules."""
+"""The commands `minitrain compare` and `run`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 import minitrain as mt
+from minitrain.cli import faults as faults_given
 from minitrain.cli import options as given
+from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import (
     FAILED,
-    Commands,
     RunFailedError,
     message_of,
     print_error,
     running,
     saying_what_is_kept,
 )
-from minitrain.cli.hw import hw
-from minitrain.cli.models import app as models
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.platform import platform
-from minitrain.cli.priced import priced, pricing
-from minitrain.cli.prove import prove
-from minitrain.cli.strategies import strategies
-from minitrain.cli.sweep import sweep
-from minitrain.cli.teach import learn
-from minitrain.cli.trace import trace as saved_runs
-from minitrain.cli.trace_noise import montecarlo
-from minitrain.cli.validate import validate
+from minitrain.cli.priced import machine, pricing
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import PAGE, RUN_FILE, conditions, title_of, write_comparison, write_run
 from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
 
-app = typer.Typer(
-    name="minitrain",
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.add_typer(hw, name="hw")
-app.add_typer(learn, name="learn")
-app.add_typer(models, name="models")
-app.add_typer(platform, name="platform")
-app.command()(prove)
-app.command()(strategies)
-app.command()(sweep)
-app.command()(validate)
-saved_runs.command()(montecarlo)
-app.add_typer(saved_runs, name="trace")
-
 TRACES = Path("traces")
 _STRATEGY = "a strategy's name (see `minitrain strategies`), path.py or path.py:function, with options as in pp_dp:pp=4"
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-def _print_version(wanted: bool) -> None:
-    """Print the version and leave."""
-    if wanted:
-        print(f"minitrain {version('minitrain')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
-) -> None:
-    """Write a distributed training strategy once; price it, prove it, see it, teach with it."""
-
-
-@app.command()
 def compare(
     strategy: Annotated[
         list[str] | None,
@@ -93,11 +42,12 @@ def compare(
             show_default=" ".join(DEFAULT_STRATEGIES),
         ),
     ] = None,
-    world_size: given.WorldSize = given.DEFAULT.world_size,
+    world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
     layers: given.Layers = None,
-    batch: given.Batch = given.DEFAULT.global_batch_size,
+    batch: ranks_given.Batch = None,
+    shares: ranks_given.Shares = None,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
@@ -125,7 +75,7 @@ def compare(
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         trained = given.trained(model, seq, layers)
-        predictor = priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
+        ranks = machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
         if traced:
             given.require_folder(out)
@@ -134,10 +84,9 @@ def compare(
                 chosen,
                 progress=progress.simulating,
                 watch=progress.watch,
-                world_size=world_size,
+                **ranks,
                 **trained,
-                global_batch_size=batch,
-                hardware=predictor,
+                **ranks_given.batch_of(batch, shares),
                 strict=strict,
                 strict_memory=strict_memory,
                 memory_by_kind=traced,
@@ -158,14 +107,14 @@ def compare(
         raise typer.Exit(FAILED)
 
 
-@app.command()
 def run(
     strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
-    world_size: given.WorldSize = given.DEFAULT.world_size,
+    world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
     layers: given.Layers = None,
-    batch: given.Batch = given.DEFAULT.global_batch_size,
+    batch: ranks_given.Batch = None,
+    shares: ranks_given.Shares = None,
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
@@ -175,6 +124,8 @@ def run(
     without: given.Without = None,
     prices: given.Prices = None,
     durations: given.Durations = None,
+    fault: faults_given.Faults = None,
+    recovery: faults_given.Recoveries = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
@@ -193,15 +144,15 @@ def run(
         traced = given.writes_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         parameters = {
-            "world_size": world_size,
+            **machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
             **given.trained(model, seq, layers),
-            "global_batch_size": batch,
-            "hardware": priced(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
+            **ranks_given.batch_of(batch, shares),
             "strict": strict,
             "strict_memory": strict_memory,
-            "memory_by_kind": traced,
+            "memory_by_kind": traced and not fault,
             "log": log,
             "fold": fold,
+            **faults_given.disturbance(fault, recovery, hw, network, durations),
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]
@@ -273,6 +224,7 @@ def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) ->
 def _print_run(result: Run, written: Sequence[Path] | None) -> None:
     """Print a run's figures, where each rank's time goes, and where the pictures are."""
     print_lines([f"{result.strategy}: {conditions(result)}"])
+    print_lines(result.notes)
     print_table(run_table(result))
     print_table(ranks_table(result))
     if written and result.is_folded:

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -25,6 +25,10 @@ from minitrain.errors import MinitrainError
 from minitrain.plain_text import printable, text_of
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel="Output")]
+"""The option of every command, which is read here."""
+
 _LONGEST_MESSAGE = 20_000  # characters
 
 

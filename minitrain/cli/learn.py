@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from minitrain.cli.failures import FAILED
-from minitrain.cli.options import Debug
+from minitrain.cli.failures import FAILED, Debug
 from minitrain.cli.output import print_lines, print_table
 from minitrain.errors import UsageError
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from minitrain.cli import failures
 from minitrain.errors import StrategyError, UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters
@@ -19,11 +20,11 @@ DEFAULT = RunParameters()
 # Larger than any run in practice; without a limit, a typing error could fill the memory.
 MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
 
-_MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
+MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
 
 WorldSize = Annotated[
     int,
-    typer.Option("--world-size", metavar="N", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=_MODEL),
+    typer.Option("--world-size", metavar="N", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=MODEL),
 ]
 Layers = Annotated[
     int | None,
@@ -34,7 +35,7 @@ Layers = Annotated[
         max=MOST_LAYERS,
         help="Layers of the model.",
         show_default=str(DEFAULT.num_layers),
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 TrainedModel = Annotated[
@@ -43,13 +44,13 @@ TrainedModel = Annotated[
         "--model",
         metavar="NAME",
         help="A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 SeqLen = Annotated[
     int | None,
     typer.Option(
-        "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=_MODEL
+        "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=MODEL
     ),
 ]
 Batch = Annotated[
@@ -60,7 +61,7 @@ Batch = Annotated[
         min=1,
         max=MOST_SAMPLES,
         help="Samples of the step, over all ranks.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Microbatch = Annotated[
@@ -71,7 +72,7 @@ Microbatch = Annotated[
         min=1,
         max=MOST_SAMPLES,
         help="Samples a microbatch; batch / world size by default.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Options = Annotated[
@@ -81,7 +82,7 @@ Options = Annotated[
         "-o",
         metavar="NAME=VALUE",
         help="An option of the strategy; repeat it for more.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Hardware = Annotated[
@@ -89,7 +90,7 @@ Hardware = Annotated[
     typer.Option(
         "--hw",
         metavar="CONFIG",
-        help="A shipped hardware config (see `minitrain hw list`) or a file.",
+        help="A shipped hardware config (see `minitrain hw list`) or a file, also of a cluster of unlike devices.",
         show_default=DEFAULT.hardware,
         rich_help_panel=_MACHINE,
     ),
@@ -156,7 +157,7 @@ Strict = Annotated[
     typer.Option(
         "--strict",
         help="Count every tensor alive, wherever it is kept, and accept only what operations gave.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 StrictMemory = Annotated[
@@ -202,7 +203,7 @@ Fold = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel=_OUTPUT)]
+Debug = failures.Debug
 
 OWN_OPTIONS: Mapping[str, str] = {
     "workload": "--model",
@@ -210,6 +211,7 @@ OWN_OPTIONS: Mapping[str, str] = {
     "world_size": "--world-size",
     "num_layers": "--layers",
     "global_batch_size": "--batch",
+    "shares": "--shares",
     "hardware": "--hw",
     "network": "--network",
     "fidelity": "--fidelity",

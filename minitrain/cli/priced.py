@@ -11,6 +11,9 @@ from typing import Any
 from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value
 from minitrain.errors import UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
+from minitrain.hardware.clusters.cluster import Cluster
+from minitrain.hardware.clusters.cluster_files import names_cluster
+from minitrain.hardware.clusters.predictors import predictors_of
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.pricing import Pricing
@@ -60,12 +63,33 @@ def priced(
     """
     if durations is None:
         chosen = Pricing(**priced_by)
+        if names_cluster(hardware):
+            cluster = Cluster.load(str(hardware))
+            return predictors_of(cluster, world_size, network or DEFAULT.network, pricing=chosen)
         return make_predictor(hardware or DEFAULT.hardware, world_size, network or DEFAULT.network, pricing=chosen)
     own = {"hardware": hardware, "network": network, **priced_by}
     for name, value in own.items():
         if value is not None:
             raise UsageError(f"--durations stands for a machine of its own; give it or {OWN_OPTIONS[name]}, not both")
     return FixedPredictor(**parse_durations(durations))
+
+
+def machine(
+    world_size: int | None,
+    hardware: str | None,
+    network: str | None,
+    durations: str | None,
+    priced_by: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the ranks and what prices their operations, as arguments of `simulate`.
+
+    Raises:
+        UsageError, HardwareConfigError: as for `priced`.
+    """
+    if world_size is None and durations is None and names_cluster(hardware):
+        world_size = Cluster.load(str(hardware)).num_devices
+    num_ranks = DEFAULT.world_size if world_size is None else world_size
+    return {"world_size": num_ranks, "hardware": priced(num_ranks, hardware, network, durations, priced_by)}
 
 
 def parse_durations(text: str) -> dict[str, float]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from minitrain.cli.failures import FAILED
+from minitrain.cli.failures import FAILED, Debug
 from minitrain.cli.learn import HERE, Exercises, all_exercises, learn, load
-from minitrain.cli.options import Debug
 from minitrain.cli.output import Progress, print_lines, print_table
 from minitrain.errors import UsageError
 

@@ -160,6 +160,9 @@ def _facts(run: Run) -> dict[str, str]:
         name = "longest waits" if not place else " " * place
         kind = GAP_KINDS[gaps.kind[gap]]
         facts[name] = f"rank {gaps.rank[gap]}, {duration(gaps.duration[gap])} for {gaps.reason(gap)} ({kind})"
+    for device, waits in explained.waits_by_device.items() if run.device_kinds else ():
+        whom = ", ".join(f"{duration(seconds)} for {other}" for other, seconds in waits.items())
+        facts[f"waits of {device}"] = f"mean of a rank: {whom or 'never'}"
     path = {**explained.critical_path.by_typ(), "waiting": explained.critical_path.seconds()["waiting"]}
     facts["critical path"] = ", ".join(f"{name} {part / step:.1%}" for name, part in path.items() if part)
     saved = [f"{name} {duration(time)}" for name, time in explained.what_ifs.items() if time < step * (1 - 1e-9)]

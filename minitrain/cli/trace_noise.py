@@ -11,12 +11,15 @@ import typer
 import minitrain as mt
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import print_json, print_lines
-from minitrain.cli.trace import RunFile
+from minitrain.cli.trace import RunFile, trace
 from minitrain.errors import UsageError
+
+__all__ = ["trace"]
 
 _MOST_SAMPLES = 10_000_000
 
 
+@trace.command()
 def montecarlo(
     run: RunFile,
     jitter: Annotated[

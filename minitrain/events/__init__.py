@@ -22,6 +22,7 @@ from minitrain.events.event import (
     UPDATE,
     Event,
     MemoryChange,
+    Outage,
 )
 from minitrain.events.event_log import (
     LAUNCHED,
@@ -78,6 +79,7 @@ __all__ = [
     "EventLog",
     "MemoryChange",
     "Note",
+    "Outage",
     "ReadOnlyLog",
     "Stream",
 ]

@@ -103,3 +103,17 @@ class MemoryChange(NamedTuple):
     place: int
     kind: str
     elements: float
+
+
+class Outage(NamedTuple):
+    """A time in which no rank could go on, until a moment that no operation sets.
+
+    Args:
+        start: when it began, s.
+        end: when ranks could go on, s.
+        reason: why, in words.
+    """
+
+    start: float
+    end: float
+    reason: str

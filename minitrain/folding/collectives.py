@@ -90,6 +90,20 @@ def require_symmetric(attempt: FoldAttempt, op: str, value: Any, group: FoldedGr
         attempt.diverge(f"{op} of {describe(value)}, which cannot be folded,", group.axes)
 
 
+def united_within(op: str, value: Any, group: FoldedGroup) -> Any:
+    """Return what a class brings to a sum with other classes: with the samples of all its ranks in the group.
+
+    Classes whose ranks have different numbers of samples move differently between ranks, and so their sets are united
+    within each class first.
+    """
+    if isinstance(value, list):
+        return [united_within(op, item, group) for item in value]
+    if op not in ("all_reduce", "reduce_scatter") or value.__class__ is not WeightGrad:
+        return value
+    samples = _over(value.samples, group)
+    return value if samples is value.samples else _with_samples(value, samples, value.shards, value.num_shards)
+
+
 def _is_symmetric(op: str, value: Any) -> bool:
     """Return whether a collective of a tensor, or of a bucket of them, is known."""
     if (op, value.__class__) in _USUAL:

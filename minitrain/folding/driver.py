@@ -20,6 +20,7 @@ from minitrain.folding.early_divergence import DivergenceHistory, find_early_div
 from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
+from minitrain.folding.unlike_ranks import are_alike, labels_of
 from minitrain.hardware import FlatTopology, HierarchicalTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.kernel_predictor import KernelPredictor
@@ -39,6 +40,7 @@ from minitrain.tensors.experts import ExpertWeight
 from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
+_KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
 
 
 async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
@@ -67,12 +69,19 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
 
 def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
-    if isinstance(predictor, RankPredictors):
+    if isinstance(predictor, RankPredictors) and predictor.cluster is None:
         raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
-    is_known = type(predictor) in (RuntimePredictor, KernelPredictor, LayerPredictor) and isinstance(
+    if hasattr(predictor, "parts"):  # of several machines: `minitrain.hardware.many_predictors`
+        for part in predictor.parts:
+            _require_prices_alike(part.predictor)
+        return
+    if isinstance(predictor, RankPredictors):
+        return  # on a cluster, ranks of one class have one kind of device (see `minitrain.folding.unlike_ranks`)
+    has_known_network = type(predictor) in _KNOWN and isinstance(
         predictor.topology,  # type: ignore[attr-defined]  # both kinds have one
         FlatTopology | HierarchicalTopology | MeasuredTopology,
     )
+    is_known = has_known_network or getattr(predictor, "prices_ranks_alike", False)
     if not is_known and type(predictor) is not FixedPredictor:
         raise UsageError(
             "fold=True needs prices that are known to be the same for ranks that do the same: those of a hardware "
@@ -91,6 +100,7 @@ class _Search:
     def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> None:
         self.prepared = prepared
         self.simulate_fully = simulate_fully
+        self.labels = labels_of(prepared)
         shared = prepared.parameters.fold
         self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
 
@@ -169,6 +179,8 @@ class _Search:
         one is noticed, which a dry run leaves out; so it is made only for one class, or where there are very many.
         """
         representatives = attempt.representatives()
+        if self.labels is not None and not are_alike(attempt, representatives, self.labels):
+            return attempt, None
         key = key_of_attempt(self.prepared, attempt)
         is_likely = len(representatives) == 1 and self.history.expects_divergence(key)
         if is_likely or len(representatives) > _MANY_CLASSES:

@@ -10,7 +10,7 @@ from minitrain.events import COMM, Stream
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.per_rank_values import PerRankInt, per_rank
 from minitrain.folding.prices import groups_by_shape
-from minitrain.hardware import HierarchicalTopology
+from minitrain.hardware.rank_placement import RankNodes
 from minitrain.transport.groups import Group, Mesh
 
 
@@ -47,9 +47,7 @@ class FoldedGroup(Group):
 
     __slots__ = ("_index", "_lowest_rank", "_stream", "attempt", "axes", "kept")
 
-    def __init__(
-        self, attempt: FoldAttempt, axes: frozenset[str], rank: int, nodes: HierarchicalTopology | None = None
-    ) -> None:
+    def __init__(self, attempt: FoldAttempt, axes: frozenset[str], rank: int, nodes: RankNodes | None = None) -> None:
         self.attempt = attempt
         self.axes = axes
         self.kept = axes & attempt.kept

@@ -9,16 +9,17 @@ from typing import Any
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
-from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric
+from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric, united_within
 from minitrain.folding.experts import FoldedExperts
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.folding.prices import require_same_price
 from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
-from minitrain.hardware import HierarchicalTopology
+from minitrain.folding.unlike_ranks import Labels, labels_of, require_alike
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
+from minitrain.hardware.rank_placement import RankNodes
 from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.operations import Operation
@@ -31,9 +32,19 @@ from minitrain.transport.groups import Group, Mesh, require_axes
 
 
 class ClassOperation(Operation):
-    """The part of a class in a collective whose groups have members of several classes."""
+    """The part of a class in a collective whose groups have members of several classes.
 
-    __slots__ = ()
+    Attributes:
+        own_value: what the lowest rank of the class gave; its `value` may have the samples of all ranks of the class.
+    """
+
+    __slots__ = ("own_value",)
+    own_value: Any
+
+    @property
+    def given(self) -> Any:
+        """What the lowest rank gave, whose memory counts."""
+        return self.own_value
 
     @staticmethod
     def settle_all(
@@ -63,6 +74,7 @@ class FoldedModel(FoldedExperts):
         num_layers: layers of the trained model.
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
+        labels: what the ranks of a class must have in common, for each rank; None where all ranks are alike.
 
     Adds:
         rank: a number to the engine, and to the strategy one that stands for every rank of the class.
@@ -76,6 +88,8 @@ class FoldedModel(FoldedExperts):
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
+    _class_operation_kind: Any = ClassOperation
+
     def __init__(
         self,
         attempt: FoldAttempt,
@@ -84,8 +98,10 @@ class FoldedModel(FoldedExperts):
         num_layers: int,
         global_batch_size: int,
         runtime_predictor: Predictor,
+        labels: Labels | None = None,
     ) -> None:
         self.attempt = attempt
+        self._labels = labels
         topology = getattr(runtime_predictor, "topology", None)
         self._nodes = None if topology is None else places_of(topology)
         super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
@@ -95,6 +111,8 @@ class FoldedModel(FoldedExperts):
 
     def _find_coordinates(self) -> None:
         """Find out where the class lies on the axes, which the strategy's mesh may replace."""
+        if self._labels is not None:
+            require_alike(self.attempt, self._rank, self._labels)
         self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
         self._peers_alike: set[int] = set()
@@ -173,7 +191,7 @@ class FoldedModel(FoldedExperts):
         row = self._reserve(op, layer, member.stream)
         if member.kept:
             return self._meet(op, value, member, row)
-        operation = Operation(self, op, value, member, row, detail)
+        operation = self._operation_kind(self, op, value, member, row, detail)
         operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
         self.require_same_price(operation)
         return operation
@@ -181,7 +199,10 @@ class FoldedModel(FoldedExperts):
     def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
-        operation = ClassOperation(self, op, value, member, row, None)
+        operation: ClassOperation = self._class_operation_kind(
+            self, op, united_within(op, value, member), member, row, None
+        )
+        operation.own_value = value
         spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
         classes = self._transport.communicator_along(member.lowest_class(), spans)
         classes.join(classes.index_of(self._rank), operation)
@@ -248,13 +269,17 @@ class FoldedModel(FoldedExperts):
             self._require_same_tier(self._nodes, const)
         return const
 
-    def _require_same_tier(self, nodes: HierarchicalTopology, peer: int) -> None:
+    def _require_same_tier(self, nodes: RankNodes, peer: int) -> None:
         """Refuse messages to or from another class that cross nodes on some ranks only."""
         if peer != self._rank:  # a message to oneself is the transport's to refuse
             low, high = sorted((self._rank, peer))
             steps = ((self.attempt.strides[axis], size) for axis, size in self.attempt.folded_sizes.items())
             shapes = nodes.one_of_each_shape(range(low, high + 1, high - low), steps)
-            require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), lambda pair: _tier(nodes, pair))
+
+            def distance(pair: Sequence[int]) -> Hashable:
+                return nodes.distance(pair[0], pair[-1])
+
+            require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), distance)
         self._peers_alike.add(peer)
 
     def load_weights(
@@ -315,12 +340,10 @@ _MAY_DIFFER = frozenset({"shards", "samples", "parts", "own", "sequence_shards"}
 _SETS = {kind: sorted(_MAY_DIFFER.intersection(kind.__dataclass_fields__)) for kind in FIELDS}
 
 
-def _tier(nodes: HierarchicalTopology, pair: Sequence[int]) -> int:
-    """Return the size of the tier that carries a message between two ranks."""
-    return nodes.p2p(0, pair[0], pair[-1]).tier.size
-
-
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
     """Return the model of the class of a lowest rank, on the transport that all classes share."""
     sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
-    return FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))
+    kind: type[FoldedModel] = prepared.folded_kind or FoldedModel
+    model = kind(attempt, rank, dist, *sizes, prepared.predictor_of(rank), labels_of(prepared))
+    prepared.give_shares([model])
+    return model

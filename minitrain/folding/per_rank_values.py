@@ -52,6 +52,8 @@ class PerRankInt:
 
     set_kind: ClassVar[Any]
     """What makes sets of such integers: `minitrain.folding.per_rank_sets`, which builds on this file, puts it here."""
+    item_finder: ClassVar[Any]
+    """What finds items of sequences by them: `minitrain.folding.unlike_ranks` puts it here, likewise."""
 
     def __init__(self, attempt: FoldAttempt, const: int, slopes: Mapping[str, int]) -> None:
         self.attempt = attempt
@@ -219,6 +221,11 @@ class PerRankInt:
         if self._singleton is None:
             self._singleton = self.set_kind(self.attempt, ((self.const, self.const + 1),), self.slopes)
         return self._singleton
+
+    def item_of(self, values: Sequence[Any]) -> Any:
+        """Return the item of a sequence that each rank means by this index (`minitrain.rank.divided_batch` asks)."""
+        self.attempt.is_observed = True
+        return self.item_finder(values)
 
     @staticmethod
     def span(start: Any, stop: Any) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 """Whether what a class's ranks do together costs the same for all of them, on a network of tiers.
 
 The groups of a class are copies of one another at equal distances, as are its pairs of sender and receiver. Copies that
-lie alike in nodes cost the same, and few of them lie differently (`HierarchicalTopology.one_of_each_shape`). One of
+lie alike in nodes cost the same, and few of them lie differently (`RankNodes.one_of_each_shape`). One of
 each is priced. Where prices differ, so do the ranks' clocks: the ranks diverge.
 """
 
@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minitrain.folding.attempt import FoldAttempt
-from minitrain.hardware import HierarchicalTopology
+from minitrain.hardware.rank_placement import RankNodes
 
 
-def groups_by_shape(
-    attempt: FoldAttempt, nodes: HierarchicalTopology, rank: int, axes: frozenset[str]
-) -> list[Sequence[int]]:
+def groups_by_shape(attempt: FoldAttempt, nodes: RankNodes, rank: int, axes: frozenset[str]) -> list[Sequence[int]]:
     """Return groups that stand for those of all ranks of a class, that of the lowest rank first.
 
     Args:
@@ -30,7 +28,7 @@ def groups_by_shape(
 
 def require_same_price(
     attempt: FoldAttempt,
-    nodes: HierarchicalTopology,
+    nodes: RankNodes,
     what: str,
     shapes: Sequence[Sequence[int]],
     axes: frozenset[str],

@@ -89,7 +89,8 @@ class FoldedRun(Run):
         rows = self.fold.of_every_rank(list(range(len(self.logs))))
         row_of = np.array([*rows, -1])  # -1 is no rank, and stays so
         line, size = self.timeline, self.num_ranks_a_class
-        names = tuple(f"{rank} (x {size})" for rank in self.representatives) if size > 1 else ()
+        named = line.rank_names or tuple(map(str, self.representatives))
+        names = tuple(f"{name} (x {size})" for name in named) if size > 1 else line.rank_names
         return replace(line, peer=row_of[line.peer], waited_for=row_of[line.waited_for], rank_names=names)
 
     def write_chrome_trace(self, *_: Any, **__: Any) -> NoReturn:

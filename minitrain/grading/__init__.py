@@ -11,7 +11,7 @@ May import: the rooms up to `numerics`, `schedules` and `trace`. Open `grader` f
 | module | what it does |
 |---|---|
 | `exercise`, `budgets` | know what is asked, and what the reference needs |
-| `sandbox` | runs a submission in a process of its own, whose side is `worker` |
+| `sandbox` | runs a submission in a process of its own, with a `copied_package`; its side is `worker` |
 | `isolation`, `readable`, `syscalls` | work out how that process is kept apart; `confinement` does it, in the process |
 | `recorder`, `error_reports`, `wire`, `replay` | write programs and errors down, send them, and run programs again |
 | `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
@@ -21,8 +21,20 @@ May import: the rooms up to `numerics`, `schedules` and `trace`. Open `grader` f
 | `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from minitrain.grading.exercise import Exercise, load_exercise, shipped_exercises
-from minitrain.grading.grader import Grade, grade
 from minitrain.grading.result import CheckResult
 
+if TYPE_CHECKING:
+    from minitrain.grading.grader import Grade, grade
+
 __all__ = ["CheckResult", "Exercise", "Grade", "grade", "load_exercise", "shipped_exercises"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the grader, which brings the simulator along, when it is first used."""
+    if name not in ("Grade", "grade"):
+        raise AttributeError(f"module 'minitrain.grading' has no attribute {name!r}")
+    return getattr(import_module("minitrain.grading.grader"), name)

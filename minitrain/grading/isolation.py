@@ -139,8 +139,13 @@ def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -
         os.chown(home, 0, uid)
         home.chmod(0o750)
     paths = [*reads, str(home)]
-    covered = [path for path in (*secrets, Path("/proc")) if not any(Path(own).is_relative_to(path) for own in paths)]
+    covered = [path for path in (*secrets, Path("/proc")) if not any(_is_within(own, path) for own in paths)]
     return {"wrapped": wrapped, "uid": uid, "readable": paths, "covered": [*map(str, covered)], "filter": program()}
+
+
+def _is_within(path: str, folder: Path) -> bool:
+    """Return whether a path is a folder, or lies below it."""
+    return path == str(folder) or path.startswith(f"{folder}{os.sep}")
 
 
 @lru_cache(maxsize=64)
@@ -171,7 +176,8 @@ def wrapped(home: Path, secrets: Sequence[Path]) -> list[str]:
     path = bubblewrap()
     assert path is not None
     interpreter = Path(sys.executable).resolve()
-    whole, empty, back = mounts(secrets, interpreter, home)
+    whole, empty, back = _mounts(tuple(secrets), interpreter)
+    back = [*back, str(home)]
     command = [path, *_UNSHARED]
     for link in (Path("/lib"), Path("/lib64")):
         if link.is_symlink():
@@ -186,6 +192,12 @@ def wrapped(home: Path, secrets: Sequence[Path]) -> list[str]:
     for shown in back:
         command += ["--ro-bind", shown, shown]
     return [*command, "--chdir", str(home), "--"]
+
+
+@lru_cache(maxsize=64)
+def _mounts(secrets: tuple[Path, ...], interpreter: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return what bubblewrap shows to every submission, which stays the same while a process grades."""
+    return mounts(secrets, interpreter)
 
 
 def _not_below(path: Path, folders: Sequence[str]) -> bool:

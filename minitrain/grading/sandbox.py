@@ -8,11 +8,9 @@ it started, when time is over.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.grading.copied_package import PACKAGE, copy_minitrain, folder_of
 from minitrain.grading.error_reports import SUBMISSION
 from minitrain.grading.exercise import Case
 from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for
@@ -34,12 +33,6 @@ from minitrain.grading.result import printable
 from minitrain.grading.wire import decoded
 from minitrain.hardware import load_config
 
-_PACKAGE = Path(__file__).parent.parent
-_LEFT_OUT = ("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver")
-_OF_GRADING = (
-    *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
-    *("worker", "confinement", "wire", "error_reports"),
-)
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""
 
@@ -166,12 +159,7 @@ def source_of(file: Path) -> bytes:
 
 def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
-    package = home / "minitrain"
-    shutil.copytree(_PACKAGE, package, ignore=_left_out)  # with compiled modules, which spares half of the start
-    for name in ("grading", "strategies"):
-        (package / name).mkdir(exist_ok=True)
-        (package / name / "__init__.py").write_text('"""Empty here."""\n\n__all__: list[str] = []\n')
-    shutil.copytree(_folder_of("hw_configs"), package / "hw_configs", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_minitrain(home / "minitrain")
     (home / "packages").mkdir()
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
@@ -182,21 +170,9 @@ def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
     return staged
 
 
-def _left_out(folder: str, names: Sequence[str]) -> set[str]:
-    """Return which entries of a folder of minitrain are not copied."""
-    if "grading" not in Path(folder).relative_to(_PACKAGE).parts:
-        return set(_LEFT_OUT).intersection(names)
-    return {name for name in names if name != "__pycache__" and name.partition(".")[0] not in _OF_GRADING}
-
-
-def _folder_of(name: str) -> Path:
-    """Return where a part of minitrain is, which depends on how it is installed."""
-    return Path(importlib.import_module(f"minitrain.{name}").__path__[0])
-
-
 def _refused() -> list[Path]:
     """Return the folders that a submission must not read: minitrain itself, wherever it is installed."""
-    return [path.resolve() for path in (_PACKAGE, _folder_of("strategies"))]
+    return [path.resolve() for path in (PACKAGE, folder_of("strategies"))]
 
 
 class _Process:
@@ -248,8 +224,10 @@ class _Process:
             UsageError: isolation is required, and the kernel does not hold the process in every respect.
         """
         failure, code = None, 0
+        until = self.began + self.limits.seconds + _GRACE_S
+        self._readers[0].join(max(0.0, until - time.monotonic()))  # its end wakes at once; `wait` looks now and then
         try:
-            code = self.process.wait(max(0.0, self.began + self.limits.seconds + _GRACE_S - time.monotonic()))
+            code = self.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             failure = f"it was stopped after {self.limits.seconds:g} s; does it wait or loop for ever?"
         self.end()

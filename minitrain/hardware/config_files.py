@@ -24,16 +24,16 @@ _MAX_DIGITS = 400  # more digits than any float has; int() refuses thousands
 @lru_cache(maxsize=1)
 def shipped_names() -> tuple[str, ...]:
     """Return the names of the configs that come with minitrain, sorted, without `.json`."""
-    names = (entry.name for entry in _shipped_folder().iterdir())
+    names = (entry.name for entry in shipped_folder().iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def shipped_text(name: str) -> str:
     """Return the text of a shipped config."""
-    return str(_shipped_folder().joinpath(f"{name}.json").read_text("utf-8"))
+    return str(shipped_folder().joinpath(f"{name}.json").read_text("utf-8"))
 
 
-def _shipped_folder() -> Any:
+def shipped_folder() -> Any:
     """Return the installed package that holds the configs; never a folder of the working directory."""
     from importlib.resources import files  # noqa: PLC0415 - a good part of the package's import time
 

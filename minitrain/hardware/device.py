@@ -114,14 +114,14 @@ class Processor:
             HardwareConfigError: the config has no entry for this datatype.
             UsageError: `flops` is negative or not a number.
         """
-        return self._rate(datatype, unit).throughput(flops)
+        return self.rate(datatype, unit).throughput(flops)
 
     def peak(self, datatype: str, *, unit: Unit = "matrix") -> float:
         """Return the peak in FLOP/s of a datatype (what MFU divides by); errors as for `throughput`."""
-        return self._rate(datatype, unit).peak_flop_per_s
+        return self.rate(datatype, unit).peak_flop_per_s
 
-    def _rate(self, datatype: str, unit: Unit) -> Rate:
-        """Return the entry of a datatype, or explain what there is."""
+    def rate(self, datatype: str, unit: Unit = "matrix") -> Rate:
+        """Return the entry of a datatype; errors as for `throughput`."""
         rates = self.vector if unit == "vector" else self.matrix
         try:
             return rates[datatype]

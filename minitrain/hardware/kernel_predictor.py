@@ -105,7 +105,7 @@ class KernelPredictor(DevicePredictor):
         """How many units of the smallest tier the ranks sit in."""
         places = places_of(self.topology)
         if places is not None:
-            return places.num_nodes
+            return int(places.num_nodes)
         return -(-self.world_size // min(tier.size for tier in self.system.networks))
 
     def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from minitrain.errors import UsageError
-from minitrain.hardware.topology import HierarchicalTopology, Topology, Transfer
+from minitrain.hardware.topology import HierarchicalTopology, Transfer
 from minitrain.hardware.transfer_curve import wire_share
 
 if TYPE_CHECKING:
@@ -144,11 +144,11 @@ class MeasuredTopology:
         return max(map(placement.count, set(placement)))
 
 
-def places_of(topology: Topology) -> HierarchicalTopology | None:
+def places_of(topology: Any) -> Any:
     """Return which ranks sit where, so that groups of equal shape have equal prices; None where all are alike."""
-    if isinstance(topology, MeasuredTopology):
-        return topology.places
-    return topology if isinstance(topology, HierarchicalTopology) else None
+    if hasattr(topology, "one_of_each_shape"):
+        return topology
+    return getattr(topology, "places", None)
 
 
 def _curve(tier: Network, op: str) -> TransferCurve | None:

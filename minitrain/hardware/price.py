@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.workloads.workload import PassMode, Workload
@@ -106,15 +106,25 @@ class RankPredictors:
     Args:
         predictors: one a rank.
         network: what prices collectives and messages; the predictor of rank 0 by default.
+        devices: what runs call the device of each rank, where they tell them apart.
+        cluster: what the devices belong to, if they are those of a `mt.Cluster`.
 
     Attributes:
-        predictors: one a rank, each with the prices of its own device and of the shared network.
+        predictors: one a rank, each with the prices of its own device and of the shared network; ranks that were given
+            one predictor share one here.
 
     Raises:
         UsageError: the predictors are of different workloads.
     """
 
-    def __init__(self, predictors: Sequence[Predictor], network: TransferPrices | None = None) -> None:
+    def __init__(
+        self,
+        predictors: Sequence[Predictor],
+        network: TransferPrices | None = None,
+        *,
+        devices: Sequence[str] = (),
+        cluster: Any = None,
+    ) -> None:
         for rank, predictor in enumerate(predictors):
             if predictor.workload is not predictors[0].workload:
                 raise UsageError(
@@ -125,14 +135,21 @@ class RankPredictors:
                 )
         shared = predictors[0] if network is None else network
         self._shared = shared
-        self.predictors: tuple[Predictor, ...] = tuple(
-            predictor if predictor is shared else _OnNetwork(predictor, shared, predictors[0])
-            for predictor in predictors
-        )
+        self.devices = tuple(devices)
+        self.cluster = cluster
+        known: dict[int, Predictor] = {}
+        for predictor, device in zip(predictors, devices or [""] * len(predictors), strict=True):
+            if id(predictor) not in known:
+                other = _OnNetwork(predictor, shared, predictors[0], device)
+                known[id(predictor)] = predictor if predictor is shared else other
+        self.predictors: tuple[Predictor, ...] = tuple(known[id(predictor)] for predictor in predictors)
 
     def training(self, workload: Workload) -> RankPredictors:
         """Return the same machines for another workload."""
-        return RankPredictors([predictor.training(workload) for predictor in self.predictors], self._shared)
+        known = {id(predictor): predictor for predictor in self.predictors}
+        trained = {key: predictor.training(workload) for key, predictor in known.items()}
+        each = [trained[id(predictor)] for predictor in self.predictors]
+        return RankPredictors(each, self._shared, devices=self.devices, cluster=self.cluster)
 
     @property
     def workload(self) -> Workload:
@@ -160,9 +177,11 @@ class _OnNetwork:
         own: what prices the operations of the rank's device.
         network: what prices collectives and messages.
         reference: the predictor of rank 0.
+        device_name: what runs call the device.
     """
 
-    def __init__(self, own: Predictor, network: TransferPrices, reference: Predictor) -> None:
+    def __init__(self, own: Predictor, network: TransferPrices, reference: Predictor, device_name: str = "") -> None:
+        self.device_name = device_name
         self._own = own
         self._network = network
         self.workload = own.workload
@@ -170,6 +189,9 @@ class _OnNetwork:
         self.peak_flop_per_s = own.peak_flop_per_s
         self.capacity_bytes = own.capacity_bytes
         self.system = getattr(own, "system", None)
+        self.pricing = getattr(own, "pricing", "roofline")
+        self.topology = getattr(network, "topology", network)
+        self.num_nodes = getattr(network, "num_nodes", 1)
         self.reference = reference_of(reference)
         self.compute = own.compute
         self.update = own.update
@@ -181,11 +203,12 @@ class _OnNetwork:
 
     def slowed(self, factor: float) -> _OnNetwork:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
-        return _OnNetwork(self._own.slowed(factor), self._network, self.reference)
+        return _OnNetwork(self._own.slowed(factor), self._network, self.reference, self.device_name)
 
     def training(self, workload: Workload) -> Predictor:
         """Return the same machine for another workload."""
-        return _OnNetwork(self._own.training(workload), self._network, self.reference.training(workload))
+        reference = self.reference.training(workload)
+        return _OnNetwork(self._own.training(workload), self._network, reference, self.device_name)
 
 
 def predictor_of(predictor: Predictor | RankPredictors, rank: int) -> Predictor:

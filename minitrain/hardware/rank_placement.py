@@ -5,13 +5,26 @@ after step / gcd(step, node size) nodes. Groups that start a multiple of all uni
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from math import gcd
 from operator import index
+from typing import Protocol
 
 from minitrain.errors import UsageError
 
 Step = tuple[int, int]  # distance in ranks, and how many places there are
+
+
+class RankNodes(Protocol):
+    """Where ranks sit, as far as prices depend on it."""
+
+    def one_of_each_shape(self, ranks: Sequence[int], steps: Iterable[Step]) -> list[Sequence[int]]:
+        """Return groups that stand for a group and all its copies: copies of equal shape have equal prices."""
+        ...
+
+    def distance(self, source: int, dest: int) -> Hashable:
+        """Return what the price of a message between two ranks depends on."""
+        ...
 
 
 def counts_in_nodes(ranks: range, node_size: int) -> set[int]:

@@ -45,9 +45,10 @@ from typing import ClassVar, Protocol, final
 from minitrain.errors import UsageError
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.rank_placement import Step, checked_placement, counts_in_nodes, distinct_shifts, shifted
+from minitrain.hardware.two_level import two_level_seconds
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
-_TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
+TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 
@@ -211,6 +212,10 @@ class HierarchicalTopology:
             by_shape.setdefault(self.shape(copy), copy)
         return list(by_shape.values())
 
+    def distance(self, source: int, dest: int) -> int:
+        """Return the size of the tier that carries a message between two ranks."""
+        return self.p2p(0, source, dest).tier.size
+
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message on the smallest tier that contains its two ranks.
 
@@ -249,10 +254,10 @@ class HierarchicalTopology:
         """
         shape = self.shape(ranks)
         seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
-        if op not in _TWO_LEVEL_OPS or shape.num_ranks == 1:
+        if op not in TWO_LEVEL_OPS or shape.num_ranks == 1:
             return Transfer(seconds, None, shape.tier)
         if shape.is_hierarchical and not (op == "all_to_all" and op in shape.tier.ops):
-            nested = _hierarchical(op, size_bytes, self.tiers[0], shape)
+            nested = two_level_seconds(op, size_bytes, self.tiers[0], shape.tier, shape.num_ranks, shape.num_local)
             if nested < seconds:
                 return Transfer(nested, "hierarchical", shape.tier)
         return Transfer(seconds, "ring" if op in RING_OPS else None, shape.tier)
@@ -330,19 +335,3 @@ class HierarchicalTopology:
             return self.world_size  # no two groups of the run are that far apart
         inner = [span * self._node_size for span in self._spans if span * self._node_size < self.world_size]
         return min(lcm(*inner), self.world_size)
-
-
-def _hierarchical(op: str, size_bytes: float, inner: Network, shape: GroupShape) -> float:
-    """Return the seconds of the two-level algorithm: inside the nodes and across them, at once in an all_to_all."""
-    local, outer = shape.num_local, shape.tier
-    num_nodes, share_bytes = shape.num_ranks // local, size_bytes / local
-    if op == "all_to_all":
-        each = size_bytes / shape.num_ranks
-        return max(outer.time("p2p", each * (shape.num_ranks - local), 2), inner.time("p2p", each * (local - 1), 2))
-    across = outer.time(op, share_bytes, num_nodes)
-    if op == "all_gather":
-        return across + inner.time("all_gather", size_bytes, local)
-    scattered = inner.time("reduce_scatter", size_bytes, local) + across
-    if op == "reduce_scatter":
-        return scattered
-    return scattered + inner.time("all_gather", size_bytes, local)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
-
 from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.labels import duration, time_unit
 from minitrain.noise.distribution import PERCENTILES, Distribution
 from minitrain.noise.picture import distribution_svg
 from minitrain.trace.answer import section
 from minitrain.trace.bars import make_bars
-from minitrain.trace.gantt import MAX_BARS, figure_of_bars
+from minitrain.trace.drawing import Drawing, Properties, as_figure, bar, scatter
+from minitrain.trace.gantt import MAX_BARS, drawn_bars
 from minitrain.trace.layout import FIGURE_STYLE, GRID
 from minitrain.trace.notebook_figure import NotebookFigure
 from minitrain.trace.page import html_table, write_page
@@ -41,7 +40,7 @@ def figure(found: Distribution) -> Any:
         "title": {"text": title_of(found), "font": {"size": 15}, "x": 0, "xref": "paper", "pad": {"t": 10}},
         "legend": _legend(1.0),
     }
-    return NotebookFigure(go.Figure(_traces(found, "", "legend"), layout), lambda: distribution_svg(found))
+    return NotebookFigure(as_figure(Drawing(_traces(found, "", "legend"), layout)), lambda: distribution_svg(found))
 
 
 def title_of(found: Distribution) -> str:
@@ -57,14 +56,15 @@ def write_html(found: Distribution, path: Path, include_plotlyjs: bool | str = T
     return write_page(path, both, view.title, include_plotlyjs, details, _tables(found), facts)
 
 
-def both_figures(found: Distribution) -> tuple[Any, dict[str, Any] | None]:
+def both_figures(found: Distribution) -> tuple[Drawing, dict[str, Any] | None]:
     """Return the recorded run above the distribution, and the bars of a page that draws them when it is zoomed into."""
     run, view = found.run, view_of(found.run)
     explained = Explanation(run.timeline, view.bytes_per_element, view.step_time, journals=run.memory_journals)
     bars = make_bars(explained.timeline, view.step_time, explained.gaps)
-    gantt, num_fixed = figure_of_bars(bars, view, run.memory_journals, explained.critical_path)
-    traces, own = list(gantt.data), _traces(found, "3", "legend3")
-    both = go.Figure([*traces[:num_fixed], *own, *traces[num_fixed:]], _below(gantt.layout.to_plotly_json(), found))
+    gantt, num_fixed = drawn_bars(bars, view, run.memory_journals, explained.critical_path)
+    own = _traces(found, "3", "legend3")
+    traces = [*gantt.data[:num_fixed], *own, *gantt.data[num_fixed:]]
+    both = Drawing(traces, _below(gantt.layout, found))
     details = {**payload(bars, view), "numFixed": num_fixed + len(own)} if len(bars) > MAX_BARS else None
     return both, details
 
@@ -97,13 +97,13 @@ def _table(carriers: Sequence[Carrier]) -> str:
     return html_table(rows, {})
 
 
-def _traces(found: Distribution, axes: str, legend: str) -> list[Any]:
+def _traces(found: Distribution, axes: str, legend: str) -> list[Properties]:
     """Return the bars and a line for the recorded step time and each percentile, on axes of one number."""
     unit, unit_name = time_unit(found.recorded_s)
     edges, counts = found.histogram()
     place: dict[str, Any] = {"xaxis": f"x{axes}", "yaxis": f"y{axes}", "legend": legend}
     shares = 100 * counts / found.num_samples
-    bars = go.Bar(
+    bars = bar(
         x=(edges[:-1] + edges[1:]) / 2 / unit,
         y=shares,
         width=(edges[1:] - edges[:-1]) / unit,
@@ -117,7 +117,7 @@ def _traces(found: Distribution, axes: str, legend: str) -> list[Any]:
     marks |= {f"P{percent}": (found.percentile(percent), _LINES[percent], "solid") for percent in PERCENTILES}
     top = float(shares.max())
     lines = [
-        go.Scatter(
+        scatter(
             x=[seconds / unit] * 2,
             y=[0, top],
             name=f"{name} {duration(seconds)}",

@@ -1,16 +1,19 @@
-"""`sensitivity`: what the step time gains or loses if one kind of operation gets quicker or slower.
+"""`sensitivity`: what the step time gains or loses if one kind of operation, or one figure of the hardware, changes.
 
 The step time is the longest path through the recorded operations. Its derivative by the duration of a kind, as a share
 of that duration, is the time that the kind takes on the critical path. That holds as long as the path stays the same.
 So the step is also timed with each kind quicker and slower by a given share. Only durations change, as in
 `minitrain.analysis.what_if`.
+
+What a bandwidth, a latency or a rate is worth is found by executing the run for as many machines: see `price_swings`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -20,6 +23,7 @@ from minitrain.analysis.timeline import Bools
 from minitrain.errors import UsageError
 from minitrain.noise.monte_carlo import require_events
 from minitrain.noise.noise import COMMUNICATION, COMPUTING
+from minitrain.noise.price_swings import PriceSwing, price_swings
 from minitrain.noise.tail import PathFinder
 from minitrain.noise.works import Works, make_works
 from minitrain.run.data_frames import data_frame
@@ -50,41 +54,61 @@ class Swing:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sensitivity:
     """What the step time of a run depends on.
 
     Args:
         strategy: the run's strategy.
         step_time: the step time as recorded, s.
-        change: the share by which each kind is made quicker and slower.
+        change: the share by which each kind and each figure is changed.
         swings: the kinds, the one with the widest span first.
+        run: the run, of whose hardware the figures are.
     """
 
     strategy: str
     step_time: float
     change: float
     swings: tuple[Swing, ...]
+    run: Run = field(repr=False, compare=False)
+
+    @cached_property
+    def prices(self) -> tuple[PriceSwing, ...]:
+        """What each figure of the hardware is worth, the widest span first; the run is executed for it when asked.
+
+        Nothing for a run that was read from a file, is priced by no config, or was timed again for contention.
+        """
+        return price_swings(self.run, self.change)
 
     def summary(self) -> dict[str, Any]:
         """Return all figures, ready for JSON."""
-        kinds = [asdict(one) for one in self.swings]
-        return {"strategy": self.strategy, "step_time_s": self.step_time, "change": self.change, "kinds": kinds}
+        kinds, prices = ([asdict(one) for one in swings] for swings in (self.swings, self.prices))
+        head = {"strategy": self.strategy, "step_time_s": self.step_time, "change": self.change}
+        return {**head, "kinds": kinds, "prices": prices}
 
-    def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with a row a kind.
+    def to_pandas(self, of: str = "kinds") -> Any:
+        """Return a pandas DataFrame with a row a kind, or a row a price.
 
         Raises:
-            UsageError: pandas is not installed, which is no dependency.
+            UsageError: `of` is neither "kinds" nor "prices", or pandas, which is no dependency, is not installed.
         """
-        return data_frame([asdict(one) for one in self.swings])
+        _require_of(of)
+        return data_frame([asdict(one) for one in (self.swings if of == "kinds" else self.prices)])
 
-    def figure(self) -> Any:
-        """Return a Plotly figure: a tornado chart, the widest span on top."""
-        from minitrain.noise.tornado import tornado  # noqa: PLC0415  (plotly only when somebody looks)
+    def figure(self, of: str = "kinds") -> Any:
+        """Return a Plotly figure: a tornado chart of the kinds of operation, or of prices, the widest span on top.
 
-        bars = [(one.kind, one.quicker_s, one.slower_s) for one in self.swings]
-        return tornado(self.strategy, self.step_time, self.change, bars)
+        Raises:
+            UsageError: `of` is neither "kinds" nor "prices".
+        """
+        from minitrain.noise.tornado import KINDS, PRICES, tornado  # noqa: PLC0415  (plotly only when somebody looks)
+
+        _require_of(of)
+        if of == "kinds":
+            bars = [(one.kind, one.quicker_s, one.slower_s) for one in self.swings]
+            return tornado(self.strategy, self.step_time, self.change, bars, KINDS)
+        bars = [(one.path, one.lower_s, one.higher_s) for one in self.prices]
+        return tornado(self.strategy, self.step_time, self.change, bars, PRICES)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -97,16 +121,24 @@ class Sensitivity:
             times = f"{duration(one.quicker_s):>9} to {duration(one.slower_s):>9}"
             yield f"  {one.kind:<{wide}}  {times}, {self._share(one):>6.1%} of the critical path"
 
+        if self.prices:
+            yield f"each figure of the hardware {self.change:.0%} lower and higher, and what 1% of it adds to the step"
+        wide = max((len(one.path) for one in self.prices), default=0)
+        for price in self.prices:
+            times = f"{duration(price.lower_s):>9} to {duration(price.higher_s):>9}"
+            share = price.derivative * price.value / self.step_time if self.step_time else 0.0
+            yield f"  {price.path:<{wide}}  {times}, {share / 100:>+7.3%}"
+
     def _share(self, one: Swing) -> float:
         return one.derivative_s / self.step_time if self.step_time else 0.0
 
 
 def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:
-    """Return what the step time of a finished run gains and loses by each kind of operation.
+    """Return what the step time of a finished run gains and loses by each kind of operation and each price.
 
     Args:
         run: what `simulate` returned, or `load_run` read; every rank's events are needed.
-        change: the share by which each kind is made quicker and slower, above 0 and below 1.
+        change: the share by which each kind, and each figure of the hardware, is changed, above 0 and below 1.
 
     Raises:
         UsageError: the run has not kept every rank's events, or `change` is outside its rule.
@@ -127,7 +159,17 @@ def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:
     names = [name for name, _ in kinds]
     rows = zip(names, _derivatives(works, [members for _, members in kinds]), quicker, slower, strict=True)
     swings = sorted((Swing(*row) for row in rows), key=lambda one: (-one.span_s, -one.derivative_s))
-    return Sensitivity(run.strategy, recorded, change, tuple(swings))
+    return Sensitivity(run.strategy, recorded, change, tuple(swings), run)
+
+
+def _require_of(of: str) -> None:
+    """Require the name of what there is.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    if of not in ("kinds", "prices"):
+        raise UsageError(f'of must be "kinds" or "prices", got {of!r:.80}', of=of)
 
 
 def _kinds(works: Works) -> list[tuple[str, Bools]]:

@@ -1,4 +1,4 @@
-"""A tornado chart: what each kind of operation does to the step time, as bars around the recorded one.
+"""A tornado chart: what each kind of operation, or each price, does to the step time, as bars around the recorded one.
 
 It is a file of its own, since it needs Plotly, which is imported when somebody looks.
 """
@@ -13,28 +13,32 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 from minitrain.analysis.labels import time_unit
 from minitrain.trace.layout import FIGURE_STYLE, GRID
 
-_QUICKER, _SLOWER = "#009E73", "#D55E00"
-_ROW, _MARGIN = 28, 132  # px
+_ROW, _MARGIN, _LEFT, _LETTER = 28, 132, 120, 7  # px
+
+Sides = tuple[tuple[str, str], tuple[str, str]]
+"""What the two sides of a bar are called, and their colours."""
+
+KINDS: Sides = (("quicker", "#009E73"), ("slower", "#D55E00"))
+PRICES: Sides = (("lower", "#56B4E9"), ("higher", "#E69F00"))
 
 Bar = tuple[str, float, float]
-"""A kind, and the step times with it quicker and slower, s."""
+"""A kind or a price, and the step times with it quicker and slower, or lower and higher, s."""
 
 
-def tornado(strategy: str, step_time: float, change: float, bars: Sequence[Bar]) -> Any:
+def tornado(strategy: str, step_time: float, change: float, bars: Sequence[Bar], sides: Sides) -> Any:
     """Return the chart, the first bar on top.
 
     Args:
         strategy: whose step.
         step_time: as recorded, s.
-        change: the share by which each kind is made quicker and slower.
-        bars: the kinds.
+        change: the share by which each is changed.
+        bars: the kinds or prices.
+        sides: what the two sides are called.
     """
     unit, unit_name = time_unit(step_time)
     names = [kind for kind, _, _ in bars]
-    sides = (
-        (f"{change:.0%} quicker", _QUICKER, [quicker for _, quicker, _ in bars]),
-        (f"{change:.0%} slower", _SLOWER, [slower for _, _, slower in bars]),
-    )
+    columns = [first for _, first, _ in bars], [second for _, _, second in bars]
+    shown = [(f"{change:.0%} {name}", color, steps) for (name, color), steps in zip(sides, columns, strict=True)]
     traces = [
         go.Bar(
             name=name,
@@ -48,7 +52,7 @@ def tornado(strategy: str, step_time: float, change: float, bars: Sequence[Bar])
             ],
             hoverinfo="text",
         )
-        for name, color, steps in sides
+        for name, color, steps in shown
     ]
     layout = {
         **FIGURE_STYLE,
@@ -59,7 +63,7 @@ def tornado(strategy: str, step_time: float, change: float, bars: Sequence[Bar])
             "x": 0,
             "xref": "paper",
         },
-        "margin": {"l": 120, "r": 24, "t": 76, "b": 52},
+        "margin": {"l": max(_LEFT, _LETTER * max(map(len, names), default=0)), "r": 24, "t": 76, "b": 52},
         "legend": {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"},
         "xaxis": {"title": {"text": f"step time ({unit_name})"}, "gridcolor": GRID, "zeroline": False},
         "yaxis": {"autorange": "reversed", "showgrid": False},

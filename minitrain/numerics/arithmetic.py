@@ -10,7 +10,7 @@ Optimizers work element by element, so that a step on shards gives the shards of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,12 @@ Array = NDArray[np.float64]
 
 def forward(x: Array, weight: Array) -> Array:
     """Return a layer's output."""
-    return np.asarray(np.tanh(x) @ weight)
+    return cast("Array", np.tanh(x) @ weight)
 
 
 def backward_input(x: Array, grad: Array, weight: Array) -> Array:
     """Return the gradient with respect to a layer's input."""
-    return np.asarray((grad @ weight.T) * (1 - np.tanh(x) ** 2))
+    return cast("Array", (grad @ weight.T) * (1 - np.tanh(x) ** 2))
 
 
 def backward_weight(x: Array, grad: Array) -> Array:
@@ -35,7 +35,7 @@ def backward_weight(x: Array, grad: Array) -> Array:
 
 def loss_gradient(output: Array, target: Array, global_batch_size: int) -> Array:
     """Return the gradient of the mean over the global batch of |output - target|^2 / 2, for some of its samples."""
-    return np.asarray((output - target) / global_batch_size)
+    return (output - target) / global_batch_size
 
 
 @dataclass(frozen=True, slots=True)

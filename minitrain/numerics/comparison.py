@@ -122,10 +122,11 @@ def _result(
         mine = held(final.shards, final.num_shards, where.size)
         here[where[mine & (where != PADDING)]] = True
         expected["weight"] = np.where(where == PADDING, 0, reference.weights[layer][where])
-        got["weight"] = np.where(mine, cast("Flat", final._content).values, expected["weight"])
+        got["weight"] = np.where(mine, np.asarray(cast("Flat", final._content).values), expected["weight"])
     if state is not None:
         expected["optimizer_state"] = np.where(where == PADDING, 0, reference.states[layer][:, where])
-        got["optimizer_state"] = np.where(np.isnan(state.values), expected["optimizer_state"], state.values)
+        values = np.asarray(state.values)
+        got["optimizer_state"] = np.where(np.isnan(values), expected["optimizer_state"], values)
     return Result(rank, layer, got, expected, here, names)
 
 

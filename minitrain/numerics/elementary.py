@@ -7,6 +7,7 @@ output first. Left out: dropout.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def _centred(x: Array, kind: str) -> Array:
 
 def _scale(x: Array, kind: str) -> Array:
     """Return what a norm divides by."""
-    return np.asarray(np.sqrt((_centred(x, kind) ** 2).mean(axis=-1, keepdims=True) + EPSILON))
+    return cast("Array", np.sqrt((_centred(x, kind) ** 2).mean(axis=-1, keepdims=True) + EPSILON))
 
 
 def activated(inputs: tuple[Array, ...], kind: str) -> Array:
@@ -49,7 +50,7 @@ def activated(inputs: tuple[Array, ...], kind: str) -> Array:
     (x,) = inputs
     if kind == "relu":
         return np.maximum(x, 0)
-    return np.asarray(x * (1 + np.tanh(_GELU[0] * (x + _GELU[1] * x**3))) / 2)
+    return cast("Array", x * (1 + np.tanh(_GELU[0] * (x + _GELU[1] * x**3))) / 2)
 
 
 def activated_backward(grad: Array, inputs: tuple[Array, ...], kind: str) -> tuple[Array, ...]:
@@ -68,13 +69,13 @@ def activated_backward(grad: Array, inputs: tuple[Array, ...], kind: str) -> tup
 
 def _sigmoid(x: Array) -> Array:
     """Return the logistic function."""
-    return np.asarray((1 + np.tanh(x / 2)) / 2)
+    return (1 + np.tanh(x / 2)) / 2
 
 
 def softmax(x: Array) -> Array:
     """Return probabilities."""
     weights = np.exp(x - x.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+    return cast("Array", weights / weights.sum(axis=-1, keepdims=True))
 
 
 def outer_sum(x: Array, grad: Array) -> Array:
@@ -84,4 +85,4 @@ def outer_sum(x: Array, grad: Array) -> Array:
 
 def over_tokens(grad: Array) -> Array:
     """Return the gradient of what is added to every token: the sum over all of them."""
-    return np.asarray(grad.reshape(-1, grad.shape[-1]).sum(axis=0))
+    return cast("Array", grad.reshape(-1, grad.shape[-1]).sum(axis=0))

@@ -43,7 +43,7 @@ class Embedding(UnitArithmetic):
 
     def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:
         """Return the rows of the positions."""
-        return np.asarray(weights["positions"][inner.positions]) if "positions" in weights.arrays else 0.0
+        return weights["positions"][inner.positions] if "positions" in weights.arrays else 0.0
 
     def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
         """Return the gradient of the table; that of the tokens' numbers is nothing."""
@@ -121,7 +121,7 @@ class Statistics:
 
     def losses(self) -> Array:
         """Return the cross-entropy of each token."""
-        return np.asarray(self.highest + np.log(self.total) - self.target)
+        return self.highest + np.log(self.total) - self.target
 
 
 @final

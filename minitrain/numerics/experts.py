@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,13 +127,13 @@ class Routing:
             shares = np.where(self.chosen, self.probabilities / self._divisor(), 0)
             of_shares = np.where(self.chosen, of_shares - (of_shares * shares).sum(axis=-1, keepdims=True), 0)
         along = (of_shares * self.probabilities).sum(axis=-1, keepdims=True)
-        return np.asarray(self.probabilities * (of_shares - along))
+        return cast("Array", self.probabilities * (of_shares - along))
 
     def _divisor(self) -> Array:
         """Return what probabilities are divided by, samples x tokens x 1."""
         if self.rule.per_token == 1:
             return np.ones((*self.chosen.shape[:2], 1))
-        return np.asarray(np.where(self.chosen, self.probabilities, 0).sum(axis=-1, keepdims=True))
+        return cast("Array", np.where(self.chosen, self.probabilities, 0).sum(axis=-1, keepdims=True))
 
 
 def route(tokens: Array, router: Array, bias: Array | None, rule: RoutingRule) -> Routing:

@@ -12,6 +12,7 @@ from minitrain.errors import UsageError
 from minitrain.numerics import arithmetic
 from minitrain.numerics.arithmetic import Adam, Array, Momentum
 from minitrain.numerics.arrays import Flat, Rows
+from minitrain.numerics.placing import on_place, placed
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.transformer_layers import TransformerLayers
 from minitrain.numerics.transformer_problem import TransformerProblem
@@ -86,7 +87,7 @@ class DenseLayers:
                 'transformer, as in workload="tiny"',
                 part=part,
             )
-        return Flat(self.problem.initial_weight(layer).ravel())
+        return Flat(placed(self.problem.initial_weight(layer).ravel(), self.problem))
 
     def positions(self, shards: Iterable[int], num_shards: int) -> None:
         """Require a whole sequence: a sample is one row.
@@ -103,7 +104,7 @@ class DenseLayers:
 
     def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Rows:  # noqa: ARG002
         """Return the inputs of some samples."""
-        return Rows(_rows_of(self.problem.inputs(global_batch_size), samples))
+        return Rows(placed(_rows_of(self.problem.inputs(global_batch_size), samples), self.problem))
 
     def forward(self, layer: int, inp: Any, x: Rows, weight: Flat, global_batch_size: int) -> Rows:  # noqa: ARG002
         """Return what a layer makes of its input."""
@@ -148,13 +149,14 @@ def problem_of(numerics: Any, workload: Any = None) -> Problem | TransformerProb
         UsageError: it is something else, or of another model, or the model cannot be computed with.
     """
     if isinstance(numerics, TransformerProblem):
-        return _of_workload(numerics, workload)
+        return on_place(_of_workload(numerics, workload))
     problem = Problem() if isinstance(numerics, str) and numerics == "numpy" else numerics
     if not isinstance(problem, Problem):
         raise UsageError(f'numerics must be None, "numpy" or a minitrain.numerics.Problem, got {numerics!r:.80}')
     if isinstance(workload, TransformerWorkload):
-        return TransformerProblem(workload.model, workload.seq_len, problem.seed, problem.optimizer)
-    return problem
+        given = problem.seed, problem.optimizer
+        problem = TransformerProblem(workload.model, workload.seq_len, *given, backend=problem.backend)
+    return on_place(problem)
 
 
 def _of_workload(problem: TransformerProblem, workload: Any) -> TransformerProblem:

@@ -61,7 +61,7 @@ class Moe(UnitArithmetic):
         if "experts.down.bias" not in weights.arrays:
             return 0.0
         of_experts = self.routing(weights, inner).weights @ weights["experts.down.bias"]
-        return np.asarray(of_experts + weights.bias("shared.down.bias"))
+        return of_experts + weights.bias("shared.down.bias")
 
     def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
         """Take the gradient back through some columns of every expert, to tokens and logits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +21,13 @@ class Problem:
         width: features of every layer; a weight is a width x width matrix.
         seed: of inputs, targets and initial weights.
         optimizer: takes the step.
+        backend: what computes: "numpy", "jax" or "torch", by the hardware abstraction layer; NumPy directly if None.
     """
 
     width: int = 8
     seed: int = 0
     optimizer: Adam | Momentum = field(default_factory=Adam)
+    backend: Any = None
 
     def inputs(self, global_batch_size: int) -> Array:
         """Return the inputs of the global batch, one row a sample."""

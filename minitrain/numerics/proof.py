@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from minitrain.errors import ProofError
 from minitrain.numerics.comparison import Result, moments_of, results_of
 from minitrain.numerics.layers import problem_of
+from minitrain.numerics.placing import on_place
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.run.result import Run
@@ -35,11 +36,15 @@ class Proof:
         differences: largest absolute difference by layer, of final weights and optimizer states over all ranks.
         relative_differences: largest difference by layer relative to the largest element of the same weight or moment
             (see `minitrain.numerics.comparison`).
+        backend: what computed the strategy's numbers, if one was asked for.
+        computed: how many operations that was, by backend, and by "host" for what it left to NumPy.
     """
 
     run: Run
     differences: Mapping[int, float]
     relative_differences: Mapping[int, float]
+    backend: str | None = None
+    computed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def largest(self) -> float:
@@ -57,7 +62,8 @@ class Proof:
             what, largest = f"{run.num_layers} layers", f"difference is {self.largest:.2g}"
         else:
             what, largest = run.trained_model.name, f"relative difference is {self.largest_relative:.2g}"
-        return f"{run.strategy} on {run.world_size} ranks trains {what} as one device does: the largest {largest}"
+        by = "" if self.backend is None else f", computed by {self.backend}"
+        return f"{run.strategy} on {run.world_size} ranks trains {what} as one device does: the largest {largest}{by}"
 
 
 def prove(
@@ -67,6 +73,7 @@ def prove(
     num_layers: int | None = None,
     global_batch_size: int = 16,
     numerics: Any = "numpy",
+    backend: str | None = None,
     strict: bool = True,
     **options: Any,
 ) -> Proof:
@@ -84,6 +91,8 @@ def prove(
         global_batch_size: samples of the step, over all ranks.
         numerics: what is trained: "numpy", or a `minitrain.numerics.Problem` with another seed, width or optimizer, or
             a `minitrain.numerics.TransformerProblem` with a capacity for experts.
+        backend: what computes the strategy's numbers: "numpy", "jax" or "torch" by the hardware abstraction layer (see
+            `minitrain.heterogeneous`), in float64; NumPy directly if None. The single device is computed as ever.
         strict: run strictly (see `minitrain.accounting.strict`); False is faster, and compares the numbers alone.
         options: the strategy's, or those of `simulate`; with `workload="tiny"` or a small `mt.Transformer` the units of
             that are computed, whole or in parts.
@@ -102,9 +111,13 @@ def prove(
     True
     >>> mt.prove("megatron", workload="tiny", world_size=4, tp=2, pp=2).largest_relative < 1e-9
     True
+    >>> mt.prove("ddp", world_size=2, num_layers=2, global_batch_size=4, backend="jax").backend
+    'jax'
     """
     if num_layers is not None or options.get("workload") is None:
         options["num_layers"] = _LAYERS if num_layers is None else num_layers
+    if backend is not None:
+        numerics = on_place(numerics if isinstance(numerics, TransformerProblem) else problem_of(numerics), backend)
     run = simulate(
         strategy,
         world_size=world_size,
@@ -137,11 +150,21 @@ def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str
         run,
         _by_layer(run, [(result.layer, result.difference()) for result in found]),
         _by_layer(run, [(result.layer, _relative(result, trained)[0]) for result in found]),
+        *_computed_by(trained),
     )
 
 
+def _computed_by(problem: Problem | TransformerProblem) -> tuple[str | None, dict[str, int]]:
+    """Return the backend that a problem names, and how many operations were computed where."""
+    place = problem.backend
+    if place is None:
+        return None, {}
+    return place.key, {**place.layer.executed, "host": place.on_host.total()}
+
+
 def _expected(run: Run, problem: Problem | TransformerProblem) -> Reference:
-    """Return what a single device trains."""
+    """Return what a single device trains, whatever computed the strategy's numbers."""
+    problem = replace(problem, backend=None)
     if isinstance(problem, TransformerProblem):
         from minitrain.numerics.transformer_reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
 

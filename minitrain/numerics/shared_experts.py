@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from minitrain.numerics.arrays import Flat
 from minitrain.numerics.elementary import over_tokens
 from minitrain.numerics.experts import Routing
 from minitrain.numerics.moe import Moe
+from minitrain.numerics.placing import placed
 from minitrain.numerics.tokens import Tokens
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.numerics.unit_weights import Part, UnitWeights, by_name, flattened, taken
@@ -101,7 +102,8 @@ class SharedExperts:
 
     def load(self, layer: int, part: Part) -> Flat:
         """Return the initial weights of a piece."""
-        return Flat(taken(self.problem.initial_weight(layer), self.problem.units[layer], part), part)
+        values = taken(self.problem.initial_weight(layer), self.problem.units[layer], part)
+        return Flat(placed(values, self.problem), part)
 
     def experts_of(self, parts: Iterable[int], num_parts: int) -> range:
         """Return the experts of neighbouring parts: of one, or of all."""
@@ -258,4 +260,4 @@ def _part_of(weight: Flat) -> Part:
 def _own_bias(weights: UnitWeights, place: int) -> Array | float:
     """Return an expert's bias of the last matrix, if there is one."""
     biases = weights.bias("experts.down.bias")
-    return biases if isinstance(biases, float) else np.asarray(biases[place])
+    return biases if isinstance(biases, float) else cast("Array", biases[place])

@@ -23,6 +23,7 @@ from minitrain.numerics.ends import Embedding, Head, Logits, LogitsGrad, logits_
 from minitrain.numerics.latent_attention import LatentAttention
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad, PartialGrad
+from minitrain.numerics.placing import placed
 from minitrain.numerics.shared_experts import Copies, SharedExperts
 from minitrain.numerics.tokens import Tokens
 from minitrain.numerics.transformer_problem import TransformerProblem
@@ -82,7 +83,8 @@ class TransformerLayers:
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weights of a layer, or of a part of it."""
         which = Part(part, num_parts)
-        return Flat(taken(self.problem.initial_weight(layer), self.problem.units[layer], which), which)
+        values = taken(self.problem.initial_weight(layer), self.problem.units[layer], which)
+        return Flat(placed(values, self.problem), which)
 
     def positions(self, shards: Iterable[int], num_shards: int) -> Positions:
         """Return the positions of some shards of the sequence, in their order."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ class TransformerProblem:
         seed: of tokens and initial weights.
         optimizer: takes the step.
         capacity_factor: how many times its fair share of a sample's tokens an expert takes at most; None for all.
+        backend: as for `Problem`.
 
     Raises:
         UsageError: the model is too large to compute with, or has what is left out; all faults at once.
@@ -53,6 +54,7 @@ class TransformerProblem:
     seed: int = 0
     optimizer: Adam | Momentum = field(default_factory=Adam)
     capacity_factor: float | None = None
+    backend: Any = None
 
     def __post_init__(self) -> None:
         if self.seq_len is None:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from minitrain.numerics.arithmetic import Array
 from minitrain.numerics.reference import Reference, after_step
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.workloads.transformer import Transformer
@@ -29,12 +30,21 @@ Weights = Mapping[str, Any]
 def transformer_reference(problem: TransformerProblem, global_batch_size: int) -> Reference:
     """Return the outcome of one step on a single device over the whole batch, by layer."""
     before = [problem.initial_weight(layer) for layer in range(len(problem.units))]
-    numbers = problem.inputs(global_batch_size), problem.targets(global_batch_size)
-    with jax.enable_x64(True):
-        grads = _gradient(before, *numbers, problem.model, problem.capacity_factor)
-        found = [np.asarray(grad) for grad in grads]
-    steps = [after_step(problem.optimizer, weight, grad) for weight, grad in zip(before, found, strict=True)]
+    grads = _mean_gradient(problem, before, global_batch_size)
+    steps = [after_step(problem.optimizer, weight, grad) for weight, grad in zip(before, grads, strict=True)]
     return Reference([weight for weight, _ in steps], [state for _, state in steps])
+
+
+def _mean_gradient(problem: TransformerProblem, weights: list[Array], global_batch_size: int) -> list[Array]:
+    """Return the mean of all samples' gradients by layer: one sample at a time, so that batches share a compilation."""
+    inputs, targets = problem.inputs(global_batch_size), problem.targets(global_batch_size)
+    sums = [np.zeros_like(weight) for weight in weights]
+    with jax.enable_x64(True):
+        for sample in range(global_batch_size):
+            one = slice(sample, sample + 1)
+            grads = _gradient(weights, inputs[one], targets[one], problem.model, problem.capacity_factor)
+            sums = [total + np.asarray(grad) for total, grad in zip(sums, grads, strict=True)]
+    return [total / global_batch_size for total in sums]
 
 
 def _loss(flat: list[Any], inputs: Any, targets: Any, model: Transformer, capacity_factor: float | None) -> Any:

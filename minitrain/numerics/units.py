@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import cast, final
 
 import numpy as np
 
@@ -139,7 +139,7 @@ class FeedForward:
 
     def _own(self, weight: Array) -> Array:
         """Return an expert's own of the weights of several."""
-        return weight if self.expert is None or not weight.ndim else np.asarray(weight[self.expert])
+        return weight if self.expert is None or not weight.ndim else cast("Array", weight[self.expert])
 
 
 class Mlp(UnitArithmetic):

@@ -25,11 +25,14 @@ class LaunchedOperation(Protocol):
     op: str
     rank: int
     row: int
-    value: Any
     detail: Any
     settled: bool
     outcome: Any
     error: BaseException | None
+
+    @property
+    def given(self) -> Any:
+        """What the rank gave."""
 
 
 class LaunchedMemory:
@@ -53,7 +56,7 @@ class LaunchedMemory:
         self.window: int | None = None
         self.stored_tensors: list[Any] = []
         self.units = 0
-        for value in () if operation.op == FETCH else _items(operation.value):  # that lies on the host
+        for value in () if operation.op == FETCH else _items(operation.given):  # that lies on the host
             if getattr(value, "_home", None) is account:
                 self.stored_tensors.append(value)
                 account.launched_tensors[id(value)] = 0
@@ -62,7 +65,7 @@ class LaunchedMemory:
         account.grow(self.units)
         _enter(operation, self.units)
         mark_overlap(operation)
-        alone = operation.settled and operation.outcome is operation.value  # a lone rank gets what it gave
+        alone = operation.settled and operation.outcome is operation.given  # a lone rank gets what it gave
         if operation.op in RESULT_IS_NEW and operation.detail != operation.rank and not alone:
             self.window = account.open_window()
             if operation.settled and operation.error is None:

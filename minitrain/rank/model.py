@@ -33,11 +33,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minitrain.rank import divided_batch
 from minitrain.rank.attention import Attention
 from minitrain.rank.communication import Communication
 from minitrain.rank.experts import ExpertComputation
 from minitrain.rank.final_weights import check_final_weights
 from minitrain.rank.kept_for_backward import mode_of
+from minitrain.rank.shares import Shares
 from minitrain.rank.stages import blocks_of, stages_of
 from minitrain.workloads.workload import Recompute
 
@@ -107,7 +109,7 @@ class Model(Attention, ExpertComputation, Communication):
     ) -> tuple[range, ...]:
         """Return the layers of each stage of a pipeline, so that the costliest stage costs as little as it can.
 
-        Layers that are alike go in equal shares.
+        Layers that are alike go in equal shares. Where the run has shares of layers (`mt.Shares`), these are taken.
 
         Args:
             num_stages: how many stages.
@@ -118,6 +120,45 @@ class Model(Attention, ExpertComputation, Communication):
             UsageError: the layers cannot be shared so.
         """
         return stages_of(self, num_stages, microbatch_size, layers_per_stage)
+
+    @property
+    def shares(self) -> Shares | None:
+        """Who takes how much of the step; None where all take the same."""
+        return None if self._shares is None else self._shares.shares
+
+    def samples_of_rank(self, num_replicas: int | None = None, index: int | None = None) -> Sequence[int]:
+        """Return the samples of this rank: an equal, contiguous part of the batch, or what the run's shares say.
+
+        Args:
+            num_replicas: how many share the batch; world_size if None.
+            index: which of them this rank belongs to; its rank if None.
+
+        Raises:
+            UsageError: the batch does not divide equally, or the shares are of another number of replicas.
+        """
+        return divided_batch.samples_of_rank(self, num_replicas, index)  # type: ignore[no-any-return]  # of folded ranks, an object like a range
+
+    def microbatches(
+        self,
+        microbatch_size: int | None = None,
+        *,
+        num_replicas: int | None = None,
+        index: int | None = None,
+        in_step: bool = False,
+    ) -> Sequence[Sequence[int]]:
+        """Return the samples of this rank in microbatches; the last one is smaller where they do not divide.
+
+        Args:
+            microbatch_size: the most samples of one; all of them if None. The run's shares may say it for each replica.
+            num_replicas: how many share the batch; world_size if None.
+            index: which of them this rank belongs to; its rank if None.
+            in_step: whether all replicas take the same number of microbatches, as they must where they communicate in
+                each. Unequal shares are then cut into as many as the replica with the most would need.
+
+        Raises:
+            UsageError: as for `samples_of_rank`, or a share has fewer samples than there are microbatches.
+        """
+        return divided_batch.microbatches(self, microbatch_size, num_replicas, index, in_step=in_step)
 
     def __dir__(self) -> list[str]:
         """List what a strategy may use, and what may be read of a finished rank."""

@@ -94,6 +94,11 @@ class Operation(Call):
         """Whether the outcome is wanted no longer; a launched operation can be awaited at any time."""
         return self.launched_memory is None and super().is_abandoned
 
+    @property
+    def given(self) -> Any:
+        """What the rank gave, whose memory counts; a kind of model may let the transport have something else."""
+        return self.value
+
     def sent_bytes(self) -> int:
         """Return the bytes that the value puts on the wire."""
         return self.model.wire_bytes(self.value)

@@ -38,6 +38,9 @@ def stages_of(
             not one count of at least 1 for each stage that add up to num_layers.
     """
     num_layers = model.num_layers
+    if layers_per_stage is None and model._shares is not None and model._shares.shares.layers is not None:
+        model._shares.read.add("layers")
+        return _as_given(model._shares.shares.layers, num_stages, num_layers, "layers of shares")
     if layers_per_stage is not None:
         return _as_given(layers_per_stage, num_stages, num_layers)
     if num_layers < num_stages:
@@ -57,14 +60,14 @@ def blocks_of(model: RankState) -> Stages:
     return _cut(model.num_layers, model.num_layers) if blocks is None else blocks
 
 
-def _as_given(layers_per_stage: Any, num_stages: int, num_layers: int) -> Stages:
+def _as_given(layers_per_stage: Any, num_stages: int, num_layers: int, what: str = "layers_per_stage") -> Stages:
     """Return the stages that the user asks for."""
     counts = list(layers_per_stage) if isinstance(layers_per_stage, Sequence) else []
     are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts)
     if not are_counts or len(counts) != num_stages or sum(counts) != num_layers:
         example = ", ".join(str(len(share)) for share in _cut(num_layers, num_stages))
         raise UsageError(
-            f"layers_per_stage must be {num_stages} counts of at least 1 that add up to num_layers ({num_layers}), got "
+            f"{what} must be {num_stages} counts of at least 1 that add up to num_layers ({num_layers}), got "
             f"{layers_per_stage!r:.80}; for example [{example}]",
             layers_per_stage=layers_per_stage,
         )
@@ -117,6 +120,16 @@ def _of_least_cost(predictor: _ByIdentity, num_layers: int, num_stages: int, num
         for layer in range(num_layers)
     ]
     costs[-1] += compute("loss", num_samples, num_layers).seconds
+    if any(type(cost) is not float for cost in costs):  # costs on several machines
+        from minitrain.hardware.per_machine import same_on_all  # noqa: PLC0415  (numpy only where it is needed)
+
+        return same_on_all(lambda each: _remembered_cut(tuple(each), num_stages), costs)
+    return balanced(costs, num_stages)
+
+
+@lru_cache(maxsize=1024)
+def _remembered_cut(costs: tuple[float, ...], num_stages: int) -> Stages:
+    """Return the stages by costs that were seen before: machines that part ways are asked again."""
     return balanced(costs, num_stages)
 
 

@@ -29,6 +29,7 @@ from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import FREE, Predictor, Price
 from minitrain.rank.memory_by_kind import KindAccount, KindStore
 from minitrain.rank.remembered import remembered_of
+from minitrain.rank.shares import SharesOfRun
 from minitrain.rank.stores import Account, JournalledStore, Store, logits_of
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
@@ -107,6 +108,7 @@ class RankState:
     )
 
     follows_tensors = False
+    _shares: SharesOfRun | None = None  # few runs have any
 
     rank: int = _for_reading("rank", "This rank.")
     world_size: int = _for_reading("world_size", "Number of ranks.")

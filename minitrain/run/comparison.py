@@ -17,10 +17,11 @@ from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.data_frames import data_frame
-from minitrain.run.parameters import DEFAULTS, SIZES, shows_run_parameters, split_keywords
+from minitrain.run.parameters import DEFAULTS, SIZES, split_keywords
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
+from minitrain.run.signatures import shows_run_parameters
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
 from minitrain.run.trained_model import facts_of, trained_model_of

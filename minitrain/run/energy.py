@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minitrain.analysis.timeline import Floats, Timeline
     from minitrain.hardware.data_sheet import DataSheet
 
-_SECONDS_AN_HOUR = 3600
+SECONDS_AN_HOUR = 3600
 
 
 @final
@@ -109,4 +109,4 @@ def dollars_of(sheets: Sequence[DataSheet | None], world_size: int, seconds: flo
     known = [price for price in prices if price is not None]
     if not known or len(known) < len(prices):
         return None
-    return sum(known) * (world_size if len(known) == 1 else 1) * seconds / _SECONDS_AN_HOUR
+    return sum(known) * (world_size if len(known) == 1 else 1) * seconds / SECONDS_AN_HOUR

@@ -11,7 +11,9 @@ import gc
 import threading
 from collections.abc import Iterator
 
-_RARELY = (1_000_000, 50, 1000)
+RARELY = (1_000_000, 50, 1000)
+"""Thresholds of the collector during a run."""
+
 _MOST_UNTRAVERSED = 2_000_000
 
 _lock = threading.Lock()
@@ -26,7 +28,7 @@ def rare_collections() -> Iterator[None]:
     """Let the cycle collector run rarely; the last of several runs at once restores its thresholds."""
     with _lock:
         _before.append((gc.get_count()[1], gc.get_threshold()))
-        gc.set_threshold(*_RARELY)
+        gc.set_threshold(*RARELY)
     is_done = False
     try:
         yield
@@ -54,7 +56,7 @@ def _grow_old(middle_aged: int) -> None:
     if gc.get_freeze_count():  # objects that somebody else has frozen would be unfrozen
         return
     young, collections, _ = gc.get_count()
-    _untraversed += young + max(0, collections - middle_aged) * _RARELY[0]
+    _untraversed += young + max(0, collections - middle_aged) * RARELY[0]
     gc.freeze()
     gc.unfreeze()
     if _untraversed > _MOST_UNTRAVERSED:

@@ -51,12 +51,14 @@ class OutOfMemory:
         time: its clock then, s.
         capacity_bytes: the device's memory.
         held_bytes: what the rank held, by store.
+        device: what the cluster calls the rank's device; "" where all devices are alike.
     """
 
     rank: int
     time: float
     capacity_bytes: float
     held_bytes: Mapping[str, float]
+    device: str = ""
 
     def __str__(self) -> str:
         filled = ", ".join(
@@ -64,9 +66,10 @@ class OutOfMemory:
             for name, size in sorted(self.held_bytes.items(), key=lambda item: -item[1])
             if size
         )
+        device = f" ({self.device})" if self.device else ""
         return (
-            f"out of memory on rank {self.rank} at {self.time:.6g} s: {sum(self.held_bytes.values()) / 2**30:.4g} GiB "
-            f"held of {self.capacity_bytes / 2**30:.4g} GiB ({filled})"
+            f"out of memory on rank {self.rank}{device} at {self.time:.6g} s: "
+            f"{sum(self.held_bytes.values()) / 2**30:.4g} GiB held of {self.capacity_bytes / 2**30:.4g} GiB ({filled})"
         )
 
 

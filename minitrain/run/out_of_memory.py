@@ -29,7 +29,9 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
 
     def report(model: Model, capacity_bytes: float) -> None:
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
-        excess = OutOfMemory(model.rank, _moment(model, _units(capacity_bytes, element_bytes)), capacity_bytes, held)
+        device = getattr(model._runtime_predictor, "device_name", "")
+        moment = moment_of_excess(model, units_of(capacity_bytes, element_bytes))
+        excess = OutOfMemory(model.rank, moment, capacity_bytes, held, device)
         excesses.append(excess)
         if strict and running_rank() in (
             None,
@@ -41,7 +43,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         capacity_bytes = model._runtime_predictor.capacity_bytes
         if capacity_bytes is not None:
             counted = model._counted
-            counted.limit_units = _units(capacity_bytes, element_bytes)
+            counted.limit_units = units_of(capacity_bytes, element_bytes)
             counted.on_overflow = partial(report, model, capacity_bytes)
     try:
         yield excesses
@@ -52,7 +54,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
             model._counted.on_overflow = None  # it would keep the model alive
 
 
-def _units(size_bytes: float, element_bytes: int) -> float:
+def units_of(size_bytes: float, element_bytes: int) -> float:
     """Return bytes in the units that an account of memory counts."""
     return size_bytes / element_bytes * UNITS_PER_ELEMENT
 
@@ -62,7 +64,7 @@ def _error(excess: OutOfMemory) -> OutOfMemoryError:
     return OutOfMemoryError(f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess)
 
 
-def _moment(model: Model, limit_units: float) -> float:
+def moment_of_excess(model: Model, limit_units: float) -> float:
     """Return the clock at which a rank first held too much: that of the first event that noted too much, or now.
 
     The size of a launched result may not be known before it comes. Then it is added to the memory that the events since

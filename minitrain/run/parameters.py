@@ -8,31 +8,29 @@ and the command's own signature names that.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
+from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
+from minitrain.run.faults import require_faults
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
-    from minitrain.run.progress import Watch
-    from minitrain.run.strategy_loading import Strategy
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
+PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
+"""Parameters that change how long operations take, and not which there are."""
 LOGS = ("full", "summary")
-
-F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,8 @@ class RunParameters:
             units.
         global_batch_size: samples of the step, over all ranks.
         hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank); or
-            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`).
+            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`); or a
+            `mt.Cluster` of unlike devices, or the path of its file.
         workload: what is trained: a transformer (`mt.Transformer`, a shipped model's name, a path to a Hugging Face
             config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
             is the specified one.
@@ -59,6 +58,10 @@ class RunParameters:
         without: with kernels, terms of their prices to leave out, for an ablation.
         prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
+        shares: who takes how much of the step, where ranks are not alike: samples of each replica, a `mt.Shares`, or a
+            plan that has one; equal shares if None. They are for strategies that ask their model for them.
+        faults: devices that die during the step, `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
+        recovery: what happens then, and how long it takes; `mt.Recovery()` if None.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
             transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
             it.
@@ -94,6 +97,9 @@ class RunParameters:
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
     slowdown: Mapping[int, float] | None = None
+    shares: Any = None
+    faults: Any = ()
+    recovery: Any = None
     contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
@@ -106,6 +112,7 @@ class RunParameters:
     log: str = "full"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hardware", cluster_or_other(self.hardware))
         self._take_workload()
         for name in SIZES:
             require_count(name, getattr(self, name))
@@ -113,14 +120,18 @@ class RunParameters:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
-        if self.fold or self.log == "summary":
+        if self.fold or self.log == "summary" or self.faults:
             given = {name: getattr(self, name) for name in DEFAULTS}
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
         self._pricing()
-        require_contention(self.contention)
+        _require_contention(self.contention, self.hardware)
+        require_faults(self.faults, self.recovery, self.world_size)
         if self.slowdown:
             _require_slowdown(self.slowdown, self.world_size)
+        if self.shares is not None:
+            object.__setattr__(self, "shares", Shares.of(self.shares))
+            self.shares.require(self.global_batch_size, self.num_layers)
 
     def predictor(self) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
@@ -137,6 +148,11 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
+        if is_cluster(self.hardware):
+            from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
+
+            machine = self.world_size, self.network, self.placement
+            return predictors_of(self.hardware, *machine, self.workload, pricing)
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
     def _pricing(self) -> Pricing:
@@ -207,12 +223,13 @@ class Exclusion:
             )
 
 
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind")
+_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
 
 EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
     {
         "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
+        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "model_kind"), "faults"),
         "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
     }
 )
@@ -226,68 +243,16 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
     given = {name: value for name, value in keywords.items() if name in DEFAULTS}
+    if given.get("shares") is not None and "global_batch_size" not in given:
+        samples = Shares.of(given["shares"]).samples
+        given |= {} if samples is None else {"global_batch_size": sum(samples)}
+    hardware = cluster_or_other(given.get("hardware"))
+    if is_cluster(hardware):
+        given = {"world_size": hardware.num_devices} | given | {"hardware": hardware}
     parameters = RunParameters(**given)
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
         raise _layers_and_workload(given["num_layers"], parameters.workload)
     return parameters, {name: value for name, value in keywords.items() if name not in DEFAULTS}
-
-
-class TakesRunParameters(Protocol[R_co]):
-    """`simulate`, as editors and type checkers see it: the fields of `RunParameters` by name, and a strategy's options.
-
-    A test compares it with the fields.
-    """
-
-    def __call__(
-        self,
-        strategy: str | Strategy,
-        *,
-        watch: Watch | None = None,
-        world_size: int = ...,
-        num_layers: int = ...,
-        global_batch_size: int = ...,
-        hardware: Any = ...,
-        workload: Any = ...,
-        seq_len: int | None = ...,
-        network: str = ...,
-        placement: Sequence[int] | None = ...,
-        fidelity: str = ...,
-        platform: Any = ...,
-        without: Sequence[str] = ...,
-        prices: MeasuredLayers | None = ...,
-        slowdown: Mapping[int, float] | None = ...,
-        contention: bool | str = ...,
-        p2p_buffer: int | None = ...,
-        check: bool = ...,
-        strict: bool = ...,
-        strict_memory: bool = ...,
-        memory_by_kind: bool = ...,
-        numerics: Any = ...,
-        model_kind: type[Model] | None = ...,
-        fold: bool | Any = ...,
-        log: str = ...,
-        **options: Any,
-    ) -> R_co:
-        """Simulate a strategy with parameters of the run and options of its own."""
-        ...
-
-
-def lists_run_parameters(function: Callable[..., R]) -> TakesRunParameters[R]:
-    """Let a function of a strategy and `**parameters` have the signature of `TakesRunParameters`."""
-    return cast("TakesRunParameters[R]", shows_run_parameters(function))
-
-
-def shows_run_parameters(function: F) -> F:
-    """Let a function of `**parameters` show each parameter of a run in its signature (for help and completion)."""
-    signature = inspect.signature(function)
-    own = [known for known in signature.parameters.values() if known.kind is not inspect.Parameter.VAR_KEYWORD]
-    listed = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(RunParameters)
-    ]
-    options = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation="Any")
-    function.__signature__ = signature.replace(parameters=[*own, *listed, options])  # type: ignore[attr-defined]
-    return function
 
 
 def _workload_of(workload: Any, seq_len: int | None, hardware: Any) -> Any:
@@ -306,6 +271,17 @@ def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:
         f"{workload.num_layers} layers; leave num_layers out",
         num_layers=num_layers,
     )
+
+
+def _require_contention(contention: bool | str, hardware: Any) -> None:
+    """Require that there is such a contention, and that the hardware has what it needs."""
+    require_contention(contention)
+    if contention == EXACT and is_cluster(hardware):
+        raise UsageError(
+            'contention="exact" shares the links of one hardware config, and a cluster has links between its groups; '
+            "use contention=True, or leave it out",
+            contention=EXACT,
+        )
 
 
 def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from minitrain.errors import UsageError
 from minitrain.hardware.data_sheet import DataSheet
 from minitrain.hardware.predictor import network_of
 from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
+from minitrain.rank.shares import SharesOfRun
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
@@ -21,6 +23,9 @@ from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy
 from minitrain.run.trained_model import trained_model_of
 from minitrain.transport.dist import Dist
+
+if TYPE_CHECKING:
+    from minitrain.run.device_kinds import DeviceKind
 
 R = TypeVar("R", bound=Run)
 
@@ -36,6 +41,9 @@ class PreparedRun:
         parameters: those of the run.
         predictor: what prices the operations: one for all ranks, or one for each.
         watch: called when the ranks begin, with what says how far they are.
+        variant: how all ranks are simulated (a `minitrain.run.variants.Variant`), for whoever extends the engine;
+            chosen by the parameters if None.
+        folded_kind: class of the models where ranks are folded, likewise.
     """
 
     name: str
@@ -44,10 +52,14 @@ class PreparedRun:
     parameters: RunParameters
     predictor: Predictor | RankPredictors
     watch: Watch | None = None
+    variant: Any = None
+    folded_kind: Any = None
 
     @property
     def hardware_name(self) -> str:
         """What the run calls its hardware."""
+        if isinstance(self.predictor, RankPredictors) and self.predictor.cluster is not None:
+            return str(self.predictor.cluster.name)
         system = getattr(self.predictor, "system", None)
         return str(getattr(system, "name", None) or self.parameters.hardware)
 
@@ -55,6 +67,27 @@ class PreparedRun:
         """Return what prices the operations of one rank, which may be a straggler."""
         predictor, factor = predictor_of(self.predictor, rank), (self.parameters.slowdown or {}).get(rank)
         return predictor if factor is None else predictor.slowed(factor)
+
+    def give_shares(self, models: Sequence[Model]) -> None:
+        """Tell the ranks who takes how much of the step, if they do not all take the same."""
+        shares = None if self.parameters.shares is None else SharesOfRun(self.parameters.shares)
+        for model in models if shares else ():
+            model._shares = shares
+
+    def require_shares_read(self, models: Sequence[Model]) -> None:
+        """Require that the strategy has asked for the shares that it was given.
+
+        Raises:
+            UsageError: it has not, and has divided the step equally.
+        """
+        given = models[0]._shares
+        if given is not None and given.unread:
+            raise UsageError(
+                f"{self.name} has not asked for the {' and the '.join(given.unread)} of shares, and divides the step "
+                "without them; use a strategy that asks for them (model.samples_of_rank, model.microbatches, "
+                "model.stages), or leave them out",
+                shares=given.shares,
+            )
 
     def transport(self) -> Dist:
         """Return a fresh transport for the ranks."""
@@ -64,6 +97,14 @@ class PreparedRun:
         """Return the data sheet of each rank's device, or one for all."""
         predictors = self.predictor.predictors if isinstance(self.predictor, RankPredictors) else (self.predictor,)
         return tuple([getattr(getattr(predictor, "system", None), "sheet", None) for predictor in predictors])
+
+    def _device_kinds(self) -> Sequence[DeviceKind]:
+        """Return which ranks have which device, where a cluster tells them apart."""
+        if not isinstance(self.predictor, RankPredictors) or self.predictor.cluster is None:
+            return ()
+        from minitrain.run.device_kinds import kinds_of  # noqa: PLC0415  (few runs have several kinds)
+
+        return kinds_of(self.predictor)
 
     def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
         """Return what a simulation came to.
@@ -83,6 +124,7 @@ class PreparedRun:
             "peak_host_memory_bytes": max([model.peak_host_bytes for model in models]),
             "meshes": _different([mesh for model in models for mesh in model._meshes]),
             "trained_model": trained_model_of(workload, models),
+            "device_kinds": self._device_kinds(),
         }
         return kind(
             strategy=self.name,
@@ -100,6 +142,7 @@ class PreparedRun:
             num_nodes=getattr(machine, "num_nodes", 1),
             priced_by=str(getattr(machine, "pricing", "roofline")),
             models=models,
+            prepared=self,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),
             **(of_models | more),

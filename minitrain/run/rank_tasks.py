@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from operator import is_not
 from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError
@@ -129,7 +130,7 @@ class _Progress:
     def __call__(self) -> object:
         """Return a value that differs from the last one if a rank has got on since."""
         before, self._clocks = self._clocks, [model.time for model in self._models]
-        if before != self._clocks:
+        if len(before) != len(self._clocks) or any(map(is_not, before, self._clocks)):  # an event makes a new clock
             return object()
         return sum(price is not PENDING for model in self._models for price in model._log._rows[PRICE::STRIDE])
 

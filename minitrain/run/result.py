@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.analysis.labels import GIB, duration
-from minitrain.events import PASSES, Event, MemoryChange
+from minitrain.events import PASSES, Event, MemoryChange, Outage
 from minitrain.run.data_frames import columns_of, data_frame
+from minitrain.run.device_kind_figures import DeviceKindFigures
 from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from minitrain.analysis.totals_by_type import TypeTotal
     from minitrain.hardware.data_sheet import DataSheet
     from minitrain.rank.model import Model
+    from minitrain.run.device_kinds import DeviceKind
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
+class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -65,7 +67,11 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
+        outages: when the step was interrupted by devices that died, in order.
         peak_host_memory_bytes: the most that any rank kept in its host's memory.
+        prepared: what was simulated (`minitrain.run.prepared_run.PreparedRun`), to price it otherwise; None for a run
+            that was read from a file.
+        device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
     """
 
     strategy: str
@@ -94,6 +100,9 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
     peak_host_memory_bytes: float = field(default=0.0, repr=False)
+    outages: Sequence[Outage] = field(default=(), repr=False)
+    prepared: Any = field(default=None, repr=False, compare=False)
+    device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -101,7 +110,11 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
         from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
         timeline = as_timeline(self.logs)
-        return replace(timeline, layer_names=self.trained_model.layer_names) if self.trained_model else timeline
+        if self.trained_model:
+            timeline = replace(timeline, layer_names=self.trained_model.layer_names)
+        if self.outages:
+            timeline = replace(timeline, outages=tuple(self.outages))
+        return self._with_devices(timeline) if self.device_kinds else timeline
 
     @property
     def drawn(self) -> Timeline:
@@ -112,6 +125,11 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
     def is_folded(self) -> bool:
         """Whether there is a log for each class of ranks that do the same, and not for each rank."""
         return False
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What pictures say beside the figures."""
+        return ()
 
     @property
     def num_ranks_a_class(self) -> int:
@@ -239,6 +257,7 @@ class Run(EnergyFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigure
             "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
             "num_events": self.num_events,
             **(figures_of(self) if self.trained_model else {}),
+            **self._summary_by_kind(),
             "error": None,
         }
 

@@ -6,7 +6,7 @@ numbers of layers and samples, which are only numbers there, are bounded by its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from math import prod
 from typing import Any
@@ -27,6 +27,7 @@ from minitrain.run.run_file_faults import (
     Rule,
     whole,
 )
+from minitrain.run.run_file_kinds import judge_device_kinds
 
 FORMAT = "minitrain-run"
 VERSION, VERSION_WITH_JOURNALS = 1, 2
@@ -129,6 +130,8 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "trained_model": OBJECT.or_null(),
         "memory_by_kind": OBJECT.or_null(),
         "meshes": LIST,
+        "device_kinds": LIST,
+        "outages": LIST,
         "peak_host_memory_bytes": AT_LEAST_0,
         "fields": LIST,
     }
@@ -145,17 +148,27 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
     for name, value in header["options"].items():
         faults.judge(1, ("options", name), value, PLAIN)
     _judge_fields(header["fields"], faults)
+    judge_device_kinds(header, faults)
+    _judge_outages(header.get("outages", ()), faults)
     if header.get("network", "flat") not in NETWORKS:
         faults.add(1, f"expected one of {', '.join(NETWORKS)}, found {shown(header['network'])}", ("network",))
     rank = whole(0, world_size - 1)
     rules: dict[str, Rule]
     if header["oom"] is not None:
         rules = {"rank": rank, "time": TIME, "capacity_bytes": ABOVE_0, "held_bytes": OBJECT}
+        rules |= {"device": TEXT} if "device" in header["oom"] else {}
         _judge_amounts(header["oom"], "oom", rules, "held_bytes", faults)
     if header.get("held_outside") is not None:
         rules = {"rank": rank, "time": TIME, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
         _judge_amounts(header["held_outside"], "held_outside", rules, "elements_by_line", faults)
     _judge_transformer(header, faults)
+
+
+def _judge_outages(outages: Iterable[Any], faults: Faults) -> None:
+    """Judge when the step was interrupted."""
+    for place, outage in enumerate(outages):
+        if faults.judge(1, ("outages", place), outage, OBJECT):
+            faults.judge_keys(1, ("outages", place), outage, {"start": TIME, "end": TIME, "reason": TEXT})
 
 
 def _judge_transformer(header: Mapping[str, Any], faults: Faults) -> None:

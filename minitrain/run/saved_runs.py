@@ -8,7 +8,9 @@ times are in seconds, memory in elements, and floats are written so that reading
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
 has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
 `priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by
-axis of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`.
+axis of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`, that of a run on a
+cluster `device_kinds` (which ranks have which device). That of a step in which devices died has `outages`, objects of
+`start`, `end` (s) and `reason`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -27,10 +29,10 @@ from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from minitrain.errors import UsageError
-from minitrain.events import Event, MemoryChange
+from minitrain.events import Event, MemoryChange, Outage
 from minitrain.files import write_text
 from minitrain.hardware.config_faults import label_of
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory, kinds_of_journals
@@ -45,7 +47,11 @@ from minitrain.run.run_file_header import (
     judge_header,
     object_of,
 )
+from minitrain.run.run_file_kinds import kinds_of_header
 from minitrain.run.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from minitrain.run.savable_run import SavableRun
 
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """What is true of the run where its first line says nothing: it fits into one tier, or older writers did not tell."""
@@ -57,62 +63,6 @@ _Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ran
 
 _LONGEST_LINE = 2**27  # characters: a journal of six million changes
 _MOST_UNPACKED, _UNPACKED_A_BYTE = 2**24, 32  # logs shrink to about a seventh when they are compressed
-
-
-class SavableRun(Protocol):
-    """What is saved of a run, beside the figures of the first line."""
-
-    @property
-    def logs(self) -> Sequence[Sequence[Event]]:
-        """The events of each rank."""
-
-    @property
-    def num_events(self) -> int:
-        """Number of events of all ranks."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The strategy's options."""
-
-    @property
-    def oom(self) -> OutOfMemory | None:
-        """Where the device's memory was exceeded."""
-
-    @property
-    def memory_journals(self) -> Sequence[Sequence[MemoryChange]]:
-        """Every change of every store of each rank."""
-
-    @property
-    def network(self) -> str:
-        """How transfers were priced."""
-
-    @property
-    def num_nodes(self) -> int:
-        """In how many units of the smallest network tier the ranks sit."""
-
-    @property
-    def priced_by(self) -> str:
-        """How operations were priced."""
-
-    @property
-    def held_outside(self) -> MemoryOutsideStores | None:
-        """What was held outside the stores."""
-
-    @property
-    def trained_model(self) -> TrainedModel | None:
-        """The transformer that was trained."""
-
-    @property
-    def memory_by_kind(self) -> Mapping[str, float] | None:
-        """Bytes of each kind at the peak."""
-
-    @property
-    def peak_host_memory_bytes(self) -> float:
-        """The most that any rank kept in its host's memory."""
-
-    @property
-    def meshes(self) -> Sequence[Mapping[str, int]]:
-        """Size by axis of each mesh."""
 
 
 def plain(value: Any) -> Any:
@@ -134,6 +84,7 @@ def _lines(run: SavableRun) -> Iterator[str]:
         "time": run.oom.time,
         "capacity_bytes": run.oom.capacity_bytes,
         "held_bytes": dict(run.oom.held_bytes),
+        **({"device": run.oom.device} if run.oom.device else {}),
     }
     version = VERSION_WITH_JOURNALS if run.memory_journals else VERSION
     header = {"format": FORMAT, "version": version, "fields": FIELDS, **{name: getattr(run, name) for name in HEADER}}
@@ -162,6 +113,10 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
         more["held_outside"] = asdict(run.held_outside)
     if run.peak_host_memory_bytes:
         more["peak_host_memory_bytes"] = run.peak_host_memory_bytes
+    if run.outages:
+        more["outages"] = [outage._asdict() for outage in run.outages]
+    if run.device_kinds:
+        more["device_kinds"] = [kind.to_save(to_ranges(kind.ranks)) for kind in run.device_kinds]
     if run.trained_model is not None:
         more["trained_model"] = run.trained_model.to_save()
         more["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
@@ -241,15 +196,17 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         **{name: header[name] for name in HEADER},
         "options": dict(header["options"]),
         "logs": logs,
-        "oom": None if oom is None else OutOfMemory(**_known(oom, OutOfMemory)),
+        "oom": None if oom is None else OutOfMemory(**_known({"device": ""} | oom, OutOfMemory)),
         "memory_journals": journals,
         "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
         "trained_model": None if trained is None else _trained_model(trained),
         "memory_by_kind": _kinds(header, journals),
         "meshes": header.get("meshes", []),
+        "outages": tuple(Outage(each["start"], each["end"], each["reason"]) for each in header.get("outages", ())),
         "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
         "priced_by": header.get("priced_by", ROOFLINE),
+        "device_kinds": kinds_of_header(header),
     }
 
 

@@ -13,11 +13,11 @@ from minitrain.run import variants
 from minitrain.run.event_loops import LoopFactory, run_to_end
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.out_of_memory import watching_memory
-from minitrain.run.parameters import lists_run_parameters
 from minitrain.run.prepared_run import PreparedRun, prepare
 from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
+from minitrain.run.signatures import lists_run_parameters
 from minitrain.run.strategy_loading import Strategy
 from minitrain.transport.dist import Dist
 
@@ -72,7 +72,15 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
         LawError: the strategy breaks a law of training.
         OutOfMemoryError: with `strict_memory`, a rank held too much.
     """
-    prepared = prepare(strategy, parameters, watch)
+    if type(parameters.get("hardware")) in (list, tuple):
+        return await variants.price_machines(strategy, parameters)  # type: ignore[no-any-return]  # as it is documented
+    return await simulate_prepared(prepare(strategy, parameters, watch))
+
+
+async def simulate_prepared(prepared: PreparedRun) -> Run:
+    """Simulate a run that is ready, all of its ranks or folded ones; raises what `simulate_async` does."""
+    if prepared.parameters.faults:
+        return await variants.simulate_with_faults(prepared, _simulate_every_rank)
     if not prepared.parameters.fold:
         return await _simulate_every_rank(prepared)
     return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))
@@ -80,13 +88,16 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
 
 async def _simulate_every_rank(prepared: PreparedRun) -> Run:
     """Simulate all ranks and return their run."""
-    parameters, variant = prepared.parameters, variants.choose_variant(prepared.parameters)
+    parameters = prepared.parameters
+    variant: variants.Variant = prepared.variant or variants.choose_variant(parameters)
     dist = prepared.transport()
     with rare_collections():  # from the set-up on: a rank is a few dozen objects too
         models = _models(prepared, variant, dist)
+        prepared.give_shares(models)
         with watching_memory(models, strict=parameters.strict_memory) as excesses, variant.around(models):
             await run_ranks(prepared, models)
             require_nothing_left(dist, models)
+            prepared.require_shares_read(models)
         if parameters.check:
             Model.check(models)
         fields = variant.fields(models)

@@ -9,11 +9,12 @@
 | `model_kind` | models of a caller's own class | |
 | `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
 | `contention` | the finished run is timed again | `contention` |
+| `faults` | devices die, and the step is simulated until it comes through | `faults` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 
 `strict` works together with `numerics` and `model_kind`: it extends their class. What excludes each other is in
-`minitrain.run.parameters.EXCLUSIONS`. This file is the room's only way up to accounting, numerics and folding, and each
-of them is imported when it is asked for.
+`minitrain.run.parameters.EXCLUSIONS`. This file is the room's only way up to accounting, numerics, faults and folding,
+and each of them is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -70,6 +71,20 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
     from minitrain.folding import driver  # noqa: PLC0415  (only where it is asked for, as all below)
 
     return await driver.simulate_folded(prepared, simulate_fully)
+
+
+async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run:
+    """Simulate a step until it comes through; see `minitrain.faults.remaining_job.simulate_with_faults`."""
+    from minitrain.faults import remaining_job  # noqa: PLC0415
+
+    return await remaining_job.simulate_with_faults(prepared, simulate)
+
+
+async def price_machines(strategy: Any, parameters: dict[str, Any]) -> Any:
+    """Simulate a strategy on a list of hardware at once; see `minitrain.vector.price`."""
+    from minitrain.vector.price import price_async  # noqa: PLC0415
+
+    return await price_async(strategy, **parameters)
 
 
 def _summary(world_size: int) -> Variant:

@@ -22,10 +22,11 @@ from concurrent.futures import (
     wait,
 )
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.hardware.chosen_predictor import make_predictor
+from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.price import Predictor
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
@@ -36,16 +37,18 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
+from minitrain.sweeps.rows_together import FEWEST, structure_of, summaries_together
 
 if TYPE_CHECKING:
     from minitrain.folding.early_divergence import DivergenceHistory
 
 Row = dict[str, Any]
+R = TypeVar("R")
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
 Batch = list[tuple[str, Configuration]]  # with their keys
 
 _BATCH_S = 0.05
-_MOST_IN_BATCH = 256
+_MOST_IN_BATCH = 1024
 
 _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
 _PRICING = ("fidelity", "platform", "without", "prices")
@@ -86,7 +89,7 @@ def run_batches(
         UsageError: a configuration cannot be sent to another process.
         MinitrainError: a worker died.
     """
-    with _workers(executor, jobs) as (workers, num_at_once):
+    with own_workers(executor, jobs) as (workers, num_at_once):
         in_flight: set[Future[tuple[float, list[tuple[str, Row]]]]] = set()
         size = 1
         while True:
@@ -96,12 +99,12 @@ def run_batches(
                 return
             done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
             for future in done:
-                seconds_each, rows = _result(future)
+                seconds_each, rows = result_of(future)
                 size = max(1, min(int(_BATCH_S / seconds_each), 2 * size, _MOST_IN_BATCH))
                 yield from rows
 
 
-def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float, list[tuple[str, Row]]]:
+def result_of(future: Future[R]) -> R:
     """Return what a worker has made of a batch, or raise why there is nothing."""
     try:
         return future.result()
@@ -118,7 +121,7 @@ def _result(future: Future[tuple[float, list[tuple[str, Row]]]]) -> tuple[float,
 
 
 @contextlib.contextmanager
-def _workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[Executor, int]]:
+def own_workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[Executor, int]]:
     """Provide an executor, and how many batches to submit to it at once."""
     if executor is not None:
         yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
@@ -144,9 +147,38 @@ def run_batch(batch: Batch) -> tuple[float, list[tuple[str, Row]]]:
 
 
 async def _rows_of(batch: Batch) -> list[tuple[str, Row]]:
-    """Simulate configurations one after the other."""
+    """Simulate configurations: those that differ in prices alone together, and all others one after the other."""
     shared = SharedByBatch()
-    return [(key, await row_of(configuration, shared)) for key, configuration in batch]
+    configurations = [configuration for _, configuration in batch]
+    together = await _rows_together(configurations, shared)
+    rows = [row or await row_of(each, shared) for each, row in zip(configurations, together, strict=True)]
+    return [(key, row) for (key, _), row in zip(batch, rows, strict=True)]
+
+
+async def _rows_together(configurations: Sequence[Configuration], shared: SharedByBatch) -> list[Row | None]:
+    """Return the rows of configurations that were executed together with others; None for the rest."""
+    alike: dict[str | None, list[int]] = {}
+    for place, (strategy, parameters) in enumerate(configurations):
+        alike.setdefault(structure_of(label_of(strategy), parameters), []).append(place)
+    rows: list[Row | None] = [None] * len(configurations)
+    for structure, places in alike.items():
+        if structure is not None and len(places) >= FEWEST:
+            for place, row in zip(places, await _rows_alike([configurations[p] for p in places], shared), strict=True):
+                rows[place] = row
+    return rows
+
+
+async def _rows_alike(configurations: Sequence[Configuration], shared: SharedByBatch) -> list[Row | None]:
+    """Return the rows of configurations that differ in prices alone; None for those that are to be simulated."""
+    strategy = configurations[0][0]
+    try:
+        chosen = shared.strategy(strategy)
+    except MinitrainError:
+        return [None] * len(configurations)
+    name = strategy if isinstance(strategy, str) else chosen.name
+    known = [shared.structure(parameters) for _, parameters in configurations]
+    rows = zip(configurations, await summaries_together(chosen, known), strict=True)
+    return [summary and _row(parameters, chosen.options, name, summary) for (_, parameters), summary in rows]
 
 
 class SharedByBatch:
@@ -189,6 +221,13 @@ class SharedByBatch:
             shared["fold"] = self._divergence_history()
         return {**parameters, **shared}
 
+    def structure(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters with what is shared in their place, but for what prices the run."""
+        shared: dict[str, Any] = {"fold": self._divergence_history()} if parameters.get("fold") is True else {}
+        if parameters.get("workload") is not None:
+            shared |= self._trained(parameters, None)
+        return {**parameters, **shared}
+
     def _trained(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
         """Return the workload that is meant, and the predictor that has remembered its prices on a machine."""
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
@@ -208,7 +247,12 @@ class SharedByBatch:
         A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
         """
         hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
-        if type(hardware) is not str or type(world_size) is not int or type(network) is not str:
+        if (
+            type(hardware) is not str
+            or names_cluster(hardware)
+            or type(world_size) is not int
+            or type(network) is not str
+        ):
             return None
         if parameters.get("placement") is not None:
             return None
@@ -241,10 +285,25 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
         run: Run | FailedRun = await simulate_async(chosen, **known)
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)
-    summary = run.summary()
+    return _row(parameters, own, name, run.summary(), _status(run))
+
+
+def _row(
+    parameters: Mapping[str, Any], own: Mapping[str, Any], name: str, summary: dict[str, Any], status: str | None = None
+) -> Row:
+    """Return the row of a configuration.
+
+    Args:
+        parameters: those of the configuration.
+        own: options in the strategy's name.
+        name: the strategy's name.
+        summary: that of its run.
+        status: how the run ended; whether it ran out of memory if None.
+    """
     del summary["options"]  # each option has a key of its own
     given = {parameter: plain(value) for parameter, value in {**parameters, **own}.items()}
-    return {**given, **summary, "strategy": name, "status": _status(run)}
+    status = status or ("ok" if summary["out_of_memory"] is None else "oom")
+    return {**given, **summary, "strategy": name, "status": status}
 
 
 def flat(row: Mapping[str, Any]) -> Row:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from minitrain.errors import UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy
-from minitrain.run.parameters import DEFAULTS
+from minitrain.run.parameters import DEFAULTS, PRICE_ONLY
 from minitrain.run.strategy_loading import did_you_mean, options_of, takes_option
+
+S = TypeVar("S")
 
 Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
 
@@ -93,6 +95,33 @@ def points(grid: Grid) -> Iterator[Mapping[str, Any]]:
         if not isinstance(parameters, Mapping):
             raise UsageError(f"configuration {place} of the grid must be a dict of parameters, got {parameters!r:.80}")
         yield {_name(name): _of_python(value) for name, value in parameters.items()}
+
+
+def points_by_structure(grid: Grid, strategies: Sequence[S]) -> Iterator[tuple[int, S, Mapping[str, Any]]]:
+    """Yield every point of a checked grid with every strategy, those together that differ in prices alone.
+
+    Yields:
+        Where a loop over the points, and for each over the strategies, has it; the strategy; the parameters.
+
+    Raises:
+        UsageError: an iterable yields something else than parameters.
+    """
+    if not isinstance(grid, Mapping):
+        for place, parameters in enumerate(points(grid)):
+            for index, strategy in enumerate(strategies):
+                yield place * len(strategies) + index, strategy, parameters
+        return
+    sizes = {name: len(values) for name, values in grid.items()}
+    prices = [name for name in grid if name in PRICE_ONLY]
+    structures = [name for name in grid if name not in PRICE_ONLY]
+    for outer in itertools.product(*(range(sizes[name]) for name in structures)):
+        for index, strategy in enumerate(strategies):
+            for inner in itertools.product(*(range(sizes[name]) for name in prices)):
+                step = dict(zip((*structures, *prices), (*outer, *inner), strict=True))
+                place = 0
+                for name, size in sizes.items():
+                    place = place * size + step[name]
+                yield place * len(strategies) + index, strategy, {name: grid[name][step[name]] for name in grid}
 
 
 def _axis(name: str, values: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from minitrain.run.parameters import EXCLUSIONS
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
 from minitrain.sweeps.batches import Configuration, Row, flat, key_of, label_of, run_batches, succeeded
-from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points, require_known_names
+from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points_by_structure, require_known_names
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
 from minitrain.sweeps.shared_options import SharedOptions
 
@@ -142,6 +142,7 @@ class Sweep:
         self._progress = progress
         self._known: dict[str, Row] = {} if results is None else read_rows(results)
         self._order: dict[str, Configuration] = {}
+        self._places: dict[str, int] = {}  # by key: where the grid has it first
         self._shared = SharedOptions(strategies)
         self._without: dict[str, list[str]] = {}  # by key: options that the strategy does not have
         for strategy in strategies:  # an iterator's names are found as they come
@@ -175,7 +176,11 @@ class Sweep:
         """Return all rows in the order of the grid, after simulating those that are missing."""
         for _ in self:
             pass
-        return [self._row(key) for key in self._order]
+        return [self._row(key) for key in self._keys_in_order()]
+
+    def _keys_in_order(self) -> list[str]:
+        """Return the keys of all configurations in the order of the grid."""
+        return sorted(self._order, key=self._places.__getitem__)
 
     def write_csv(self, path: str | PathLike[str]) -> Path:
         """Write all rows as a table, and return its path.
@@ -207,7 +212,7 @@ class Sweep:
 
         rows = self.rows()
         best = {id(row) for row in succeeded(rows)[:pictures] if row["num_events"] <= MOST_EVENTS}
-        configurations = list(self._order.values())
+        configurations = [self._order[key] for key in self._keys_in_order()]
         drawn = {place: _picture(configurations[place]) for place, row in enumerate(rows) if id(row) in best}
         given = [{**parameters, **choose_strategy(strategy).options} for strategy, parameters in configurations]
         return write_sweep_page(Path(path), rows, given, drawn, self.notes)
@@ -266,22 +271,22 @@ class Sweep:
     def _missing(self, known_rows: deque[Row]) -> Iterator[tuple[str, Configuration]]:
         """Yield every configuration whose row is not known, once; append the known rows of the others to a queue."""
         seen: set[str] = set()
-        for parameters in points(self._grid):
-            for strategy in self._strategies:
-                given = {**self._parameters, **parameters}
-                without = self._shared.left_out(strategy, given)
-                configuration = strategy, {name: value for name, value in given.items() if name not in without}
-                key = key_of(configuration)
-                if key in seen:
-                    continue
-                seen.add(key)
-                self._order[key] = configuration
-                if without:
-                    self._without[key] = without
-                if key in self._known:
-                    known_rows.append(self._row(key))
-                else:
-                    yield key, configuration
+        for place, strategy, parameters in points_by_structure(self._grid, self._strategies):
+            given = {**self._parameters, **parameters}
+            without = self._shared.left_out(strategy, given)
+            configuration = strategy, {name: value for name, value in given.items() if name not in without}
+            key = key_of(configuration)
+            self._places[key] = min(place, self._places.get(key, place))
+            if key in seen:
+                continue
+            seen.add(key)
+            self._order[key] = configuration
+            if without:
+                self._without[key] = without
+            if key in self._known:
+                known_rows.append(self._row(key))
+            else:
+                yield key, configuration
 
 
 def _picture(configuration: Configuration) -> str:

@@ -47,11 +47,21 @@ def answer(explained: Explanation) -> str:
         return ""
     parts = np.stack([split.computing, split.exposed, split.waiting], axis=1)
     cards = [
-        ("Where the time goes", [lines_table(rank_lines(parts, explained.timeline.rank_names), split.step_time_s)]),
+        ("Where the time goes", [lines_table(_lines_of(explained, parts), split.step_time_s)]),
         ("Why ranks wait", _waits(explained)),
         ("What would help", _what_ifs(explained)),
     ]
     return section(cards)
+
+
+def _lines_of(explained: Explanation, parts: Floats) -> list[Line]:
+    """Return the lines of a run: a line for each kind of device where there are several."""
+    line = explained.timeline
+    if not line.devices:
+        return rank_lines(parts, line.rank_names)
+    kinds = np.array(line.devices)
+    each = [_line(f"ranks on {kind}", parts[kinds == kind]) for kind in dict.fromkeys(line.devices)]
+    return [_line("all ranks", parts), *each]
 
 
 def section(cards: Iterable[tuple[str, Iterable[str]]]) -> str:
@@ -144,7 +154,18 @@ def _waits(explained: Explanation) -> Iterator[str]:
         if mean[kind] > 0
     ]
     yield table("waits", ("reason", "mean a rank", "longest wait"), rows)
+    if explained.timeline.devices:
+        yield table("waits", ("device", "mean a rank", "waits for"), _waits_of_devices(explained, step))
     yield f"<p>All waits together are the <b>bubble</b>, {explained.breakdown.bubble_fraction:.1%}: {BUBBLE}.</p>"
+
+
+def _waits_of_devices(explained: Explanation, step: float) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each kind of device: how long its ranks wait, and for which kinds."""
+    for device, waits in explained.waits_by_device.items():
+        mean = sum(waits.values())
+        others = sorted(waits.items(), key=lambda item: -item[1])
+        whom = ", ".join(f"{html.escape(other)} {duration(seconds)}" for other, seconds in others)
+        yield html.escape(device), f"{duration(mean)}<small>{mean / step:.1%}</small>", whom or "-"
 
 
 def _longest(gaps: Gaps, kind: int) -> str:
@@ -168,7 +189,7 @@ def _what_ifs(explained: Explanation) -> Iterator[str]:
     else:
         yield "<p>No class of operation alone would shorten the step.</p>"
     yield f"<p>Critical path: {_path(explained, step)}.</p>"
-    if not explained.timeline.rank_names:  # a folded run has no file
+    if not explained.timeline.has_rows_for_several_ranks:  # a folded run has no file
         yield "<p><code>minitrain trace explain RUN</code>, with this run's run.jsonl as RUN, says more.</p>"
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import GIB, duration, time_unit
@@ -16,6 +15,7 @@ from minitrain.analysis.timeline import Floats, Trace
 from minitrain.events import COMMUNICATIONS
 from minitrain.trace.bars import Bars, make_bars, merged
 from minitrain.trace.colors import Kind, legend_place
+from minitrain.trace.drawing import Drawing, Properties, as_figure, bar, changed, scatter
 from minitrain.trace.gantt import (
     BELOW_NUMBERS,
     CRITICAL_PATH,
@@ -49,6 +49,11 @@ class _Run:
 
 
 def compare_figure(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None, title: str = "") -> Any:
+    """Return several runs as a `plotly.graph_objects.Figure`; arguments as for `drawn_comparison`."""
+    return as_figure(drawn_comparison(traces, views, title))
+
+
+def drawn_comparison(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None, title: str = "") -> Drawing:
     """Draw several runs above one another, in the mapping's order.
 
     Args:
@@ -57,7 +62,7 @@ def compare_figure(traces: Mapping[str, Trace], views: Mapping[str, View] | None
         title: what is compared.
 
     Returns:
-        A `plotly.graph_objects.Figure` with a button for all runs and one for each alone.
+        The drawing, with a button for all runs and one for each alone.
     """
     runs = [
         _run(place, name, trace, (views or {}).get(name, View())) for place, (name, trace) in enumerate(traces.items())
@@ -66,28 +71,28 @@ def compare_figure(traces: Mapping[str, Trace], views: Mapping[str, View] | None
     unit, unit_name = time_unit(longest)
     memory_axis = f"y{len(runs) + 1}" if runs else "y"
     exact = _drawn_exactly(runs)
-    owned: list[tuple[list[Any], str | None]] = [(_legend(runs, exact), None)]
+    owned: list[tuple[list[Properties], str | None]] = [(_legend(runs, exact), None)]
     owned += [(_gantt(run, unit, run.name in exact), run.name) for run in runs]
     owned += [([_memory(place, run, unit, memory_axis)], run.name) for place, run in enumerate(runs)]
     owned += [([_path(run, unit)], run.name) for run in runs if len(run.bars)]
     owners = [owner for drawn, owner in owned for _ in drawn]
-    overlays = [place for place, trace in enumerate(_flat(owned)) if trace.name == CRITICAL_PATH]
+    overlays = [place for place, trace in enumerate(_flat(owned)) if trace["name"] == CRITICAL_PATH]
     panels = Panels([(run.name, run.bars.timeline.num_ranks, run.bars.num_lanes) for run in runs], owners, overlays)
-    return go.Figure(
+    return Drawing(
         _flat(owned),
         _layout(runs, panels, title, longest / unit, unit_name, memory_axis),
     )
 
 
-def _flat(owned: list[tuple[list[Any], str | None]]) -> list[Any]:
+def _flat(owned: list[tuple[list[Properties], str | None]]) -> list[Properties]:
     """Return all traces."""
     return [trace for drawn, _ in owned for trace in drawn]
 
 
-def _path(run: _Run, unit: float) -> Any:
+def _path(run: _Run, unit: float) -> Properties:
     """Return the critical path of one run; the legend has one entry for all of them."""
     center, width = lane_geometry(run.bars.num_lanes)
-    return path_trace(run.single, center + BELOW_NUMBERS * width, unit, run.axis).update(showlegend=False)
+    return path_trace(run.single, center + BELOW_NUMBERS * width, unit, run.axis) | {"showlegend": False}
 
 
 def _run(place: int, name: str, trace: Trace, view: View) -> _Run:
@@ -106,19 +111,19 @@ def _drawn_exactly(runs: list[_Run]) -> set[str]:
     return names
 
 
-def _gantt(run: _Run, unit: float, exact: bool) -> list[Any]:
+def _gantt(run: _Run, unit: float, exact: bool) -> list[Properties]:
     """Return the bars of one run, or a heat map of it."""
     if not exact:
-        return [heat_trace(run.bars, unit).update(yaxis=run.axis)]
+        return [heat_trace(run.bars, unit) | {"yaxis": run.axis}]
     drawn = bar_traces(run.bars, run.view, unit, run.axis)
     for trace in drawn:
-        trace.update(legendgroup=trace.name, showlegend=False)
-        if trace.name in COMMUNICATIONS:
-            trace.text = None  # Plotly writes beyond a bar that is narrower than its padding
+        trace["showlegend"] = False
+        if trace["name"] in COMMUNICATIONS:
+            del trace["text"]  # Plotly writes beyond a bar that is narrower than its padding
     return drawn
 
 
-def _legend(runs: list[_Run], exact: set[str]) -> list[Any]:
+def _legend(runs: list[_Run], exact: set[str]) -> list[Properties]:
     """Return an empty bar for every kind and an empty path, so that the legend is complete whichever run is shown."""
     kinds = {kind.name: kind for run in runs if run.name in exact for kind in run.bars.kinds}
     entries = [_legend_entry(kinds[name]) for name in sorted(kinds, key=legend_place)]
@@ -126,20 +131,20 @@ def _legend(runs: list[_Run], exact: set[str]) -> list[Any]:
     return [*entries, path_entry()] if any(len(run.bars) for run in runs) else entries
 
 
-def _legend_entry(kind: Kind) -> Any:
+def _legend_entry(kind: Kind) -> Properties:
     marker: dict[str, Any] = {"color": kind.color}
     if kind.pattern:
         marker["pattern"] = {"shape": kind.pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
-    return go.Bar(x=[None], y=[None], name=kind.name, legendgroup=kind.name, orientation="h", marker=marker)
+    return bar(x=[None], y=[None], name=kind.name, legendgroup=kind.name, orientation="h", marker=marker)
 
 
-def _memory(place: int, run: _Run, unit: float, axis: str) -> Any:
+def _memory(place: int, run: _Run, unit: float, axis: str) -> Properties:
     """Return the memory of a run over time: at every moment, that of the rank that holds most."""
     line, step = run.bars.timeline, run.bars.step_time
     gib = run.view.bytes_per_element / GIB
     spans: Floats = highest_in_spans(line, step, _NUM_SPANS) if line.num_ranks else np.zeros((1, _NUM_SPANS))
     dash = _DASHES[place // len(_LINES) % len(_DASHES)]
-    return go.Scatter(
+    return scatter(
         x=np.linspace(0, step / unit, _NUM_SPANS, endpoint=False),
         y=spans.max(axis=0) * gib,
         name=run.name,
@@ -151,7 +156,9 @@ def _memory(place: int, run: _Run, unit: float, axis: str) -> Any:
     )
 
 
-def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_name: str, memory_axis: str) -> Any:
+def _layout(
+    runs: list[_Run], panels: Panels, text: str, longest: float, unit_name: str, memory_axis: str
+) -> Properties:
     """Return the layout that shows all runs."""
     names = {run.axis.replace("y", "yaxis"): run for run in runs}
     layout: dict[str, Any] = {
@@ -176,7 +183,7 @@ def _layout(runs: list[_Run], panels: Panels, text: str, longest: float, unit_na
         num_ranks = run.bars.timeline.num_ranks
         height = _small_height(num_ranks, run.bars.num_lanes)
         layout[key] = {**rank_axis(num_ranks, (0, 1), height), "fixedrange": True}
-    return go.Layout(layout).update(panels.everything())
+    return changed(layout, panels.everything())
 
 
 def _caption(run: _Run) -> dict[str, Any]:

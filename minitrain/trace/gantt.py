@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
 from minitrain.analysis.critical_path import CriticalPath, critical_path
 from minitrain.analysis.dependencies import make_graph
@@ -20,6 +19,7 @@ from minitrain.analysis.memory_over_time import Journals
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace
 from minitrain.trace.bar_texts import bar_labels, hover_texts
 from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
+from minitrain.trace.drawing import Drawing, Properties, as_figure, bar, scatter
 from minitrain.trace.heat_map import heat_legend, heat_trace
 from minitrain.trace.layout import View, layout
 from minitrain.trace.memory_panel import kind_traces, memory_traces, peak_gib, rank_menu
@@ -43,23 +43,23 @@ def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> A
         A `plotly.graph_objects.Figure`.
     """
     view = view or View()
-    return figure_of_bars(make_bars(as_timeline(trace), view.step_time), view, journals)[0]
+    return as_figure(drawn_bars(make_bars(as_timeline(trace), view.step_time), view, journals)[0])
 
 
-def figure_of_bars(
+def drawn_bars(
     bars: Bars, view: View, journals: Journals = (), path: CriticalPath | None = None
-) -> tuple[Any, int]:
+) -> tuple[Drawing, int]:
     """Draw one run, given its bars and, if it is known already, its critical path.
 
     Returns:
-        The figure, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
+        The drawing, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
         They come first, so that menus can refer to them by their place.
     """
     unit, unit_name = time_unit(bars.step_time)
     totals = memory_traces(bars, view, unit)
     kinds, owners = kind_traces(bars, view, unit, journals) if journals else ([], [])
     for trace in totals if kinds else ():
-        trace.visible = False
+        trace["visible"] = False
     center, width = lane_geometry(bars.num_lanes)
     overlays = [path_trace(bars, center + BELOW_NUMBERS * width, unit, path=path)] if len(bars) else []
     if len(bars) > MAX_BARS:
@@ -68,11 +68,13 @@ def figure_of_bars(
         drawn = [*bar_traces(bars, view, unit), *microbatch_labels(bars, unit)]
     fixed = [*totals, *kinds, *overlays]
     arranged = layout(bars, view, unit, unit_name, peak_gib(bars, view, journals))
-    arranged["updatemenus"] = rank_menu(len(totals), owners, arranged["yaxis2"]["domain"][1])
-    return go.Figure([*fixed, *drawn], arranged), len(fixed)
+    menu = rank_menu(len(totals), owners, arranged["yaxis2"]["domain"][1])
+    if menu:
+        arranged["updatemenus"] = menu
+    return Drawing([*fixed, *drawn], arranged), len(fixed)
 
 
-def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any]:
+def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Properties]:
     """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of `axis`."""
     center, width = lane_geometry(bars.num_lanes)
     numbers = np.where(_has_common_label(bars), NONE, bar_labels(bars))
@@ -83,11 +85,11 @@ def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any
             continue
         part = bars.take(chosen)
         traces.append(
-            go.Bar(
+            bar(
                 name=kind.name,
                 legendgroup=kind.name,
                 orientation="h",
-                base=part.start / unit,
+                base=(part.start / unit).tolist(),
                 x=part.duration / unit,
                 y=part.rank + center[part.lane],
                 width=width[part.lane] if bars.num_lanes > 1 else _MAIN_LANE,
@@ -103,7 +105,7 @@ def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Any
     return traces
 
 
-def microbatch_labels(bars: Bars, unit: float) -> list[Any]:
+def microbatch_labels(bars: Bars, unit: float) -> list[Properties]:
     """Return one number for all consecutive layers of a microbatch, whose bars are too short for one each."""
     whole = merged(bars)
     whole = whole.take(np.flatnonzero((whole.last != whole.event) & (bar_labels(whole) != NONE)))
@@ -114,12 +116,12 @@ def microbatch_labels(bars: Bars, unit: float) -> list[Any]:
         if not len(part):
             continue
         traces.append(
-            go.Bar(
+            bar(
                 name=kind.name,
                 legendgroup=kind.name,
                 showlegend=False,
                 orientation="h",
-                base=part.start / unit,
+                base=(part.start / unit).tolist(),
                 x=part.duration / unit,
                 y=part.rank + center[part.lane],
                 width=width[part.lane],
@@ -175,7 +177,9 @@ def _texts(numbers: Ints) -> list[str]:
     return ["" if number == NONE else str(number) for number in numbers.tolist()]
 
 
-def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y", path: CriticalPath | None = None) -> Any:
+def path_trace(
+    bars: Bars, center: Floats, unit: float, axis: str = "y", path: CriticalPath | None = None
+) -> Properties:
     """Return the critical path as a line through its bars, hidden until it is switched on in the legend.
 
     Args:
@@ -186,12 +190,12 @@ def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y", path: C
         path: the operations of the path, if they are known already.
     """
     time, row = path_points(bars, center, path)
-    return path_entry().update(x=time / unit, y=row, yaxis=axis)
+    return {**path_entry(), "x": time / unit, "y": row, "yaxis": axis}
 
 
-def path_entry() -> Any:
+def path_entry() -> Properties:
     """Return the line without points, for the legend."""
-    return go.Scatter(
+    return scatter(
         x=[None],
         y=[None],
         name=CRITICAL_PATH,

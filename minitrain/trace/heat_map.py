@@ -6,14 +6,14 @@ how much of it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
 from minitrain.analysis.timeline import Bools, Floats, Ints
 from minitrain.trace.bars import Bars
 from minitrain.trace.colors import COMPUTING, EXPOSED, IDLE
+from minitrain.trace.drawing import Properties, scatter
 
 MAX_ROWS = 512
 NUM_BINS = 1000
@@ -95,34 +95,35 @@ def scale(dark: bool = False) -> list[tuple[float, str]]:
     return stops
 
 
-def heat_trace(bars: Bars, unit: float) -> Any:
+def heat_trace(bars: Bars, unit: float) -> Properties:
     """Return the heat map of what ranks mostly do."""
     shares = heat(bars)
     step = bars.step_time / unit / shares.computing.shape[1]
     whose = "" if bars.timeline.rank_names else "rank %{y:.0f} "  # the axis has names, which a hover text cannot show
-    return go.Heatmap(
-        z=shares.codes().astype(np.uint8),
-        customdata=np.rint(shares.computing * 100).astype(np.uint8),
-        text=np.rint(shares.exposed * 100).astype(np.uint8),
-        x0=step / 2,
-        dx=step,
-        y0=(shares.ranks_per_row - 1) / 2,
-        dy=shares.ranks_per_row,
-        zmin=0,
-        zmax=_TOP,
-        colorscale=scale(),
-        showscale=False,
-        hovertemplate=f"{whose}at %{{x:.6g}}<br>{COMPUTING.name} %{{customdata}} %"
+    return {
+        "type": "heatmap",
+        "z": shares.codes().astype(np.uint8),
+        "customdata": np.rint(shares.computing * 100).astype(np.uint8),
+        "text": np.rint(shares.exposed * 100).astype(np.uint8),
+        "x0": step / 2,
+        "dx": step,
+        "y0": (shares.ranks_per_row - 1) / 2,
+        "dy": shares.ranks_per_row,
+        "zmin": 0,
+        "zmax": _TOP,
+        "colorscale": scale(),
+        "showscale": False,
+        "hovertemplate": f"{whose}at %{{x:.6g}}<br>{COMPUTING.name} %{{customdata}} %"
         f"<br>{EXPOSED.name} %{{text}} %<br>{IDLE.name} the rest<extra></extra>",
-        name="what ranks mostly do",
-    )
+        "name": "what ranks mostly do",
+    }
 
 
-def heat_legend() -> list[Any]:
+def heat_legend() -> list[Properties]:
     """Return a square for each use of time, for the legend alone."""
     words = {COMPUTING: "mostly computing", EXPOSED: "mostly communicating", IDLE: "mostly waiting"}
     return [
-        go.Scatter(
+        scatter(
             x=[None],
             y=[None],
             name=name,

@@ -117,6 +117,13 @@ def time_axis(longest: float, unit_name: str, anchor: str) -> dict[str, Any]:
     }
 
 
+def _title_of_ranks(names: Sequence[str]) -> str:
+    """Return the title of an axis of ranks, whose names say how many are alike, what devices they have, or both."""
+    if not names:
+        return "rank"
+    return "rank (x ranks alike)" if " (x " in names[0] else "rank and device"
+
+
 def rank_axis(num_ranks: int, domain: tuple[float, float], height: float, names: Sequence[str] = ()) -> dict[str, Any]:
     """Return the axis with a row a rank, rank 0 on top, and as many numbers as stand apart in a height in px.
 
@@ -131,7 +138,7 @@ def rank_axis(num_ranks: int, domain: tuple[float, float], height: float, names:
     while every * most < num_ranks:
         every *= 2
     return {
-        "title": {"text": "rank (x ranks alike)" if names else "rank", "standoff": 4},
+        "title": {"text": _title_of_ranks(names), "standoff": 4},
         "domain": domain,
         "range": (max(num_ranks, 1) - 0.5, -0.5),
         "tickmode": "array",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
 from minitrain.analysis.labels import GIB
 from minitrain.analysis.memory_over_time import (
@@ -24,6 +23,7 @@ from minitrain.analysis.memory_over_time import (
 )
 from minitrain.analysis.timeline import Floats
 from minitrain.trace.bars import Bars
+from minitrain.trace.drawing import Properties, scatter
 from minitrain.trace.layout import View
 
 MAX_CURVES = 16
@@ -41,7 +41,7 @@ _KIND_COLORS = dict(
 )
 
 
-def memory_traces(bars: Bars, view: View, unit: float) -> list[Any]:
+def memory_traces(bars: Bars, view: View, unit: float) -> list[Properties]:
     """Return the traces of the memory panel, in GiB over time in `unit` s."""
     gib = view.bytes_per_element / GIB
     if bars.timeline.num_ranks > MAX_CURVES:
@@ -77,10 +77,10 @@ def _channels(color: str) -> list[int]:
     return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
 
 
-def _line(bars: Bars, rank: int, time: Floats, memory: Floats) -> Any:
+def _line(bars: Bars, rank: int, time: Floats, memory: Floats) -> Properties:
     """Return one rank's curve."""
     name = f"rank {bars.timeline.rank_name(rank)}"
-    return go.Scatter(
+    return scatter(
         x=time,
         y=memory,
         name=name,
@@ -92,7 +92,7 @@ def _line(bars: Bars, rank: int, time: Floats, memory: Floats) -> Any:
     )
 
 
-def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
+def _band(bars: Bars, gib: float, unit: float) -> list[Properties]:
     """Return the highest and lowest rank at every moment, and the curve of the rank with the highest peak."""
     spans = highest_in_spans(bars.timeline, bars.step_time, _NUM_SPANS) * gib
     time = np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False)
@@ -100,8 +100,8 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
     common = {"x": time, "mode": "lines", "legend": "legend2", "yaxis": "y2"}
     edge = {"shape": "hv", "width": 1, "color": "#4C86C6"}
     hover = "%{y:.4g} GiB at %{x:.6g}<extra></extra>"
-    low = go.Scatter(y=spans.min(axis=0), name="lowest rank", line=edge, hovertemplate="lowest " + hover, **common)
-    high = go.Scatter(
+    low = scatter(y=spans.min(axis=0), name="lowest rank", line=edge, hovertemplate="lowest " + hover, **common)
+    high = scatter(
         y=spans.max(axis=0),
         name="highest rank",
         line=edge,
@@ -111,23 +111,23 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Any]:
         **common,
     )
     peak = _line(bars, top, time, spans[top])
-    peak.update(name=f"{peak.name} (peak)", line={"color": "#D55E00"})
+    peak |= {"name": f"{peak['name']} (peak)", "line": {**peak["line"], "color": "#D55E00"}}
     return [low, high, peak]
 
 
-def kind_traces(bars: Bars, view: View, unit: float, journals: Journals) -> tuple[list[Any], list[int]]:
+def kind_traces(bars: Bars, view: View, unit: float, journals: Journals) -> tuple[list[Properties], list[int]]:
     """Return areas by kind and the high-water mark of each rank in the menu, and the rank of each of these traces.
 
     Only those of the rank that holds most are visible.
     """
     marks = high_water(bars.timeline, journals)
     highest = max(marks, key=lambda mark: (mark.elements, -mark.rank), default=None)
-    traces: list[Any] = []
+    traces: list[Properties] = []
     owners: list[int] = []
     for rank in _offered(len(marks), highest):
         drawn = _rank_traces(bars, view, unit, journals, marks[rank])
         for trace in drawn:
-            trace.visible = highest is not None and rank == highest.rank
+            trace["visible"] = highest is not None and rank == highest.rank
         traces += drawn
         owners += [rank] * len(drawn)
     return traces, owners
@@ -164,7 +164,7 @@ def _offered(num_ranks: int, highest: HighWater | None) -> list[int]:
     return list(dict.fromkeys([highest.rank, *others]))
 
 
-def _rank_traces(bars: Bars, view: View, unit: float, journals: Journals, mark: HighWater) -> list[Any]:
+def _rank_traces(bars: Bars, view: View, unit: float, journals: Journals, mark: HighWater) -> list[Properties]:
     """Return one area a kind, and the high-water mark."""
     gib = view.bytes_per_element / GIB
     curves = curves_by_kind(bars.timeline, journals, mark.rank, bars.step_time)
@@ -172,7 +172,7 @@ def _rank_traces(bars: Bars, view: View, unit: float, journals: Journals, mark: 
     for name, curve in curves.items():
         time, memory = _thinned(curve, bars.step_time)
         traces.append(
-            go.Scatter(
+            scatter(
                 x=time / unit,
                 y=memory * gib,
                 name=name,
@@ -199,10 +199,10 @@ def _thinned(curve: Curve, step_time: float) -> Curve:
     return Curve(edges, np.where(first < 0, 0.0, highest))
 
 
-def _mark(bars: Bars, view: View, unit: float, mark: HighWater) -> Any:
+def _mark(bars: Bars, view: View, unit: float, mark: HighWater) -> Properties:
     """Return the point where a rank held most, with its time and what it held then as text."""
     text = mark.text(bars.timeline, view.bytes_per_element).replace(" (", "<br>(")
-    return go.Scatter(
+    return scatter(
         x=[mark.time / unit],
         y=[mark.elements * view.bytes_per_element / GIB],
         name="high-water mark",

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]  # plotly ships no types
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # plotly ships no types
 
 from minitrain.analysis.breakdown import breakdown
 from minitrain.analysis.explanation import Explanation
@@ -26,8 +22,9 @@ from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.trace.answer import Line, answer, lines_table, section
 from minitrain.trace.bars import make_bars
-from minitrain.trace.comparison_figure import compare_figure
-from minitrain.trace.gantt import MAX_BARS, figure_of_bars
+from minitrain.trace.comparison_figure import drawn_comparison
+from minitrain.trace.drawing import Drawing, figure_json, page_json, plotly_script
+from minitrain.trace.gantt import MAX_BARS, drawn_bars
 from minitrain.trace.layout import View
 from minitrain.trace.link_panel import link_panel
 from minitrain.trace.page_script import PAGE_SCRIPT, constants, payload
@@ -73,10 +70,10 @@ def write_html(
     view = view or View()
     explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_time, journals=journals)
     bars = make_bars(explained.timeline, view.step_time, explained.gaps)
-    figure, num_fixed = figure_of_bars(bars, view, journals, explained.critical_path)
+    drawing, num_fixed = drawn_bars(bars, view, journals, explained.critical_path)
     details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
     below = "" if view.links is None else link_panel(view.links)
-    return write_page(path, figure, view.title, include_plotlyjs, details, answer(explained), view.facts, below)
+    return write_page(path, drawing, view.title, include_plotlyjs, details, answer(explained), view.facts, below)
 
 
 def write_compare_html(
@@ -104,9 +101,9 @@ def write_compare_html(
         The path.
     """
     rows = comparison_rows(traces, views) if table is None else table
-    figure = compare_figure(traces, views, title)
+    drawing = drawn_comparison(traces, views, title)
     body = f'<div class="wide">{html_table(rows, links or {})}</div>' + _time_of_runs(traces, views or {}, links or {})
-    return write_page(path, figure, title, include_plotlyjs, body=body)
+    return write_page(path, drawing, title, include_plotlyjs, body=body)
 
 
 def _time_of_runs(traces: Mapping[str, Trace], views: Mapping[str, View], links: Mapping[str, str]) -> str:
@@ -123,7 +120,7 @@ def _time_of_runs(traces: Mapping[str, Trace], views: Mapping[str, View], links:
 
 def write_page(
     path: str | Path,
-    figure: Any,
+    figure: Drawing | Any,
     title: str,
     include_plotlyjs: bool | str = True,
     details: dict[str, Any] | None = None,
@@ -135,7 +132,7 @@ def write_page(
 
     Args:
         path: where to.
-        figure: a Plotly figure.
+        figure: a drawing, or a Plotly figure.
         title: the page's title.
         include_plotlyjs: as for `write_html`.
         details: the bars as columns, for a page that draws them when it is zoomed into; None for one that need not.
@@ -182,34 +179,24 @@ def _page(
     yield f"<style>{STYLE}</style></head><body>\n{body}<div id='buttons'></div><div id='figure'></div>\n{below}"
     yield "<noscript><p>The picture is drawn by JavaScript, which is switched off.</p></noscript>\n"
     yield from plotlyjs
-    yield f'<script id="data" type="application/json">{_json(figure)}</script>\n'
-    yield f'<script id="details" type="application/json">{_json(details)}</script>\n'
-    values = "".join(f"const {name} = {_json(value)};\n" for name, value in {"CONFIG": CONFIG, **constants()}.items())
+    yield f'<script id="data" type="application/json">{figure_json(figure)}</script>\n'
+    yield f'<script id="details" type="application/json">{page_json(details)}</script>\n'
+    values = "".join(
+        f"const {name} = {page_json(value)};\n" for name, value in {"CONFIG": CONFIG, **constants()}.items()
+    )
     yield f"<script>{values}{PAGE_SCRIPT}</script></body></html>\n"
 
 
 def _plotlyjs() -> Iterator[str]:
     """Yield Plotly's JavaScript as a part of the page."""
     yield "<script>"
-    yield _code()
+    yield plotly_script()
     yield "</script>\n"
-
-
-def _code() -> str:
-    """Return Plotly's JavaScript without the address to which its share button would send a figure."""
-    code: str = get_plotlyjs()
-    return re.sub(r'(plotlyServerURL:\{valType:"string",dflt:)"[^"]*"', r'\1""', code, count=1)
-
-
-def _json(data: Any) -> str:
-    """Return JSON that may stand inside a script element: arrays packed, no "<"."""
-    text: str = to_json_plotly(data)
-    return text.replace("<", "\\u003c")
 
 
 def _share_plotlyjs(shared: Path) -> None:
     """Write Plotly's JavaScript to a file that several pages share, unless it is there already."""
-    code = _code()
+    code = plotly_script()
     if not shared.exists() or shared.read_text(encoding="utf-8") != code:
         write_text(shared, [code])
 
@@ -262,7 +249,7 @@ def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict
     with more than `MAX_BARS` bars there is no SVG.
     """
     bars = make_bars(timeline, view.step_time)
-    figure = json.loads(to_json_plotly(figure_of_bars(bars, view, journals)[0]))
+    figure = json.loads(figure_json(drawn_bars(bars, view, journals)[0]))
     bundle: dict[str, Any] = {PLOTLY_MIME: {**figure, "config": CONFIG}}
     if len(bars) <= MAX_BARS:
         bundle["text/html"] = svg(timeline, view)

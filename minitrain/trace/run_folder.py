@@ -41,6 +41,7 @@ def view_of(run: Run) -> View:
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
         *_figures(run)[1:],
         *_facts_of_transformer(run),
+        *run.notes,
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]
     memory = run.capacity_bytes, run.bytes_per_element
@@ -131,9 +132,12 @@ def conditions(run: Run) -> str:
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
     if run.trained_model is not None:
         layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample"
-    network = f", {run.network} network" if run.num_nodes > 1 else ""  # in one tier, all are the same
+    is_one_network = run.num_nodes == 1 or run.device_kinds  # in one tier all are the same; a cluster has its own
+    network = "" if is_one_network else f", {run.network} network"
+    devices = ", ".join(f"{len(kind.ranks)} x {kind.hardware}" for kind in run.device_kinds)
+    hardware = f"{run.hardware} ({devices})" if devices else run.hardware
     priced = "" if run.priced_by == "roofline" else f", priced by {run.priced_by}"
-    return f"{ranks}, {layers}, batch {run.global_batch_size}, {run.hardware}{network}{priced}"
+    return f"{ranks}, {layers}, batch {run.global_batch_size}, {hardware}{network}{priced}"
 
 
 def _memory(run: Run) -> str:

@@ -21,6 +21,7 @@ from minitrain.trace.run_folder import communication_text, memory_text, title_of
 
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
+    from minitrain.run.device_kinds import KindFigures
     from minitrain.run.memory_reports import MemoryOutsideStores
     from minitrain.run.result import Run
 
@@ -102,9 +103,26 @@ def run_table(run: Run) -> Table:
         rows["host memory"] = f"{run.peak_host_memory_bytes / GIB:.2f} GiB a rank at most"
     if run.held_outside is not None:
         rows["held outside stores"] = _outside(run, run.held_outside)
+    rows |= {f"{each.kind.name} ({len(each.kind.ranks)} ranks)": kind_text(each) for each in run.by_device_kind}
     if run.oom is not None:
         rows["out of memory"] = str(run.oom).removeprefix("out of memory ")
     return facts_table({name: text for name, text in rows.items() if text})
+
+
+def kind_text(figures: KindFigures) -> str:
+    """Return in words what the ranks of one kind of device came to."""
+    kind, waits = figures.kind, figures.waits_for_s or {}
+    capacity = "" if kind.capacity_bytes is None else f" of {kind.capacity_bytes / GIB:.4g}"
+    longest = max(waits, key=waits.__getitem__, default="")
+    limited = "" if kind.limited_by is None else f", clock {kind.clock_share:.0%} ({kind.limited_by})"
+    texts = [
+        f"idle {figures.idle_fraction:.1%}" + (f", most of it for {longest}" if longest else ""),
+        "" if figures.work_fraction is None else f"{figures.work_fraction:.1%} of the work",
+        f"{figures.peak_memory_bytes / GIB:.2f}{capacity} GiB{' OOM' if figures.is_out_of_memory else ''}",
+        "" if figures.energy_joules is None else f"{figures.energy_joules:.4g} J",
+        f"{kind.hardware}{limited}",
+    ]
+    return "; ".join(text for text in texts if text)
 
 
 def _outside(run: Run, held: MemoryOutsideStores) -> str:

@@ -64,6 +64,17 @@ class Call(ABC):
             largest_bytes: the most that a member sends in an exchange of different tensors (all_to_all), else 0.
         """
 
+    @staticmethod
+    def latest(clocks: Sequence[float], ranks: Sequence[int]) -> tuple[float, int]:
+        """Return when the last member of a group was ready, s, and the lowest rank that was ready then.
+
+        Args:
+            clocks: when each member was ready, s.
+            ranks: the members.
+        """
+        start = max(clocks)
+        return start, ranks[clocks.index(start)]
+
     @abstractmethod
     def sent_bytes(self) -> int:
         """Return the bytes that the call's value puts on the wire, 0 if the caller does not price it."""

@@ -151,8 +151,7 @@ class Communicator:
         except CollectiveMismatchError as error:
             raise self._located(error, calls, last_call) from None
         clocks = [call.clock for call in calls]
-        start = max(clocks)
-        last = self.ranks[clocks.index(start)]
+        start, last = calls[0].latest(clocks, self.ranks)
         largest_bytes = max([call.sent_bytes() for call in calls]) if collective.op == "all_to_all" else 0
         kinds: set[type[Call]] = set(map(type, calls))
         if len(kinds) == 1:

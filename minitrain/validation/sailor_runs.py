@@ -5,24 +5,24 @@ and the head the last one), "replicas_by_stage (GPU x tp)" ("RTX-3090 x8+RTX-208
 one, peak_memory_bytes. Training is in single precision, on samples of 2048 tokens, by Megatron-DeepSpeed (1F1B).
 
 Times of layers come from a table (n1 of the package, or `--layers`), which contain the sums over parts. What nodes
-exchange takes what the network was measured to carry: 25 GB/s an interface and GPU between GH200 nodes; 0.115 GB/s a
-node between those of the mixed cluster (n3 of the same source).
+exchange takes what the network was measured to carry: 25 GB/s an interface and GPU between GH200 nodes. The mixed
+cluster is a `mt.Cluster`: a node of it carries 2.86 GB/s to nodes of its own kind, and 0.115 GB/s to others (n3 of the
+same source). There, where messages take long, stages send while they receive, as Megatron's batched messages do.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.hardware import load_config
-from minitrain.hardware.layer_predictor import LayerPredictor
+from minitrain.hardware.clusters.cluster import Cluster
+from minitrain.hardware.clusters.device_groups import Devices, Link
 from minitrain.hardware.measured_layers import LayerTime, MeasuredLayers
-from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import RankPredictors
 from minitrain.run.simulation import simulate
 from minitrain.validation.errors_by_table import RowResult
 from minitrain.validation.machines import device_of
@@ -30,10 +30,8 @@ from minitrain.validation.rows import LackingError, Row
 from minitrain.validation.tables_of_package import tables_folder
 from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
-from minitrain.workloads.transformer_workload import find_workload
 
 if TYPE_CHECKING:
-    from minitrain.hardware.config import SystemConfig
     from minitrain.run.result import Run
 
 _REPLICA = re.compile(r"\s*(\S+)\s+x(\d+)\s*")
@@ -43,12 +41,13 @@ _SHAPES: dict[str, dict[str, Any]] = {  # by the first letters of a model's name
 }
 _TABLE_NAMES = {"opt-350": "OPT-350", "gpt-neo": "GPT-Neo-2.7"}
 _SEQ_LEN = 2048
-_MIXED_NODE_GBPS = 0.115
+_LIKE_NODES = Link(2.86e9, 5e-5)  # of a node, among nodes of one kind of the mixed cluster
+_UNLIKE_NODES = Link(0.115e9, 5e-5)  # among nodes of different kinds
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Layout:
     """What runs where.
 
     Args:
@@ -91,25 +90,25 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
     family = next((name for name in _SHAPES if row.text("model").lower().startswith(name)), None)
     if family is None:
         raise LackingError(f"model is {row.text('model')!r}, whose sizes are not known: use {', '.join(_SHAPES)}")
-    cluster = _cluster(row)
-    microbatch, dp = row.count("microbatch"), len(cluster.stages[0])
+    layout = _layout(row)
+    microbatch, dp = row.count("microbatch"), len(layout.stages[0])
     num, rest = divmod(row.count("global_batch"), microbatch * dp)
     if rest or not num:
         raise LackingError(f"global_batch {row.text('global_batch')} is no multiple of microbatch x dp")
     model = Transformer(
         seq_len=_SEQ_LEN, precision=PRECISIONS["fp32"], attention="unfused", name=row.text("model"), **_SHAPES[family]
     )
-    tables = {name: _table(layers, name, _TABLE_NAMES[family]) for name in cluster.devices}
-    run = _Step(cluster, model, tables, microbatch)
+    tables = {name: _table(layers, name, _TABLE_NAMES[family]) for name in layout.devices}
+    run = _Step(layout, model, tables, microbatch)
     memory = row.number("peak_memory_bytes")
     yield RowResult(
         table=row.table,
         row_id=row.row_id,
-        about=_about(row, cluster),
-        group="mixed" if len(cluster.devices) > 1 else cluster.devices[0],
-        device=cluster.devices[0],
+        about=_about(row, layout),
+        group="mixed" if len(layout.devices) > 1 else layout.devices[0],
+        device=layout.devices[0],
         model=row.text("model"),
-        world_size=cluster.world_size,
+        world_size=layout.world_size,
         measured_s=row.positive("iteration_s"),
         predicted_s=run.seconds(num),
         measured_bytes=memory,
@@ -119,10 +118,10 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
     )
 
 
-def _about(row: Row, cluster: Cluster) -> str:
+def _about(row: Row, layout: Layout) -> str:
     """Return what tables call a row."""
-    devices = " and ".join(cluster.devices)
-    return f"{row.text('model')}, {devices}, {cluster.world_size} ranks, pp {len(cluster.stages)}"
+    devices = " and ".join(layout.devices)
+    return f"{row.text('model')}, {devices}, {layout.world_size} ranks, pp {len(layout.stages)}"
 
 
 @final
@@ -130,14 +129,14 @@ def _about(row: Row, cluster: Cluster) -> str:
 class _Step:
     """A training step on a cluster, with as many microbatches as are asked for."""
 
-    cluster: Cluster
+    layout: Layout
     model: Transformer
     tables: dict[str, MeasuredLayers]
     microbatch: int
 
     def seconds(self, num_microbatches: int) -> float:
         """Return the step time: what further microbatches take is the same for each."""
-        few = 2 * len(self.cluster.stages)
+        few = 2 * len(self.layout.stages)
         if num_microbatches <= few + 1:
             return self._run(num_microbatches).step_time
         first, second = self._run(few).step_time, self._run(few + 1).step_time
@@ -145,61 +144,56 @@ class _Step:
 
     def device_bytes(self) -> float:
         """Return the memory of the fullest device, as nvidia-smi shows it."""
-        memory = self._run(2 * len(self.cluster.stages)).device_memory
+        memory = self._run(2 * len(self.layout.stages)).device_memory
         assert memory is not None  # a run that was just made has one
         return memory.total_bytes
 
     def _run(self, num_microbatches: int) -> Run:
-        cluster, dp = self.cluster, len(self.cluster.stages[0])
+        layout, dp = self.layout, len(self.layout.stages[0])
         return simulate(
             "megatron",
-            world_size=cluster.world_size,
+            world_size=layout.world_size,
             global_batch_size=dp * self.microbatch * num_microbatches,
             **self._machine(),
             check=False,
             microbatch_size=self.microbatch,
-            tp=cluster.tp,
-            pp=len(cluster.stages),
-            layers_per_stage=list(cluster.units),
+            tp=layout.tp,
+            pp=len(layout.stages),
+            layers_per_stage=list(layout.units),
             scatter_gather=True,
+            batch_messages=len(layout.devices) > 1,
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Return what `simulate` takes of a cluster: one of equal nodes is folded, which changes no figure."""
-        cluster = self.cluster
-        if len(cluster.devices) > 1:
-            ranks = [self._predictor(cluster.device(rank)) for rank in range(cluster.world_size)]
-            return {"hardware": RankPredictors(ranks)}
-        (device,) = cluster.devices
-        system = _system(device, cluster.tp, is_mixed=False)
-        return {"hardware": system, "workload": self.model, "prices": self.tables[device], "fold": True}
-
-    def _predictor(self, device: str) -> LayerPredictor:
-        return _predictor(device, len(self.cluster.devices) > 1, self.cluster, self.model, self.tables[device])
+        """Return what the step runs on, as arguments of `simulate`; equal nodes are folded to the same figures."""
+        if len(self.layout.devices) > 1:
+            cluster, placement = _mixed_cluster(self.layout, self.tables)
+            return {"hardware": cluster, "placement": placement, "workload": self.model}
+        (device,) = self.layout.devices
+        return {"hardware": device, "workload": self.model, "prices": self.tables[device], "fold": True}
 
 
-@lru_cache(maxsize=64)
-def _predictor(
-    device: str, is_mixed: bool, cluster: Cluster, model: Transformer, table: MeasuredLayers
-) -> LayerPredictor:
-    """Return what prices the operations of a device; ranks of one kind share it."""
-    base = RuntimePredictor(
-        cluster.world_size,
-        _system(device, cluster.tp, is_mixed=is_mixed),
-        network="auto",
-        workload=find_workload(model),
+def _mixed_cluster(layout: Layout, tables: Mapping[str, MeasuredLayers]) -> tuple[Cluster, list[int]]:
+    """Return a cluster with a node for each replica of each stage, and the node of each rank."""
+    nodes = [device for stage in layout.stages for device in stage]  # in the order of the ranks
+    cluster = Cluster(
+        [
+            Devices(
+                device, nodes.count(device) * layout.tp, per_node=layout.tp, between_nodes=_LIKE_NODES, prices=table
+            )
+            for device, table in tables.items()
+        ],
+        between_groups=_UNLIKE_NODES,
+        name="mixed",
     )
-    return LayerPredictor(table, base)
+    free = {device: count(first) for device, first in zip(tables, _first_nodes(nodes, tables), strict=True)}
+    numbers = [next(free[device]) for device in nodes]
+    return cluster, [number for number in numbers for _ in range(layout.tp)]
 
 
-def _system(device: str, node_size: int, *, is_mixed: bool) -> SystemConfig:
-    """Return the config of a node whose ranks share what it has into the network."""
-    system = load_config(device)
-    if not is_mixed:
-        return system
-    inner, outer = sorted(system.networks, key=lambda tier: tier.size)[:2]
-    within = replace(inner, size=node_size, must_be_filled=False)
-    return replace(system, networks=(within, replace(outer, bandwidth=_MIXED_NODE_GBPS / node_size, efficiency=1.0)))
+def _first_nodes(nodes: Sequence[str], devices: Iterable[str]) -> list[int]:
+    """Return the number of the first node of each kind, where nodes are numbered kind by kind."""
+    return [0, *accumulate(nodes.count(device) for device in devices)][:-1]
 
 
 @lru_cache(maxsize=32)
@@ -236,7 +230,7 @@ _DEVICE_NAMES = {
 }
 
 
-def _cluster(row: Row) -> Cluster:
+def _layout(row: Row) -> Layout:
     """Return what runs where.
 
     Raises:
@@ -250,7 +244,7 @@ def _cluster(row: Row) -> Cluster:
     units = _units(row.text("layers_by_stage"))
     if len(units) != len(stages):
         raise LackingError(f"layers_by_stage has {len(units)} stages, and replicas_by_stage {len(stages)}")
-    return Cluster(tuple(tuple(device for device, _ in stage) for stage in stages), degrees.pop(), units)
+    return Layout(tuple(tuple(device for device, _ in stage) for stage in stages), degrees.pop(), units)
 
 
 def _replicas(text: str, row: Row) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import minitrain as mt
-from minitrain.cli.commands import app
+from minitrain.cli import app
 from minitrain.hardware.measured_layers import LayerTime, write_layers
 
 SIZES = ("--model", "gpt2", "--seq", "128", "--world-size", "2", "--batch", "4", "--hw", "a100_80g")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from typing import Any
@@ -18,7 +19,7 @@ def shipped_source(name: str, function: str | None = None) -> str:
     """
     strategy = {"one_f_one_b": "1f1b"}.get(name, name)
     module: Any = inspect.getmodule(mt.strategies()[strategy])
-    batch: Any = inspect.getmodule(module.microbatches)
+    batch = importlib.import_module("minitrain.strategies._batch")
     own = re.sub(r"from \._batch import [^\n]*\n", "", inspect.getsource(module))
     return f"{inspect.getsource(batch)}\n\n{own}".replace(f"async def {name}(", f"async def {function or name}(")
 

@@ -17,6 +17,7 @@ from minitrain.hardware.kernel_device import TILES, KernelDevice
 from minitrain.hardware.kernel_rates import TERMS
 from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FlashAttention, KernelList, Matmul, MemoryPass
+from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.unit_kernels import forward_kernels
 
 A100, H100 = KernelDevice(load_config("a100_80g")), KernelDevice(load_config("h100_80g_nvl8"))
@@ -115,7 +116,7 @@ def test_single_precision_runs_on_the_vector_units_at_the_share_that_was_measure
         seq_len=2048,
         attention="unfused",
         dropout=0.1,
-        precision="fp32",
+        precision=PRECISIONS["fp32"],
     )
     forward = sum(device.pass_seconds(forward_kernels(layer, unit, Work(1, 2048))) for unit in layer.units()[1:3])
     assert forward == pytest.approx(0.1451, rel=0.07)  # OPT-30B, one sample, table n1

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import minitrain as mt
-from minitrain.cli.commands import app
+from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.hardware.profiler_traces import Marks, layers_from_trace
 

@@ -254,9 +254,10 @@ def test_a_distribution_is_shown_in_words_json_html_and_pictures(tmp_path: Any) 
 
 def test_the_page_leaves_the_gantt_chart_its_height_and_its_place_above_the_distribution(tmp_path: Any) -> None:
     from minitrain.noise.figure import both_figures
+    from minitrain.trace.drawing import as_figure
 
     found = mt.monte_carlo(small(), _JITTER, samples=50)
-    alone, (both, _) = found.run.figure().layout, both_figures(found)
+    alone, both = found.run.figure().layout, as_figure(both_figures(found)[0])
     margin = alone.margin.t + alone.margin.b
 
     def pixels(layout: Any, axis: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +72,53 @@ def test_a_change_is_a_share(change: Any) -> None:
 def test_a_folded_run_is_refused() -> None:
     with pytest.raises(mt.UsageError, match="sensitivity needs every event of every rank"):
         mt.sensitivity(mt.simulate("zero3", **_SIZES, fold=True))
+
+
+_GRAPH_FREE: Any = {"world_size": 16, "num_layers": 4, "global_batch_size": 16}
+
+
+@pytest.mark.parametrize("name", ["zero3_prefetch", "pp_zero1:pp=2", "1f1b"])
+def test_a_price_gives_the_steps_of_simulations_with_that_price(name: str) -> None:
+    sizes = {**_GRAPH_FREE, "world_size": 4 if name == "1f1b" else 16}
+    found = mt.sensitivity(mt.simulate(name, **sizes), 0.25)
+    assert [one.span_s for one in found.prices] == sorted((one.span_s for one in found.prices), reverse=True)
+    for one in found.prices:
+        values = [
+            one.value * 0.75,
+            one.value * (1.25 if not one.path.endswith("efficiency") else min(1.25, 1 / one.value)),
+        ]
+        steps = mt.price(name, "h100_80g_nvl8", vary={one.path: values}, **sizes).step_time.tolist()
+        assert [one.lower_s, one.higher_s] == pytest.approx(steps, rel=1e-15)
+
+
+def test_the_derivative_of_a_latency_is_how_often_the_critical_path_pays_it() -> None:
+    found = mt.sensitivity(mt.simulate("ddp", world_size=8, num_layers=4, global_batch_size=8))
+    by_path = {one.path: one for one in found.prices}
+    assert by_path["networks[0].latency"].derivative == pytest.approx(4, rel=1e-6)  # an all_reduce a layer
+    assert by_path["networks[0].bandwidth"].derivative < 0 < by_path["networks[0].latency"].derivative
+    assert not any(path.startswith(("kernels", "networks[1]")) for path in by_path)
+    chart = found.figure("prices")
+    assert list(chart.data[0].y) == list(by_path)
+    assert [each.name for each in chart.data] == ["10% lower", "10% higher"]
+    assert "networks[0].bandwidth" in str(found)
+    assert json.loads(json.dumps(found.summary()))["prices"][0]["path"] == found.prices[0].path
+
+
+def test_durations_by_hand_and_platforms_have_prices_too() -> None:
+    by_hand = mt.sensitivity(mt.simulate("ddp", **_SIZES, hardware=mt.FixedPredictor(forward=1, backward=2)))
+    assert {one.path: one.derivative for one in by_hand.prices} == pytest.approx({"forward": 8.0, "backward": 8.0})
+    kernels = mt.sensitivity(
+        mt.simulate(
+            "ddp", world_size=2, num_layers=2, global_batch_size=2, fidelity="kernels", platform="megatron-2021"
+        )
+    )
+    assert {"platform.clock", "kernels.matmul.float16.tflops"} <= {one.path for one in kernels.prices}
+
+
+def test_a_run_that_cannot_be_priced_again_has_no_prices(tmp_path: Path) -> None:
+    run = mt.simulate("ddp", **_SIZES)
+    run.save(tmp_path / "run.jsonl")
+    assert mt.sensitivity(mt.load_run(tmp_path / "run.jsonl")).prices == ()
+    assert mt.sensitivity(mt.simulate("ddp", **_SIZES, contention=True)).prices == ()
+    with pytest.raises(mt.UsageError, match='of must be "kinds" or "prices"'):
+        mt.sensitivity(run).figure("colours")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from minitrain.cli.commands import app
+from minitrain.cli import app
 from minitrain.errors import MinitrainError
 from minitrain.platform.scenario import Scenario
 

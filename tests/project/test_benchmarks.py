@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import vector
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,3 +56,10 @@ def test_samples_under_noise_are_measured() -> None:
     head, _, *rows = _run("--samples", "2", module="benchmarks.noise").splitlines()
     assert head == "| strategy, 64 ranks | layers | events | s for 2 samples | samples/s |"
     assert [row.split()[1] for row in rows] == ["zero3", "zero3", "ddp", "pp_zero1", "1f1b"]
+
+
+def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    vector.main(["--short"])
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head == "| strategy, folded | machines | machines/s priced | machines/s swept | ratio |"
+    assert [row.split()[1] for row in rows] == ["ddp", "zero3", "pp_zero1", "1f1b"]

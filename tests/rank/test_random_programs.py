@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -459,6 +460,7 @@ def outcome(moves: Programs, num_layers: int, batch: int, *, strict: bool = True
     return run, world
 
 
+@pytest.mark.no_cover  # that of the next test goes through the same lines
 @settings(max_examples=300)
 @given(programs())
 def test_a_program_ends_in_an_error_of_ours_or_has_trained_the_model(program: tuple[Programs, int, int]) -> None:

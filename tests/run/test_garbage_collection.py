@@ -20,6 +20,7 @@ SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 
 
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
+    gc.unfreeze()  # as outside of these tests
     gc.collect()
     gc.disable()
     yield

@@ -15,7 +15,8 @@ from minitrain.accounting.summary.run import SummaryRun
 from minitrain.cli.options import strategy_options
 from minitrain.errors import UsageError
 from minitrain.numerics import NumericModel
-from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, Exclusion, RunParameters, TakesRunParameters, split_keywords
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, Exclusion, RunParameters, split_keywords
+from minitrain.run.signatures import TakesRunParameters
 from minitrain.run.variants import choose_variant
 
 EXCLUDED = [(exclusion, other) for exclusion in EXCLUSIONS.values() for other in exclusion.others]

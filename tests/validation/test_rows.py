@@ -137,7 +137,7 @@ def test_ranks_of_a_sequence_are_replicas_with_a_share_of_its_tokens() -> None:
     given = {"framework": "NeMo", "gpu": "H100-SXM", "tp": "2", "sp": "1", "pp": "2", "attention": "TE"}
     whole, shared = (case(**given, dp=dp, cp=cp) for dp, cp in (("4", "1"), ("2", "2")))
     assert shared.layout.num_replicas == whole.layout.num_replicas == 4
-    lists = [workload_of(found.model, found.layout.cp) for found in (whole, shared)]
+    lists: list[Any] = [workload_of(found.model, found.layout.cp) for found in (whole, shared)]
     full, half = (
         sum(k.work_flop for k in each.pass_kernels("forward", 1, 1, USUAL_PASS, Style()).kernels) for each in lists
     )

@@ -51,6 +51,11 @@ class SummaryRun(Run):
 
         return pass_times_of(totals.passing.passes for totals in self._totals)
 
+    @property
+    def keeps_events(self) -> bool:
+        """Whether the logs can be read: they hold totals."""
+        return False
+
     def _mime_bundle(self) -> dict[str, Any]:
         """Return no picture: it would need every event."""
         return {}

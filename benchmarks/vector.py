@@ -1,0 +1,105 @@
+"""`python -m benchmarks.vector`: machines priced a second by one execution, beside a sweep that simulates each.
+
+A thousand machines differ in bandwidths, latencies, rates and memories. `mt.price` runs the strategy once and makes
+every column. The sweep simulates a few of them one after the other and makes their rows, as it does where
+configurations differ in more than prices. Both take turns in one process, on processor time. The ratio is the median
+over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import minitrain as mt
+from minitrain.hardware.config import SystemConfig, load_config
+from minitrain.hardware.config_variation import numbers_of, varied_configs
+from minitrain.run.event_loops import run_to_end
+from minitrain.sweeps.batches import SharedByBatch, row_of
+
+CASES: dict[str, dict[str, int]] = {
+    "ddp": {},
+    "zero3": {},
+    "pp_zero1": {"pp": 2},
+    "1f1b": {"world_size": 8},  # at most one stage a layer, all different
+}
+SIZES = {"world_size": 64, "num_layers": 8, "global_batch_size": 64, "fold": True}
+FIGURES = (
+    "networks[0].bandwidth",
+    "networks[0].latency",
+    "networks[1].bandwidth",
+    "networks[1].latency",
+    "matrix.float16.tflops",
+    "mem1.GBps",
+    "mem1.GiB",
+)
+
+
+def machines(count: int) -> list[SystemConfig]:
+    """Return machines whose figures are half to twice those of an H100 server."""
+    base = load_config("h100_80g_nvl8")
+    systems, random = [base] * count, np.random.default_rng(0)
+    for path in FIGURES:
+        value = numbers_of(base)[path]
+        systems = varied_configs(systems, path, (value * random.uniform(0.5, 2.0, count)).tolist())
+    return systems
+
+
+def priced(strategy: str, systems: Sequence[SystemConfig]) -> Any:
+    """Price a strategy on all machines, and return all columns."""
+    sizes: dict[str, Any] = {**SIZES, **CASES[strategy]}
+    return mt.price(strategy, list(systems), **sizes).columns()
+
+
+def swept(strategy: str, systems: Sequence[SystemConfig]) -> Any:
+    """Return the rows of a strategy on some machines, each simulated by itself."""
+
+    async def rows() -> Any:
+        shared, sizes = SharedByBatch(), {**SIZES, **CASES[strategy]}
+        return [await row_of((strategy, {**sizes, "hardware": system}), shared) for system in systems]
+
+    return run_to_end(rows)
+
+
+def _rate(work: Callable[[], Any], count: int) -> float:
+    """Return how many machines a second of processor time takes."""
+    begin = time.process_time()
+    work()
+    return count / (time.process_time() - begin)
+
+
+def row(strategy: str, systems: Sequence[SystemConfig], num_swept: int, num_turns: int) -> str:
+    """Return the row of one strategy."""
+    few = systems[:num_swept]
+    figures, rows = priced(strategy, systems), swept(strategy, few)
+    if figures["step_time_s"][:num_swept].tolist() != [each["step_time_s"] for each in rows]:
+        raise RuntimeError(f"{strategy}: the columns are not those of the sweep")
+    turns = [
+        (_rate(lambda: priced(strategy, systems), len(systems)), _rate(lambda: swept(strategy, few), num_swept))
+        for _ in range(num_turns)
+    ]
+    ours, others = (median(turn[place] for turn in turns) for place in (0, 1))
+    ratio = median(one / other for one, other in turns)
+    return f"| {strategy} | {len(systems):,} | {ours:,.0f} | {others:,.0f} | {ratio:,.0f} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.vector", description=__doc__)
+    parser.add_argument("--machines", type=int, default=1000)
+    parser.add_argument("--short", action="store_true", help="few machines and one turn: does it run at all?")
+    asked = parser.parse_args(arguments)
+    count, num_swept, num_turns = (20, 2, 1) if asked.short else (asked.machines, 20, 7)
+    systems = machines(count)
+    print("| strategy, folded | machines | machines/s priced | machines/s swept | ratio |\n|---|---|---|---|---|")
+    for strategy in CASES:
+        print(row(strategy, systems, num_swept, num_turns), flush=True)
+
+
+if __name__ == "__main__":
+    main()

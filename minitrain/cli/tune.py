@@ -1,0 +1,191 @@
+"""The command `minitrain tune`: which layout trains a model best on a machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+import minitrain as mt
+from minitrain.analysis.labels import GIB, duration
+from minitrain.cli import options as given
+from minitrain.cli.failures import FAILED
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.priced import pricing
+from minitrain.cli.sweep import Jobs, Results, in_words, parse_grid
+from minitrain.plain_text import printable
+from minitrain.tuning.result import Tuning, described
+from minitrain.tuning.rows import Row, distinct, options_of
+from minitrain.tuning.tune import HEAD_ROOM
+
+SHOWN = 8
+
+Objective = Annotated[
+    str,
+    typer.Option("--objective", metavar="NAME", help="step_time, tokens_per_second, tokens_per_dollar or energy."),
+]
+Strategies = Annotated[
+    list[str] | None, typer.Argument(metavar="[STRATEGY]...", help="Those to search; those that suit the model if none.")
+]
+Space = Annotated[
+    list[str] | None,
+    typer.Option("--space", metavar="OPTION=V1,V2,...", help="The values of an option to search; repeat it for more."),
+]
+HeadRoom = Annotated[
+    float, typer.Option("--head-room", metavar="SHARE", help="Share of the devices' memory that must stay free.")
+]
+MinMicrobatches = Annotated[
+    int, typer.Option("--min-microbatches", metavar="N", min=1, help="The fewest microbatches of a pipeline.")
+]
+Prune = Annotated[
+    str, typer.Option("--prune", metavar="HOW", help="auto, none, front or best: what need not be priced.")
+]
+Sampler = Annotated[
+    str, typer.Option("--sampler", metavar="NAME", help="exhaustive, or optuna with --samples configurations.")
+]
+Samples = Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Configurations that optuna tries.")]
+Budget = Annotated[
+    float | None, typer.Option("--budget", metavar="SECONDS", min=0, help="Begin no configuration after so long.")
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="PAGE", help="Write a page: all configurations, the front, the best.")
+]
+Words = Annotated[
+    str | None,
+    typer.Option(
+        "--words", metavar="TOOL", help="Print the winner for megatron-lm, torchtitan, deepspeed, fsdp or calculon."
+    ),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Say why the winner wins, and what would change that.")]
+
+
+def tune(
+    strategy: Strategies = None,
+    world_size: given.WorldSize = given.DEFAULT.world_size,
+    model: given.TrainedModel = None,
+    seq: given.SeqLen = None,
+    layers: given.Layers = None,
+    batch: given.Batch = given.DEFAULT.global_batch_size,
+    hw: given.Hardware = None,
+    network: given.Network = None,
+    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    platform: given.Platform = None,
+    without: given.Without = None,
+    objective: Objective = "step_time",
+    space: Space = None,
+    head_room: HeadRoom = HEAD_ROOM,
+    min_microbatches: MinMicrobatches = 1,
+    prune: Prune = "auto",
+    sampler: Sampler = "exhaustive",
+    samples: Samples = 200,
+    budget: Budget = None,
+    explain: Explain = False,
+    words: Words = None,
+    jobs: Jobs = None,
+    results: Results = None,
+    html: Html = None,
+    as_json: given.AsJson = False,
+    debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
+) -> None:
+    """Search the layouts of a model on a machine, and print the best.
+
+    Ctrl-C ends the search and prints what was found by then; with --results the same command goes on from there.
+    """
+    trained = {name: value for name, value in given.trained(model, seq, layers).items() if value is not None}
+    with user_prints_to_stderr(as_json), Progress() as progress:
+        found = mt.tune(
+            trained.pop("workload", None),
+            hw or given.DEFAULT.hardware,
+            world_size=world_size,
+            global_batch_size=batch,
+            objective=objective,
+            strategies=strategy or None,
+            space=parse_grid(space or []),
+            head_room=head_room,
+            min_microbatches=min_microbatches,
+            prune=prune,
+            sampler=sampler,
+            num_samples=samples,
+            budget_s=budget,
+            jobs=jobs,
+            results=results,
+            progress=_Live(progress),
+            **trained,
+            **({} if network is None else {"network": network}),
+            **pricing(fidelity, platform, without, None),
+        )
+        if html is not None:
+            progress.say("drawing the best layouts")
+            found.write_html(html)
+    if as_json:
+        print_json(found.rows)
+    else:
+        _print(found, explain=explain, words=words)
+        print_lines([f"wrote {html}"] if html is not None else [])
+    if not found.ranked:
+        raise typer.Exit(FAILED)
+
+
+class _Live:
+    """Say how many configurations are done, and which is the best so far.
+
+    Args:
+        progress: where to say it.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._start = time.monotonic()
+        self._words = ""
+
+    def __call__(self, num_done: int, total: int, best: Row | None) -> None:
+        if not self._words:
+            self._progress.say(lambda: self._words)
+        spent = time.monotonic() - self._start
+        words = f"{num_done:,} of {total:,} configurations"
+        if best is not None:
+            words += f", best {duration(best['step_time_s'])} by {best['strategy']} {described(options_of(best))}"
+        if 0 < num_done < total:
+            words += f", about {in_words(spent / num_done * (total - num_done))} left"
+        self._words = printable(words)
+
+
+def _print(found: Tuning, *, explain: bool, words: str | None) -> None:
+    """Print the best layouts, why the first one wins, and how other tools call it."""
+    if not found.ranked:
+        print_lines([found.verdicts()])
+        return
+    print_table(_table(found.ranked))
+    print_lines([f"{found.verdicts()}" + (" (interrupted)" if found.was_interrupted else "")])
+    print_lines([f"{len(found.front)} of them are on the front of time, memory, money and energy"])
+    if explain:
+        print_lines(["", *str(found.explain()).splitlines()[1:]])
+    if words is not None:
+        print_lines(["", *found.best.words(words).splitlines()])
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """Return the best layouts as a table; of layouts with one step time and one memory, the first."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layout", overflow="fold", min_width=20)
+    for column in ("step", "tok/s/GPU", "MFU %", "GiB", "USD"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in distinct(rows)[:SHOWN]:
+        table.add_row(printable(f"{row['strategy']} {described(options_of(row))}"), *_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    """Return the figures of a row as text."""
+    rate, mfu, dollars = row["tokens_per_second_per_rank"], row["mfu"], row["dollars"]
+    return [
+        duration(row["step_time_s"]),
+        "-" if rate is None else f"{rate:,.0f}",
+        "-" if mfu is None else f"{mfu * 100:.1f}",
+        f"{row['peak_memory_bytes'] / GIB:.1f}",
+        "-" if dollars is None else f"{dollars:.4g}",
+    ]

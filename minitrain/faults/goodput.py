@@ -1,0 +1,228 @@
+"""`goodput`: how much of a long run is training, and where the rest of its time goes.
+
+The step is simulated; the run of days is played by chance (`minitrain.faults.long_run`), many times. *Goodput* is the
+training that lasted, as a share of the run's time at full speed. What failures undid does not count, nor what a job of
+fewer ranks did not do.
+"""
+
+from __future__ import annotations
+
+import html
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+
+from minitrain.analysis.labels import GIB, duration
+from minitrain.errors import UsageError, require_count
+from minitrain.faults.checkpoints import Checkpoint, checkpoint_of, daly_s, mtbf_of_all_s, young_s
+from minitrain.faults.long_run import CAUSES, WORK, Job, LongRun
+from minitrain.faults.remaining_job import devices_of, smaller_steps
+from minitrain.hardware.reliability import mtbf_hours_of, require_mtbf
+from minitrain.run.event_loops import run_to_end
+from minitrain.run.faults import Recovery
+from minitrain.run.prepared_run import prepare
+from minitrain.run.result import Run
+from minitrain.run.signatures import shows_run_parameters
+from minitrain.run.simulation import simulate_prepared
+from minitrain.run.strategy_loading import Strategy
+
+_DAY_S = 86_400
+_SHOWN = 5e-5  # a smaller share would be printed as 0.00 %
+_MOST_MISSING = 8  # sizes of an elastic job that are simulated
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Goodput:
+    """How much of a long run is training.
+
+    Args:
+        run: the step.
+        job: what the long run was played with.
+        checkpoint: its size.
+        asynchronous: whether checkpoints are written beside the training.
+        shares: of each sample, what share of the run's time went to each cause, (samples, len(CAUSES)).
+        num_failures: of each sample, (samples,).
+    """
+
+    run: Run
+    job: Job
+    checkpoint: Checkpoint
+    asynchronous: bool
+    shares: np.ndarray[Any, np.dtype[np.float64]] = field(repr=False)
+    num_failures: np.ndarray[Any, np.dtype[np.int64]] = field(repr=False)
+
+    @property
+    def fraction(self) -> float:
+        """Share of the run's time that was training at full speed and lasted, the mean of all samples, 0 to 1."""
+        return float(self.shares[:, CAUSES.index(WORK)].mean())
+
+    def percentile(self, percent: float) -> float:
+        """Return the goodput that so many percent of the samples do not reach, 0 to 1."""
+        return float(np.percentile(self.shares[:, CAUSES.index(WORK)], percent))
+
+    @property
+    def by_cause(self) -> dict[str, float]:
+        """Share of the run's time that went to each cause, the mean of all samples; they add up to 1."""
+        return dict(zip(CAUSES, self.shares.mean(axis=0).tolist(), strict=True))
+
+    @property
+    def checkpoint_interval_s(self) -> float:
+        """Work between two checkpoints, s."""
+        return self.job.interval_s
+
+    @property
+    def young_s(self) -> float:
+        """The best interval by Young (1974), s."""
+        return young_s(self.job.block_s, self.job.mtbf_s)
+
+    @property
+    def daly_s(self) -> float:
+        """The best interval by Daly (2006), s."""
+        return daly_s(self.job.block_s, self.job.mtbf_s)
+
+    @property
+    def num_steps(self) -> float:
+        """Steps that are done in the run, the mean of all samples."""
+        return self.fraction * self.job.duration_s / self.run.step_time
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures, ready for JSON."""
+        return {
+            "strategy": self.run.strategy,
+            "world_size": self.run.world_size,
+            "hardware": self.run.hardware,
+            "step_time_s": self.run.step_time,
+            "duration_s": self.job.duration_s,
+            "goodput": self.fraction,
+            "goodput_p10": self.percentile(10),
+            "goodput_p90": self.percentile(90),
+            "num_steps": self.num_steps,
+            "failures": float(self.num_failures.mean()),
+            "mtbf_s": self.job.mtbf_s,
+            "checkpoint_bytes": self.checkpoint.size_bytes,
+            "checkpoint_interval_s": self.checkpoint_interval_s,
+            "young_interval_s": self.young_s,
+            "daly_interval_s": self.daly_s,
+            "share_by_cause": self.by_cause,
+        }
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        job, spread = self.job, f"P10 {self.percentile(10):.1%}, P90 {self.percentile(90):.1%}"
+        written = "beside the training" if self.asynchronous else "while the training waits"
+        lines = [
+            f"{self.run.strategy} on {self.run.world_size} ranks of {self.run.hardware} for "
+            f"{job.duration_s / _DAY_S:.4g} days: goodput {self.fraction:.1%} ({spread}), {self.num_steps:,.0f} steps",
+            f"  a failure every {duration(job.mtbf_s)}, {self.num_failures.mean():.1f} in all",
+            f"  a checkpoint of {self.checkpoint.size_bytes / GIB:.4g} GiB every {duration(job.interval_s)}, written "
+            f"{written} in {duration(job.write_s)} (Young {duration(self.young_s)}, Daly {duration(self.daly_s)})",
+        ]
+        lost = {cause: share for cause, share in self.by_cause.items() if cause != WORK and share >= _SHOWN}
+        ordered = sorted(lost.items(), key=lambda item: -item[1])
+        return "\n".join([*lines, *(f"  {cause:<12}{share:7.2%}" for cause, share in ordered)])
+
+    def __repr__(self) -> str:
+        return f"<Goodput {self.fraction:.1%}: {self.run.strategy}, {self.run.world_size} ranks>"
+
+    def _repr_html_(self) -> str:
+        """Show the figures in a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@shows_run_parameters
+def goodput(
+    strategy: str | Strategy,
+    *,
+    days: float = 30.0,
+    checkpoint_interval_s: float | None = None,
+    checkpoint_bytes: float | None = None,
+    asynchronous: bool = False,
+    mtbf_hours: float | Mapping[str, float] | None = None,
+    samples: int = 200,
+    seed: int = 0,
+    **parameters: Any,
+) -> Goodput:
+    """Simulate a step, and play days of it with failures, checkpoints and restarts.
+
+    Args:
+        strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function".
+        days: how long the run lasts.
+        checkpoint_interval_s: work between two checkpoints, s; the best by Daly (2006) if None.
+        checkpoint_bytes: size of a checkpoint; what the ranks' weights and optimizer states take if None.
+        asynchronous: write checkpoints beside the training; it waits only for the copy into host memory.
+        mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
+            family; the published one of its family if None (see `minitrain.hardware.reliability`).
+        samples: how many runs to play.
+        seed: the same seed gives the same samples.
+        parameters: those of `simulate`, and the strategy's own options; `recovery` says what happens after a failure.
+
+    Returns:
+        Goodput, and what was lost by cause.
+
+    Raises:
+        UsageError: a parameter is outside its rule, or nobody says how often a device fails.
+        MinitrainError: of the kind that says what went wrong in the strategy.
+    """
+    _require(days, checkpoint_interval_s, checkpoint_bytes)
+    require_count("samples", samples)
+    require_count("seed", seed, 0)
+    require_mtbf(mtbf_hours)
+    if parameters.get("faults"):
+        raise UsageError("goodput draws its faults by mtbf_hours; leave faults out")
+    recovery = parameters.pop("recovery", None) or Recovery()
+    prepared = prepare(strategy, parameters)
+    hours = [mtbf_hours_of(device, mtbf_hours) for device in devices_of(prepared)]
+    run = run_to_end(lambda: simulate_prepared(prepared), None)
+    written = checkpoint_of(run)
+    if checkpoint_bytes is not None:
+        written = written.of_size(checkpoint_bytes)
+    speeds: tuple[float, ...] = (1.0,)
+    if recovery.elastic:
+        steps = run_to_end(lambda: smaller_steps(prepared, simulate_prepared, _MOST_MISSING), None)
+        speeds = (1.0, *(run.step_time / step for step in steps))
+    job = _job(days, checkpoint_interval_s, written, asynchronous, mtbf_of_all_s(hours), recovery, speeds)
+    played = [LongRun(job, random.Random(f"{seed} {sample}")).play() for sample in range(samples)]
+    shares = np.array([[each.seconds[cause] for cause in CAUSES] for each in played]) / job.duration_s
+    return Goodput(run, job, written, asynchronous, shares, np.array([each.num_failures for each in played]))
+
+
+def _job(
+    days: float,
+    interval_s: float | None,
+    written: Checkpoint,
+    asynchronous: bool,
+    mtbf_s: float,
+    recovery: Recovery,
+    speeds: Sequence[float],
+) -> Job:
+    """Return what the long run is played with."""
+    write_s = written.write_s(recovery)
+    block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
+    return Job(
+        duration_s=days * _DAY_S,
+        interval_s=daly_s(block_s, mtbf_s) if interval_s is None else interval_s,
+        block_s=block_s,
+        write_s=write_s,
+        mtbf_s=mtbf_s,
+        detection_s=recovery.detection_s,
+        restart_s=recovery.restart_s,
+        reload_s=written.read_s(recovery),
+        repair_s=recovery.repair_s,
+        replan_s=recovery.replan_s,
+        spares=recovery.spares,
+        speeds=speeds,
+    )
+
+
+def _require(days: float, interval_s: float | None, checkpoint_bytes: float | None) -> None:
+    """Require that sizes of a long run are positive numbers."""
+    given = {"days": days, "checkpoint_interval_s": interval_s, "checkpoint_bytes": checkpoint_bytes}
+    for name, value in given.items():
+        if value is None and name != "days":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise UsageError(f"{name} must be a positive number, got {value!r}")

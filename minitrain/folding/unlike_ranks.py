@@ -1,0 +1,131 @@
+"""Ranks that are not alike when ranks are folded: by their devices, and by their shares of the step.
+
+Ranks on different kinds of device, or with different numbers of samples, do the same operations at other prices. So
+they are classes of their own, along axes that are kept apart as where the network has other prices. Where one axis has
+blocks of ranks that are alike, it is split into the blocks and the places in a block; where no such blocks exist, every
+rank is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import product
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from minitrain.folding.attempt import DivergesError, FoldAttempt
+from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
+from minitrain.hardware.price import RankPredictors
+
+if TYPE_CHECKING:
+    from minitrain.run.prepared_run import PreparedRun
+
+Labels = Sequence[Hashable]
+
+
+def labels_of(prepared: PreparedRun) -> Labels | None:
+    """Return what ranks of one class must have in common, for each rank; None where all ranks are alike."""
+    world_size = prepared.parameters.world_size
+    labels: list[Sequence[Hashable]] = []
+    if isinstance(prepared.predictor, RankPredictors):
+        labels.append(prepared.predictor.devices)
+    shares = prepared.parameters.shares
+    for counts in () if shares is None else (shares.samples, shares.microbatch_sizes):
+        if counts is not None and len(counts) == world_size:  # a replica is a rank
+            labels.append(counts)
+    return list(zip(*labels, strict=True)) if labels else None
+
+
+def require_alike(attempt: FoldAttempt, rank: int, labels: Labels) -> None:
+    """Require that the ranks of a class are alike.
+
+    Args:
+        attempt: how ranks are folded.
+        rank: the class's lowest rank.
+        labels: what they must have in common, for each rank.
+
+    Raises:
+        DivergesError: they are not.
+    """
+    if all(labels[rank + shift] == labels[rank] for shift in _shifts(attempt)):
+        return
+    axes = frozenset(axis for axis in attempt.folded_sizes if _differ_along(attempt, rank, labels, axis))
+    if len(attempt.axes) == 1:
+        attempt.request_split(next(iter(attempt.axes)), _block(labels))
+    attempt.prices_differ = True
+    attempt.diverge("devices or shares that differ between ranks", axes or None)
+
+
+def are_alike(attempt: FoldAttempt, representatives: Iterable[int], labels: Labels) -> bool:
+    """Return whether the ranks of every class are alike; if not, the attempt has noted along which axes."""
+    try:
+        for rank in representatives:
+            require_alike(attempt, rank, labels)
+    except DivergesError:
+        return False
+    return True
+
+
+def _shifts(attempt: FoldAttempt) -> list[int]:
+    """Return the distances of a class's ranks from the lowest one."""
+    steps = [
+        range(0, attempt.strides[axis] * size, attempt.strides[axis]) for axis, size in attempt.folded_sizes.items()
+    ]
+    return [sum(places) for places in product(*steps)]
+
+
+def _differ_along(attempt: FoldAttempt, rank: int, labels: Labels, axis: str) -> bool:
+    """Return whether ranks of a class that differ in their place on one axis alone may be unlike."""
+    stride, size = attempt.strides[axis], attempt.folded_sizes[axis]
+    others = FoldAttempt(attempt.axes, attempt.kept | {axis})
+    return any(len({labels[rank + shift + stride * place] for place in range(size)}) > 1 for shift in _shifts(others))
+
+
+def _block(labels: Labels) -> int:
+    """Return the size of the largest equal blocks of neighbours that are alike.
+
+    >>> _block("aaaabbbbbbbb"), _block("aab")
+    (4, 1)
+    """
+    borders = [place for place in range(1, len(labels)) if labels[place] != labels[place - 1]]
+    return gcd(*borders, len(labels))
+
+
+def item_of(index: PerRankInt, values: Sequence[Any]) -> Any:
+    """Return the item of a sequence that each rank of a class means by its index: a number for all, or ranges.
+
+    Args:
+        index: the index of each rank.
+        values: numbers, or ranges of samples.
+
+    Raises:
+        DivergesError: ranks have different numbers, ranges of different lengths, or ranges that do not move evenly.
+    """
+    attempt = index.attempt
+    first = values[index.const]
+    sizes = {axis: attempt.folded_sizes[axis] for axis in index.slopes}
+    slopes = {axis: _start(values[index.const + slope]) - _start(first) for axis, slope in index.slopes.items()}
+    for places in product(*map(range, sizes.values())):
+        moved = dict(zip(sizes, places, strict=True))
+        value = values[index.const + sum(index.slopes[axis] * place for axis, place in moved.items())]
+        start = _start(first) + sum(slopes[axis] * place for axis, place in moved.items())
+        if _length(value) != _length(first) or _start(value) != start:
+            attempt.prices_differ = True
+            attempt.diverge("a share of the batch that differs between ranks", index.slopes)
+    if isinstance(first, range):
+        begin = per_rank(attempt, first.start, slopes)
+        return PerRankRange(begin, len(first)) if isinstance(begin, PerRankInt) else first
+    return first
+
+
+def _start(value: Any) -> int:
+    """Return where a range begins; 0 for a number, which is no range."""
+    return value.start if isinstance(value, range) else 0
+
+
+def _length(value: Any) -> int:
+    """Return the length of a range, or the number."""
+    return len(value) if isinstance(value, range) else value
+
+
+PerRankInt.item_finder = item_of

@@ -1,0 +1,204 @@
+"""A cluster of unlike devices as a value: groups of devices, the nodes they sit in, and the links between them.
+
+    fast = mt.Devices("h100_80g_nvl8", 8, name="new")
+    slow = mt.Devices("a100_80g", 8, name="old", power_cap_watts=300)
+    cluster = mt.Cluster([fast, slow], between_groups=mt.Link(3.1e9, 20e-6))
+
+All devices of a group are alike: one hardware config, one speed, one cap. Ranks take the devices in the order of the
+groups, node by node, unless a run has a `placement`. Nodes are numbered in the same order.
+
+A hardware config says what a device reaches inside its node and between nodes; a group may say otherwise. What carries
+transfers between groups is said here alone, as no config knows it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, ClassVar, final
+
+from minitrain.errors import UsageError
+from minitrain.hardware.clusters.device_groups import Devices, Link
+from minitrain.hardware.clusters.power import clock_share, require_positive
+
+Pair = frozenset[str]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Groups of unlike devices and the links between them, for `simulate(..., hardware=cluster)`.
+
+    Args:
+        groups: the groups, or counts by the name of a hardware config, `{"h100_80g_nvl8": 8, "a100_80g": 8}`.
+        links: links by pairs of group names, `{("new", "old"): mt.Link(3.1e9)}`.
+        between_groups: the link between any two groups that `links` does not name.
+        name: what runs call the hardware.
+
+    Raises:
+        UsageError: there are no groups, two have one name, a link is of a group that is not there, or two groups have
+            no link.
+        HardwareConfigError: a hardware config cannot be found, read or believed.
+
+    >>> cluster = Cluster({"h100_80g_nvl8": 8, "a100_80g": 4}, between_groups=Link(12.5e9, 2e-5))
+    >>> cluster.num_devices, cluster.num_nodes
+    (12, 2)
+    """
+
+    groups: Sequence[Devices] | Mapping[str, int]
+    links: Mapping[Any, Link] = field(default_factory=dict, hash=False)
+    between_groups: Link | None = None
+    name: str = "cluster"
+    is_cluster: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        groups = self.groups
+        if isinstance(groups, Mapping):
+            groups = [Devices(kind, count) for kind, count in groups.items()]
+        object.__setattr__(self, "groups", _checked_groups(groups))
+        object.__setattr__(self, "links", _checked_links(self.links, self.devices, self.between_groups))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | Mapping[str, Any]) -> Cluster:
+        """Read a cluster from a YAML or JSON file, that of a shipped name, or the data of one.
+
+        Raises:
+            HardwareConfigError: the file cannot be read or believed; all faults are told, by key path.
+        """
+        from minitrain.hardware.clusters.cluster_files import read_cluster  # noqa: PLC0415 - only where there is a file
+
+        return cls(**read_cluster(path))
+
+    @property
+    def devices(self) -> tuple[Devices, ...]:
+        """The groups in the order of their ranks."""
+        return tuple(self.groups)  # type: ignore[arg-type]  # counts by name have become groups
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are."""
+        return sum(group.count for group in self.devices)
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return sum(group.num_nodes for group in self.devices)
+
+    @property
+    def peak_watts(self) -> float | None:
+        """The most that all devices draw together, W; None where a config does not say its power."""
+        watts = [group.watts for group in self.devices]
+        known = [each * group.count for each, group in zip(watts, self.devices, strict=True) if each is not None]
+        return sum(known) if len(known) == len(watts) else None
+
+    def group(self, name: str) -> Devices:
+        """Return the group of a name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        found = next((group for group in self.devices if group.label == name), None)
+        if found is None:
+            known = ", ".join(group.label for group in self.devices)
+            raise UsageError(f"{self.name} has no group called {name!r:.80}; use one of {known}", name=name)
+        return found
+
+    def link(self, first: str, second: str) -> Link:
+        """Return what carries transfers between two groups."""
+        return self.links[frozenset((first, second))]
+
+    def changed(self, name: str, **changes: Any) -> Cluster:
+        """Return the cluster with other fields of one group: `cluster.changed("old", power_cap_watts=250)`."""
+        old = self.group(name)
+        given = {key: getattr(old, key) for key in Devices.__dataclass_fields__ if key != "system"}
+        unknown = sorted(changes.keys() - given.keys())
+        if unknown:
+            raise UsageError(f"a group of devices has no {', '.join(unknown)}; it has {', '.join(given)}")
+        new = Devices(**(given | changes))
+        return replace(self, groups=[new if group is old else group for group in self.devices])
+
+    def within_power(self, watts: float) -> Cluster:
+        """Return the cluster with caps under which all devices together draw no more than a budget.
+
+        Every device keeps its idle power and the same share of what it draws beside that. A planner may do better.
+
+        Args:
+            watts: of all devices together.
+
+        Raises:
+            UsageError: the budget is no more than what all draw when they are idle.
+            HardwareConfigError: a config does not say its power.
+        """
+        require_positive("a power budget", watts)
+        for group in self.devices:
+            clock_share(group.system.sheet.power, group.watts or 1.0, group.label)  # the config must say its power
+        idle = {group.label: group.system.sheet.power.idle_W for group in self.devices}  # type: ignore[union-attr]  # as above
+        least = sum(idle[group.label] * group.count for group in self.devices)  # type: ignore[operator,misc]  # as above
+        if watts <= least:
+            raise UsageError(
+                f"{self.name} draws {least:g} W when all its devices are idle, so that a budget of {watts:g} W is too "
+                f"small; give more than {least:g} W, or leave devices out",
+                watts=watts,
+            )
+        share = min(1.0, (watts - least) / (self.peak_watts - least))  # type: ignore[operator]  # as above
+        found = self
+        for group in self.devices:
+            base: float = idle[group.label]  # type: ignore[assignment]  # as above
+            found = found.changed(group.label, power_cap_watts=base + share * ((group.watts or 0.0) - base))
+        return found
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        links = {str(link) for link in self.links.values()}
+        between = f"; between them {', '.join(sorted(links))}" if links else ""
+        return f"{self.name}: {', '.join(map(str, self.devices))}{between}"
+
+
+def _checked_groups(groups: Any) -> tuple[Devices, ...]:
+    """Return groups of different names."""
+    found = tuple(groups) if isinstance(groups, Sequence) and not isinstance(groups, str) else ()
+    if not found or not all(isinstance(group, Devices) for group in found):
+        raise UsageError(
+            "a cluster is made of groups of devices, as in mt.Cluster([mt.Devices('h100_80g_nvl8', 8), "
+            f"mt.Devices('a100_80g', 8)], between_groups=mt.Link(12.5e9)); got {groups!r:.80}"
+        )
+    names = [group.label for group in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two groups of the cluster are called {twice}; give each a name of its own", name=twice)
+    return found
+
+
+def _checked_links(links: Mapping[Any, Link], groups: Sequence[Devices], rest: Link | None) -> dict[Pair, Link]:
+    """Return the link of each pair of groups."""
+    names = [group.label for group in groups]
+    given = {_pair(ends, names): link for ends, link in links.items()}
+    missing = []
+    for first, second in combinations(names, 2):
+        pair = frozenset((first, second))
+        if pair not in given and rest is not None:
+            given[pair] = rest
+        elif pair not in given:
+            missing.append(f"{first} and {second}")
+    if missing:
+        raise UsageError(
+            f"there must be a link between any two groups, and there is none between {', '.join(missing)}; add it to "
+            "links, or give between_groups for all that links does not name"
+        )
+    return given
+
+
+def _pair(ends: Any, names: Sequence[str]) -> Pair:
+    """Return the two groups that a link is between."""
+    pair = frozenset(ends) if isinstance(ends, Sequence | frozenset) and not isinstance(ends, str) else frozenset()
+    unknown = sorted(str(name) for name in pair if name not in names)
+    if unknown:
+        raise UsageError(
+            f"a link is between groups of the cluster, and {', '.join(unknown)} is none of them; use two of "
+            f"{', '.join(names)}"
+        )
+    if len(pair) != 2:
+        raise UsageError(f"a link is between two groups, as in ({names[0]!r}, {names[-1]!r}), got {ends!r:.80}")
+    return pair

@@ -1,0 +1,202 @@
+"""What a run on unlike devices says of each kind: `run.by_device_kind`, where others say one figure for all ranks.
+
+Ranks *wait* while no stream of theirs is at work; how much of the step that is, by kind, is what equal shares waste
+on devices that are not equal. Whom they waited for is the last rank to come to a collective, the sender of a message,
+or the rank that ends the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from minitrain.analysis.waits import waits_by_device
+
+if TYPE_CHECKING:
+    from minitrain.analysis.breakdown import Breakdown
+    from minitrain.analysis.timeline import Timeline
+    from minitrain.events import Event
+    from minitrain.hardware.price import RankPredictors
+    from minitrain.run.energy import StepEnergy
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """The ranks of a run that have devices of one kind: a group of a cluster.
+
+    Args:
+        name: of the group.
+        hardware: the name of its hardware config.
+        ranks: those with such a device, ascending.
+        capacity_bytes: memory of each; None where nobody says.
+        peak_flop_per_s: of each by its data sheet; None likewise.
+        watts: the most that each draws, W; None likewise.
+        clock_share: what caps and heat leave of the usual clock.
+        limited_by: "power cap", "node power cap" or "heat"; None where nothing slows the clock.
+    """
+
+    name: str
+    hardware: str
+    ranks: tuple[int, ...]
+    capacity_bytes: float | None = None
+    peak_flop_per_s: float | None = None
+    watts: float | None = None
+    clock_share: float = 1.0
+    limited_by: str | None = None
+
+    def to_save(self, ranges: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return the fields as a saved run has them, with the ranks as ranges."""
+        return asdict(self) | {"ranks": ranges}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KindFigures:
+    """What the ranks of one kind came to.
+
+    Args:
+        kind: the kind.
+        computing_fraction: share of their time spent computing.
+        exposed_comm_fraction: share spent communicating with no compute beside it.
+        idle_fraction: share spent waiting.
+        waits_for_s: mean time that each of them waited, by the kind of the rank that it waited for; None where events
+            were not kept.
+        work_fraction: share of all ranks' samples x layers that they take forward; None likewise.
+        peak_memory_bytes: the most that any of them held.
+        energy_joules: what they draw in the step; None where a config does not say its power.
+    """
+
+    kind: DeviceKind
+    computing_fraction: float
+    exposed_comm_fraction: float
+    idle_fraction: float
+    waits_for_s: Mapping[str, float] | None
+    work_fraction: float | None
+    peak_memory_bytes: float
+    energy_joules: float | None
+
+    @property
+    def is_out_of_memory(self) -> bool | None:
+        """Whether any of them held more than its device's memory; None where that is not known."""
+        capacity = self.kind.capacity_bytes
+        return None if capacity is None else self.peak_memory_bytes > capacity
+
+    def data(self) -> dict[str, Any]:
+        """Return the figures, ready for JSON."""
+        kind = self.kind
+        return {
+            "device": kind.name,
+            "hardware": kind.hardware,
+            "num_ranks": len(kind.ranks),
+            "computing_fraction": self.computing_fraction,
+            "exposed_comm_fraction": self.exposed_comm_fraction,
+            "idle_fraction": self.idle_fraction,
+            "waits_for_s": None if self.waits_for_s is None else dict(self.waits_for_s),
+            "work_fraction": self.work_fraction,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "capacity_bytes": kind.capacity_bytes,
+            "out_of_memory": self.is_out_of_memory,
+            "energy_joules": self.energy_joules,
+            "watts": kind.watts,
+            "clock_share": kind.clock_share,
+            "limited_by": kind.limited_by,
+        }
+
+
+class RunOnKinds(Protocol):
+    """What is asked of a run here."""
+
+    device_kinds: Sequence[DeviceKind]
+    peak_memory_per_rank: list[float]
+    bytes_per_element: int
+
+    @property
+    def logs(self) -> Sequence[Sequence[Event]]:
+        """The events of each rank, or of each class of ranks."""
+
+    @property
+    def keeps_events(self) -> bool:
+        """Whether the logs can be read."""
+
+    @property
+    def ranks_of_logs(self) -> Sequence[int]:
+        """The rank of each log."""
+
+    @property
+    def device_of_rank(self) -> Mapping[int, str]:
+        """The name of each rank's kind of device."""
+
+    @property
+    def drawn(self) -> Timeline:
+        """The events as columns, a row a log."""
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """Where the time of each rank goes."""
+
+    @property
+    def step_time(self) -> float:
+        """The latest final clock, s."""
+
+    @property
+    def energy(self) -> StepEnergy | None:
+        """What each rank draws."""
+
+
+def figures_by_kind(run: RunOnKinds) -> list[KindFigures]:
+    """Return the figures of each kind of device that a run has."""
+    waits = waits_by_device(run.drawn, run.step_time) if run.keeps_events else {}
+    work = _work(run) if run.keeps_events else {}
+    total_work = sum(work.values())
+    return [
+        _figures_of(run, kind, waits.get(kind.name), work[kind.name] / total_work if total_work else None)
+        for kind in run.device_kinds
+    ]
+
+
+def _figures_of(
+    run: RunOnKinds, kind: DeviceKind, waits: Mapping[str, float] | None, work_fraction: float | None
+) -> KindFigures:
+    """Return the figures of one kind."""
+    parts, energy, ranks, step = run.breakdown, run.energy, list(kind.ranks), run.step_time or 1.0
+    return KindFigures(
+        kind,
+        float(parts.computing[ranks].mean() / step),
+        float(parts.exposed[ranks].mean() / step),
+        float(parts.waiting[ranks].mean() / step),
+        waits,
+        work_fraction,
+        max(run.peak_memory_per_rank[rank] for rank in ranks) * run.bytes_per_element,
+        None if energy is None else float((energy.busy_joules + energy.idle_joules)[ranks].sum()),
+    )
+
+
+def _work(run: RunOnKinds) -> dict[str, int]:
+    """Return the samples x layers that the ranks of each kind take forward, where each log stands for as many ranks."""
+    work = {kind.name: 0 for kind in run.device_kinds}
+    for rank, log in zip(run.ranks_of_logs, run.logs, strict=True):
+        work[run.device_of_rank[rank]] += sum(len(event.samples) for event in log if event.typ == "forward")
+    return work
+
+
+def kinds_of(predictors: RankPredictors) -> tuple[DeviceKind, ...]:
+    """Return the kinds of device that the ranks of a run on a cluster have."""
+    ranks: dict[str, list[int]] = {}
+    for rank, name in enumerate(predictors.devices):
+        ranks.setdefault(name, []).append(rank)
+    return tuple(
+        DeviceKind(
+            group.label,
+            group.system.name,
+            tuple(ranks[group.label]),
+            predictors.predictors[ranks[group.label][0]].capacity_bytes,
+            predictors.predictors[ranks[group.label][0]].peak_flop_per_s,
+            group.watts,
+            group.clock_share,
+            group.limited_by,
+        )
+        for group in predictors.cluster.devices
+        if group.label in ranks
+    )

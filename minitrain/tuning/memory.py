@@ -1,0 +1,105 @@
+"""The peak memory of many layouts at once, from what each piece adds and takes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from minitrain.analysis.timeline import Floats
+from minitrain.tuning.layouts import FIGURES, Columns
+from minitrain.tuning.orders import BACKWARD, FORWARD, LAUNCHED, RECEIVE, SEND, WAIT, Order, order_of
+
+_NET, _PEAK, _SHARD = (FIGURES.index(name) for name in ("net", "peak", "weight_shard"))
+_PERIODS = 3
+"""Rounds of microbatches after which memory repeats: one to fill the pipeline, one that is steady, one to empty it."""
+
+
+def peaks_of(columns: Columns) -> Floats:
+    """Return the peak memory of the fullest rank of each layout, elements, (num_layouts,)."""
+    order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.overlap_messages)
+    peaks: Floats = np.max([_of_place(columns, order, place) for place in range(columns.pp)], axis=0)
+    return peaks[: columns.count]
+
+
+def _num_microbatches(columns: Columns) -> int:
+    """Return a number of microbatches with which memory is as high, and not more than there are."""
+    return min(columns.num_microbatches, _PERIODS * columns.pp)
+
+
+def _of_place(columns: Columns, order: Order, place: int) -> Floats:
+    """Return the peak memory of one place, elements, (width,)."""
+    base, most = _loaded(columns, place)
+    steps, keys = _steps(order, place)
+    rows = [_row(columns, order, key) for key in keys]
+    nets, tops = (np.stack(part)[steps] for part in zip(*rows, strict=True))
+    before = np.cumsum(np.vstack([base, nets]), axis=0)
+    peaks: Floats = np.maximum(most, (before[:-1] + tops).max(axis=0, initial=0.0))
+    return peaks
+
+
+def _loaded(columns: Columns, place: int) -> tuple[Floats, Floats]:
+    """Return what a place holds once its layers are loaded, and the most until then."""
+    base, most = np.zeros(columns.width), np.zeros(columns.width)
+    for stage in columns.stages_of(place):
+        for number in range(columns.num_layers(stage)):
+            figures = columns.figures(stage, number)
+            net = figures[_NET] + np.where(columns.gathers, figures[_SHARD], 0.0)
+            most = np.maximum(most, base + np.maximum(figures[_PEAK], net))
+            base = base + net
+    return base, most
+
+
+@lru_cache(maxsize=4096)
+def _steps_of(asked: tuple[tuple[int, int], ...]) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Return the steps of a place as numbers of different ones, and these."""
+    numbers: dict[tuple[int, int, int], int] = {}
+    seen: set[tuple[int, int]] = set()
+    steps = []
+    for code, what in asked:
+        if code in (SEND, RECEIVE):
+            continue
+        nth = 1 if (code, what) in seen else 0
+        seen.add((code, what))
+        steps.append(numbers.setdefault((code, what, nth), len(numbers)))
+    return steps, list(numbers)
+
+
+def _steps(order: Order, place: int) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """Return the steps of a place; messages of one kind are one step."""
+    asked: list[tuple[int, int]] = []
+    first: dict[Hashable, int] = {}
+    for code, what in order.asked[place]:
+        if code in (FORWARD, BACKWARD, SEND, RECEIVE):
+            asked.append((code, what))
+        else:
+            message = order.messages[what]
+            kind = message.direction, message.stage, message.dest == place
+            asked.append((code, first.setdefault(kind, what)))
+    return _steps_of(tuple(asked))
+
+
+def _row(columns: Columns, order: Order, key: tuple[int, int, int]) -> tuple[Floats, Floats]:
+    """Return what a step adds, and the most that it adds meanwhile, elements, (width,) each."""
+    code, what, nth = key
+    if code == FORWARD and nth == 0 and columns.gathers.any():
+        return _first_forward(columns, what)
+    if code in (FORWARD, BACKWARD):
+        return columns.memory(code, what, nth)
+    sizes = columns.message_bytes(order.messages[what])
+    if code == WAIT:
+        return -sizes, np.zeros_like(sizes)
+    assert code >= LAUNCHED
+    return sizes, sizes
+
+
+def _first_forward(columns: Columns, stage: int) -> tuple[Any, Any]:
+    """Return what the first forward does, where some layouts let go of the shards that they have gathered."""
+    net, most = np.zeros(columns.width), np.zeros(columns.width)
+    for number in range(columns.num_layers(stage)):
+        net = net - np.where(columns.gathers, columns.figures(stage, number)[_SHARD], 0.0)
+        added, peak = columns.layer_memory(stage, number)
+        most, net = np.maximum(most, net + peak), net + added
+    return net, most

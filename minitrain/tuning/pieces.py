@@ -1,0 +1,428 @@
+"""Pieces of a pipeline's step: what passing through one layer takes, in time and in memory, by what lies beside it.
+
+The strategy `megatron` does the same for a layer whatever the number of stages, of microbatches and of replicas. So it
+is executed on short pipelines of few layers (`minitrain.tuning.recording`), and what each layer takes is cut out of
+their logs. A layer's piece depends on the layers beside it in its stage, as the engine keeps less for a layer whose
+input can be made again. Long pipelines are put together from these pieces in `minitrain.tuning.clocks`, by the same
+additions in the same order, so that times are those of a whole simulation to the last float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from minitrain.tuning.recording import Noted, PricesOfFirst, record
+
+NOTHING = -1
+"""The kind of what lies beyond the border of a stage."""
+_INPUT_GRADS = "backward_input"
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
+_MAIN = {"F": frozenset({"forward"}), "B": frozenset({"backward", "backward_weight"})}
+_LONGEST = 7
+_SMALL_LAYERS = 5  # transformer layers of a short pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PassKey:
+    """What the passes through layers depend on, beside the layers.
+
+    Args: options of `megatron`, and samples of a microbatch.
+    """
+
+    tp: int
+    microbatch_size: int
+    sequence_parallel: bool
+    recompute: str
+    scatter_gather: bool = False
+    overlap_parts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndKey:
+    """What loading and updating depend on, beside the layers.
+
+    Args: options of `megatron`, and the number of replicas.
+    """
+
+    tp: int
+    dp: int
+    zero: int
+    sequence_parallel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some operations that follow one another on a rank.
+
+    Args:
+        seconds: how long each lasts, s.
+        net: what memory grows by, elements.
+        peak: the most that it grows by meanwhile, elements.
+    """
+
+    seconds: tuple[float, ...] = ()
+    net: float = 0.0
+    peak: float = 0.0
+
+    def then(self, other: Piece) -> Piece:
+        """Return this piece, and another one after it."""
+        peak = max(self.peak, self.net + other.peak)
+        return Piece(self.seconds + other.seconds, self.net + other.net, peak)
+
+
+EMPTY = Piece()
+
+
+@dataclass(frozen=True, slots=True)
+class EndPiece:
+    """What a layer takes before the first step of a rank and after the last.
+
+    Args:
+        load: loading it, and sharding its optimizer state.
+        cover: summing what each shard of the sequence has seen of norms, s.
+        total: summing its gradient over the replicas, s.
+        update: the optimizer step, s.
+        gather: gathering the updated weight, s.
+    """
+
+    load: Piece
+    cover: float
+    total: float
+    update: float
+    gather: float
+
+
+Triple = tuple[int, int, int]  # kinds: of the layer before, of the layer, of the layer behind
+
+
+@dataclass(slots=True)
+class Passes:
+    """The pieces of one `PassKey`.
+
+    Attributes:
+        forward: passes of a microbatch, by kinds; so the next two.
+        first: backward passes that make a gradient of weights.
+        later: those that add to it.
+        fronts: what a stage does with what it has received, by direction and kind of the layer at the border; or with
+            the loss, by "loss".
+        message_bytes: what is sent over a border, by direction and kind of the layer that takes it.
+    """
+
+    forward: dict[Triple, Piece] = field(default_factory=dict)
+    first: dict[Triple, Piece] = field(default_factory=dict)
+    later: dict[Triple, Piece] = field(default_factory=dict)
+    fronts: dict[tuple[str, int], Piece] = field(default_factory=dict)
+    message_bytes: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def has(self, kinds: Sequence[int], at_ends: tuple[bool, bool]) -> bool:
+        """Return whether all pieces of a stage are here, by the kinds of its layers and whether it is first and last."""
+        triples = zip(kinds, kinds[1:], kinds[2:], strict=False)
+        wanted = [] if at_ends[0] else [("F", kinds[1])]
+        wanted.append(("loss" if at_ends[1] else "B", kinds[-2]))
+        return all(triple in self.forward for triple in triples) and all(front in self.fronts for front in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePiece:
+    """What a stage takes, put together from its layers.
+
+    Args:
+        forward: of a microbatch.
+        first: its first backward.
+        later: each other backward.
+        forward_layers: the pieces of forward by layer, in order; the front of the stage comes with its first layer.
+        backward_layers: those of the first backward, in the order in which they are passed.
+    """
+
+    forward: Piece
+    first: Piece
+    later: Piece
+    forward_layers: tuple[Piece, ...]
+    backward_layers: tuple[Piece, ...]
+
+
+class Pieces:
+    """The pieces of a workload on a machine, which are executed when they are asked for.
+
+    Args:
+        workload: what is trained, a transformer.
+        predictor: what prices its operations on the whole machine.
+    """
+
+    def __init__(self, workload: Any, predictor: Any) -> None:
+        self.workload = workload
+        self.predictor = predictor.training(workload)
+        self._short = _short_workload(workload)
+        self._of_short = predictor.training(self._short)
+        self._of_neighbours = PricesOfFirst(self._of_short)
+        self._kind_of: list[int] = [*map(workload.first_like, range(workload.num_layers))]
+        self._figures: dict[tuple[EndKey, int], Sequence[float]] = {}
+        self._passes: dict[PassKey, Passes] = {}
+        self._ends: dict[EndKey, dict[int, EndPiece]] = {}
+        self._stages: dict[tuple[PassKey, int, int], StagePiece] = {}
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a shorter model stands for the workload's."""
+        return self._short is not self.workload
+
+    def kind(self, layer: int) -> int:
+        """Return the kind of a layer, a number; equal kinds cost the same."""
+        return self._kind_of[layer]
+
+    def stage(self, key: PassKey, layers: range) -> StagePiece:
+        """Return what a stage takes.
+
+        Raises:
+            MinitrainError: the strategy cannot be run so.
+        """
+        signature = key, *self.signature(layers)
+        found = self._stages.get(signature)
+        if found is None:
+            passes, kinds = self._passes.setdefault(key, Passes()), self._kinds(layers)
+            if not passes.has(kinds, self._at_ends(layers)):
+                self._execute(key, passes, *self._shortened(layers))
+            found = self._stages[signature] = _stage(passes, kinds, layers, self.workload.num_layers)
+        return found
+
+    def _at_ends(self, layers: range) -> tuple[bool, bool]:
+        """Return whether a stage is the first, and whether it is the last."""
+        return layers.start == 0, layers.stop == self.workload.num_layers
+
+    def message_bytes(self, key: PassKey, direction: str, layers: range) -> float:
+        """Return the bytes of what a stage sends to the next one ("F") or to the one before ("B")."""
+        self.stage(key, layers)
+        layer = layers[-1] if direction == "F" else layers[0]
+        return self._passes[key].message_bytes[direction, self.kind(layer)]
+
+    def ends(self, key: EndKey) -> dict[int, EndPiece]:
+        """Return what each kind of layer takes before and after a rank's steps."""
+        if key not in self._ends:
+            self._ends[key] = self._executed_ends(key)
+        return self._ends[key]
+
+    def _kind_of_short(self, layer: int) -> int:
+        """Return the kind, in the whole model, of a layer of the short one."""
+        is_head = layer == self._short.num_layers - 1
+        return self.kind(self.workload.num_layers - 1) if is_head else int(self._short.first_like(layer))
+
+    def _kinds(self, layers: range) -> list[int]:
+        """Return the kinds of a stage's layers, and of what lies beyond them."""
+        return [NOTHING, *map(self.kind, layers), NOTHING]
+
+    def signature(self, layers: range) -> tuple[int, int]:
+        """Return what tells stages apart: those with one signature have layers of the same kinds."""
+        if not self.is_short or layers.start == 0 or layers.stop == self.workload.num_layers:
+            return layers.start, layers.stop
+        start = 1 + (layers.start - 1) % 2
+        return start, start + len(layers)
+
+    def _shortened(self, layers: range) -> tuple[int, int]:
+        """Return a stage of the short model that has the same layers at its ends, and all that lie between."""
+        if not self.is_short:
+            return layers.start, layers.stop
+        num_layers, short = self.workload.num_layers, self._short.num_layers
+        if len(layers) == num_layers:
+            return 0, short
+        length = len(layers) if len(layers) <= _LONGEST else _LONGEST - 1 + len(layers) % 2
+        if layers.stop == num_layers:
+            return short - length, short
+        start = layers.start if layers.start == 0 else 3 + (layers.start - 1) % 2
+        return start, start + length
+
+    def _execute(self, key: PassKey, passes: Passes, start: int, stop: int) -> None:
+        """Execute a pipeline that has a stage of the short model, and keep the pieces of all its stages."""
+        num_layers = self._short.num_layers
+        borders = sorted({0, start, stop, num_layers})
+        stages = [range(*pair) for pair in zip(borders, borders[1:], strict=False)]
+        pp = len(stages)
+        noted = record(
+            "megatron",
+            {"pp": pp, "dp": 1, "tp": key.tp},
+            frozenset({"pp"} if pp > 1 else ()),
+            world_size=pp * key.tp,
+            global_batch_size=2 * key.microbatch_size,
+            microbatch_size=key.microbatch_size,
+            hardware=self._of_neighbours,
+            tp=key.tp,
+            pp=pp,
+            layers_per_stage=[len(layers) for layers in stages],
+            sequence_parallel=key.sequence_parallel,
+            recompute=key.recompute,
+            scatter_gather=key.scatter_gather,
+            overlap_parts=key.overlap_parts,
+        )
+        for place, (operations, layers) in enumerate(zip(noted, stages, strict=True)):
+            kinds = [NOTHING, *map(self._kind_of_short, layers), NOTHING]
+            _Reader(operations, key, layers, num_layers, kinds).read(passes, min(pp - 1 - place, 2))
+
+    def end_figures(self, key: EndKey, kind: int) -> Sequence[float]:
+        """Return what a kind of layer takes beside its passes, in the order of `minitrain.tuning.layouts.FIGURES`."""
+        if (key, kind) not in self._figures:
+            one = self.ends(key)[kind]
+            shard = self.workload.load_bytes(1, 1, kind, key.tp) / key.dp
+            times = one.load.seconds[0], one.cover, one.total, one.update, one.gather
+            self._figures[key, kind] = (*times, one.load.net, one.load.peak, shard)
+        return self._figures[key, kind]
+
+    def _executed_ends(self, key: EndKey) -> dict[int, EndPiece]:
+        """Execute a step of one stage, and keep what comes before and after its passes."""
+        (noted,) = record(
+            "megatron",
+            {"pp": 1, "dp": key.dp, "tp": key.tp},
+            frozenset(),
+            world_size=key.dp * key.tp,
+            global_batch_size=key.dp,
+            microbatch_size=1,
+            hardware=self._of_short,
+            tp=key.tp,
+            pp=1,
+            zero=key.zero,
+            sequence_parallel=key.sequence_parallel,
+        )
+        num_layers, found = self._short.num_layers, {}
+        behind = [one.typ for one in noted]
+        place = len(behind) - behind[::-1].index("backward")  # after the backward of layer 0
+        for layer in range(num_layers):
+            found[self._kind_of_short(layer)], place = _end_piece(noted, place, layer, key)
+        return found
+
+
+def _short_workload(workload: Any) -> Any:
+    """Return a workload of fewer layers of the same kinds, or the same one where layers differ otherwise."""
+    num_layers = workload.num_layers
+    usual = [0, *[1 + (layer - 1) % 2 for layer in range(1, num_layers - 1)], num_layers - 1]
+    if [workload.first_like(layer) for layer in range(num_layers)] != usual or num_layers <= 2 * _SMALL_LAYERS + 2:
+        return workload
+    short: Any = type(workload)(replace(workload.model, num_layers=_SMALL_LAYERS), workload.seq_len)
+    same = all(_unit_like(short.units[layer]) == _unit_like(workload.units[layer]) for layer in range(3))
+    return short if same and _unit_like(short.units[-1]) == _unit_like(workload.units[-1]) else workload
+
+
+def _unit_like(unit: Any) -> Any:
+    """Return a unit without its place."""
+    return replace(unit, layer=None)
+
+
+def _stage(passes: Passes, kinds: Sequence[int], layers: range, num_layers: int) -> StagePiece:
+    """Put a stage together."""
+    triples = list(zip(kinds, kinds[1:], kinds[2:], strict=False))
+    front = passes.fronts[("F", kinds[1])] if layers.start else EMPTY
+    forward_layers = [passes.forward[triple] for triple in triples]
+    forward_layers[0] = front.then(forward_layers[0])
+    backs = []
+    for table in (passes.first, passes.later):
+        pieces = [table[triple] for triple in reversed(triples)]
+        behind = passes.fronts[("loss" if layers.stop == num_layers else "B", kinds[-2])]
+        pieces[0] = behind.then(pieces[0])
+        backs.append(pieces)
+    return StagePiece(
+        joined(forward_layers),
+        joined(backs[0]),
+        joined(backs[1]),
+        tuple(forward_layers),
+        tuple(backs[0]),
+    )
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Return pieces one after the other."""
+    net = peak = 0.0
+    for piece in pieces:
+        peak = max(peak, net + piece.peak)
+        net += piece.net
+    return Piece(tuple(one for piece in pieces for one in piece.seconds), net, peak)
+
+
+def _piece(noted: Sequence[Noted]) -> Piece:
+    """Return some operations as a piece; a reduction that was launched beside the second half runs at its time."""
+    found, launched = EMPTY, 0.0
+    for place, one in enumerate(noted):
+        seconds: tuple[float, ...] = (one.seconds,)
+        if place and noted[place - 1].typ == _INPUT_GRADS and one.typ in _REDUCTIONS:
+            seconds, launched = (), one.seconds
+        elif one.typ == "backward_weight":
+            seconds = (max(one.seconds, launched),)
+        found = found.then(Piece(seconds, one.net, one.peak))
+    return found
+
+
+class _Reader:
+    """Cuts the operations of a rank with one stage into pieces, in the order of 1F1B with two microbatches.
+
+    Args:
+        noted: the operations of the rank.
+        key: what it was executed with.
+        layers: those of its stage.
+        num_layers: of the model that was executed.
+        kinds: of the layers, with what lies beyond them.
+    """
+
+    def __init__(
+        self, noted: Sequence[Noted], key: PassKey, layers: range, num_layers: int, kinds: Sequence[int]
+    ) -> None:
+        self._noted, self._key, self._layers, self._num_layers = noted, key, layers, num_layers
+        self._kinds = kinds
+        self._place = len(layers)  # behind the loads
+
+    def read(self, passes: Passes, warmup: int) -> None:
+        """Add the pieces of the rank."""
+        steps = ["F"] * warmup + ["F", "B"] * (2 - warmup) + ["B"] * warmup
+        num_backwards = 0
+        for step in steps:
+            self._front(passes, step)
+            backward = passes.later if num_backwards else passes.first
+            self._pass(passes.forward if step == "F" else backward, step)
+            self._send(passes, step)
+            num_backwards += step == "B"
+
+    def _front(self, passes: Passes, step: str) -> None:
+        """Read what comes before a step's first layer."""
+        border = self._kinds[1] if step == "F" else self._kinds[-2]
+        at_end = self._layers.start == 0 if step == "F" else self._layers.stop == self._num_layers
+        if not at_end:
+            received = self._take()
+            front = replace(_piece([received]), seconds=())
+            if self._key.scatter_gather and self._key.tp > 1 and not self._key.sequence_parallel:
+                front = front.then(_piece([self._take()]))
+            passes.fronts[step, border] = front
+        elif step == "B":
+            passes.fronts["loss", border] = _piece([self._take()])
+
+    def _pass(self, table: dict[Triple, Piece], step: str) -> None:
+        """Read a step's layers."""
+        triples = list(zip(self._layers, self._kinds, self._kinds[1:], self._kinds[2:], strict=False))
+        for layer, *kinds in triples if step == "F" else reversed(triples):
+            noted = [self._take()]
+            while noted[-1].typ not in _MAIN[step]:
+                noted.append(self._take())
+            is_summed = self._key.tp > 1 and (step == "F" or layer > 0)
+            if is_summed and noted[-1].typ != "backward_weight":
+                noted.append(self._take())
+            table[tuple(kinds)] = _piece(noted)  # type: ignore[index]  # three kinds
+
+    def _send(self, passes: Passes, step: str) -> None:
+        """Read what a step sends."""
+        at_end = self._layers.stop == self._num_layers if step == "F" else self._layers.start == 0
+        if not at_end:
+            passes.message_bytes[step, self._kinds[-2] if step == "F" else self._kinds[1]] = self._take().size_bytes
+
+    def _take(self) -> Noted:
+        """Return the next operation."""
+        self._place += 1
+        return self._noted[self._place - 1]
+
+
+def _end_piece(noted: Sequence[Noted], place: int, layer: int, key: EndKey) -> tuple[EndPiece, int]:
+    """Return what a layer takes beside its passes, and the place behind it."""
+    seconds = dict.fromkeys(("cover", "total", "update", "gather"), 0.0)
+    wanted = ["cover"] if key.sequence_parallel and key.tp > 1 and layer > 0 else []
+    wanted += ["total"] if key.dp > 1 or key.zero else []
+    wanted += ["update", *(["gather"] if key.zero else [])]
+    for name in wanted:
+        seconds[name] = noted[place].seconds
+        place += 1
+    load = noted[layer]
+    return EndPiece(Piece((load.seconds,), load.net, load.peak), **seconds), place

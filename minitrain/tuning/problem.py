@@ -1,0 +1,147 @@
+"""What is tuned: a workload on a machine, and the figures of a step on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, final
+
+from minitrain.errors import UsageError
+from minitrain.hardware.kernel_predictor import KernelPredictor
+from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.topology import FlatTopology
+from minitrain.run.energy import dollars_of, watts_of
+from minitrain.run.parameters import RunParameters
+from minitrain.run.saved_runs import plain
+from minitrain.tuning.pieces import Pieces
+
+
+@final
+@dataclass(frozen=True)
+class Problem:
+    """What every configuration of a search has in common, on one machine.
+
+    Args:
+        workload: what is trained, as `simulate` takes it.
+        hardware: a config's name, a path, or a loaded config.
+        world_size: number of ranks.
+        global_batch_size: samples of a step.
+        more: further parameters of `simulate`.
+    """
+
+    workload: Any = field(compare=False)
+    hardware: Any = field(compare=False)
+    world_size: int
+    global_batch_size: int
+    more: Mapping[str, Any] = field(compare=False)
+    key: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        named = {"workload": self.workload, "hardware": self.hardware, **self.more}
+        object.__setattr__(self, "key", json.dumps({name: plain(value) for name, value in named.items()}))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of `simulate`, without options."""
+        named = {"world_size": self.world_size, "global_batch_size": self.global_batch_size, "hardware": self.hardware}
+        return {**({} if self.workload is None else {"workload": self.workload}), **named, **self.more}
+
+    @property
+    def machine(self) -> Machine:
+        """What prices the problem, made once in each process."""
+        return _machine_of(self)
+
+
+@final
+class Machine:
+    """A problem with its prices.
+
+    Args:
+        problem: what is tuned.
+
+    Raises:
+        UsageError: a parameter is outside its rule.
+        HardwareConfigError: the hardware cannot be found, read or believed.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.parameters = RunParameters(**problem.parameters)
+        predictor: Any = self.parameters.predictor()
+        self.predictor = predictor
+        self.workload: Any = predictor.workload
+        self.num_layers: int = self.parameters.num_layers
+        sheet = getattr(getattr(predictor, "system", None), "sheet", None)
+        self.sheets = (sheet,)
+        self.capacity_bytes: float | None = predictor.capacity_bytes
+        self.useful_flop = self.workload.training_flop(problem.global_batch_size, self.num_layers)
+        self._watts = watts_of(self.sheets)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The pieces of pipelines on this machine."""
+        return Pieces(self.workload, self.predictor)
+
+    @property
+    def model(self) -> Any:
+        """The transformer that is trained, or None."""
+        return getattr(self.workload, "model", None)
+
+    @property
+    def node_size(self) -> int:
+        """Ranks of the smallest tier of the network."""
+        return int(min((tier.size for tier in self.predictor.system.networks), default=1))
+
+    @cached_property
+    def composes(self) -> bool:
+        """Whether steps of `megatron` can be put together from pieces: transformers without experts, usual prices."""
+        is_usual = type(self.predictor) in (RuntimePredictor, KernelPredictor) and self.parameters.placement is None
+        has_experts = bool(getattr(self.model, "moe_layers", ()))
+        plainly = not (self.parameters.slowdown or self.parameters.contention or self.parameters.strict)
+        return is_usual and plainly and self.model is not None and not has_experts
+
+    def is_aligned(self, size: int) -> bool:
+        """Return whether blocks of so many neighbours lie alike in the network."""
+        if isinstance(self.predictor.topology, FlatTopology):
+            return True
+        tiers = sorted(tier.size for tier in self.predictor.system.networks)
+        blocks = [-(-tier // tiers[0]) * tiers[0] for tier in tiers if tier < self.problem.world_size]
+        return all(block % size == 0 or size % block == 0 for block in blocks)
+
+    def figures(self, step_time_s: float, busy_s: float | None = None) -> dict[str, Any]:
+        """Return the figures of a step.
+
+        Args:
+            step_time_s: how long it takes, s.
+            busy_s: how long ranks compute or communicate, together, s; None where that is not known.
+        """
+        problem, peak = self.problem, self.predictor.peak_flop_per_s
+        seq_len = getattr(self.workload, "seq_len", None)
+        rate = None if seq_len is None else problem.global_batch_size * seq_len / step_time_s
+        dollars = dollars_of(self.sheets, problem.world_size, step_time_s)
+        return {
+            "step_time_s": step_time_s,
+            "mfu": self.useful_flop / (step_time_s * problem.world_size * peak) if peak else None,
+            "tokens_per_second": rate,
+            "tokens_per_second_per_rank": None if rate is None else rate / problem.world_size,
+            "dollars": dollars,
+            "tokens_per_dollar": rate * step_time_s / dollars if rate and dollars else None,
+            "energy_joules": self.joules(step_time_s, busy_s),
+        }
+
+    def joules(self, step_time_s: float, busy_s: float | None) -> float | None:
+        """Return what all devices draw in a step, J; None where the config does not say their power."""
+        if self._watts is None or busy_s is None:
+            return None
+        rated, idle = (float(watts[0]) for watts in self._watts)
+        return busy_s * rated + (self.problem.world_size * step_time_s - busy_s) * idle
+
+
+@lru_cache(maxsize=8)
+def _machine_of(problem: Problem) -> Machine:
+    """Return what prices a problem."""
+    if not isinstance(problem.global_batch_size, int):
+        raise UsageError(f"global_batch_size must be an integer, got {problem.global_batch_size!r}")
+    return Machine(problem)

@@ -1,0 +1,156 @@
+"""Recording what each operation of a short run takes: its time, its bytes, and what memory does beside it.
+
+The strategy is executed by the engine's own folded models. Their logs tell when memory was measured, and what an
+operation took. What memory did between two rows of the log is noted here: how much was held when the second one was
+written, and the most that was held since the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minitrain.events import LAYER, PRICE, STRIDE, TYP, UNITS_PER_ELEMENT
+from minitrain.folding.attempt import FoldAttempt
+from minitrain.folding.model import FoldedModel
+from minitrain.hardware.price import Price
+from minitrain.run.event_loops import run_to_end
+from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.prepared_run import PreparedRun, prepare
+from minitrain.run.rank_tasks import require_nothing_left, run_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An operation of a rank, in program order.
+
+    Args:
+        typ: the type of its event.
+        layer: the layer that its event names.
+        seconds: how long it lasts, s.
+        size_bytes: what it puts on the wire, bytes.
+        net: what memory has grown by when the next operation is submitted, elements.
+        peak: the most that memory grew by until then, elements, at least 0.
+    """
+
+    typ: str
+    layer: int | None
+    seconds: float
+    size_bytes: float
+    net: float
+    peak: float
+
+
+class _NotedRows(list[Any]):
+    """The rows of a log, which also note what memory is held whenever one is added."""
+
+    __slots__ = ("account", "marks")
+
+    def __init__(self, account: Any) -> None:
+        self.account = account
+        self.marks: list[tuple[int, int]] = []
+
+    def extend(self, row: Iterable[Any]) -> None:
+        """Add a row, and note what is held now and the most that was held since the row before."""
+        self.mark()
+        list.extend(self, row)
+
+    def mark(self) -> None:
+        """Note what is held now, and begin to look for the next peak."""
+        self.marks.append((self.account.units, self.account.peak_units))
+        self.account.peak_units = self.account.units
+
+
+class _RecordingModel(FoldedModel):
+    """A model of a class of ranks whose rows are noted."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._rows = self._log._rows = _NotedRows(self._account)
+
+    def noted(self) -> list[Noted]:
+        """Return the operations of the rank, once it has finished."""
+        rows: Any = self._rows
+        rows.mark()
+        marks = rows.marks
+        return [
+            Noted(
+                rows[place + TYP],
+                rows[place + LAYER],
+                rows[place + PRICE].seconds,
+                rows[place + PRICE].size_bytes,
+                (after[0] - before[0]) / UNITS_PER_ELEMENT,
+                (after[1] - before[0]) / UNITS_PER_ELEMENT,
+            )
+            for place, before, after in zip(range(0, len(rows), STRIDE), marks, marks[1:], strict=False)
+        ]
+
+
+class PricesOfFirst:
+    """The prices of a machine for groups of neighbours, each of which costs as much as the one that begins at rank 0.
+
+    A short pipeline may have more ranks than the machine that it stands for. Messages take no time here: what they take
+    depends on where the stages of the long pipeline lie.
+
+    Args:
+        predictor: the prices.
+    """
+
+    world_size = None  # of any number of ranks
+
+    def __init__(self, predictor: Any) -> None:
+        self._predictor = predictor
+        self.workload, self.compute = predictor.workload, predictor.compute
+        self.update, self.load = predictor.update, predictor.load
+        self.topology = None  # so that groups are those of neighbours from rank 0 on
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._predictor, name)
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective as if its group began at rank 0."""
+        first = ranks[0]
+        price: Price = self._predictor.collective(op, size_bytes, tuple(rank - first for rank in ranks))
+        return price
+
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002  (see above)
+        """Return the bytes of a message."""
+        return Price(0.0, size_bytes)
+
+
+def record(strategy: str, axes: dict[str, int], kept: frozenset[str], **parameters: Any) -> list[list[Noted]]:
+    """Execute a strategy, folded along all axes of its mesh but some, and return each class's operations.
+
+    Args:
+        strategy: what `simulate` takes.
+        axes: the strategy's mesh.
+        kept: axes whose positions are classes of their own.
+        parameters: those of `simulate`.
+
+    Returns:
+        The operations of the lowest rank of each class, in the order of these.
+
+    Raises:
+        MinitrainError: the strategy cannot be run so, or its ranks part ways.
+    """
+    prepared = prepare(strategy, {**parameters, "fold": True, "check": False})
+    attempt = FoldAttempt(axes, kept)
+    return run_to_end(lambda: _recorded(prepared, attempt))
+
+
+async def _recorded(prepared: PreparedRun, attempt: FoldAttempt) -> list[list[Noted]]:
+    """Run one rank of each class, and return what was noted."""
+    sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
+    dist = prepared.transport()
+    with rare_collections():
+        models: Sequence[_RecordingModel] = [
+            _RecordingModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))
+            for rank in attempt.representatives()
+        ]
+        try:
+            await run_ranks(prepared, models)
+            require_nothing_left(dist, models)
+        finally:
+            attempt.is_over = True
+    return [model.noted() for model in models]

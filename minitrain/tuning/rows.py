@@ -1,0 +1,141 @@
+"""A row for each configuration of a search, and which rows nothing beats: the front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minitrain.errors import UsageError
+from minitrain.sweeps.batches import key_of
+from minitrain.tuning.problem import Machine
+from minitrain.tuning.space import Candidate
+from minitrain.tuning.work import Figures
+
+Row = dict[str, Any]
+
+FITS, OUT_OF_MEMORY, ILLEGAL, PRUNED, FAILED = "fits", "out of memory", "illegal", "pruned", "failed"
+VERDICTS = (FITS, OUT_OF_MEMORY, ILLEGAL, PRUNED, FAILED)
+"""What may come of a configuration."""
+
+OBJECTIVES: Mapping[str, tuple[str, int]] = {
+    "step_time": ("step_time_s", 1),
+    "tokens_per_second": ("tokens_per_second", -1),
+    "tokens_per_dollar": ("tokens_per_dollar", -1),
+    "energy": ("energy_joules", 1),
+}
+"""What may be wanted: the column, and 1 where less is better."""
+
+OF_FRONT = ("step_time_s", "peak_memory_bytes", "dollars", "energy_joules")
+_GIB = 2**30
+
+
+def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most_bytes: float) -> Row:
+    """Return the row of a configuration.
+
+    Args:
+        candidate: the configuration.
+        figures: what came of it; None for one that breaks a rule of the space.
+        machine: where it runs.
+        most_bytes: what a rank may hold, bytes.
+    """
+    status, reason = _verdict(candidate, figures, most_bytes)
+    known = figures or Figures()
+    row: Row = {
+        "strategy": candidate.label,
+        "hardware": machine.parameters.hardware if isinstance(machine.parameters.hardware, str) else _name(machine),
+        "world_size": candidate.problem.world_size,
+        "global_batch_size": candidate.problem.global_batch_size,
+        **candidate.options,
+        "status": status,
+        "reason": reason,
+        "peak_memory_bytes": known.peak_memory_bytes,
+    }
+    if known.step_time_s is None:
+        return row | dict.fromkeys(_TIMES)
+    return row | machine.figures(known.step_time_s, known.busy_s)
+
+
+_TIMES = ("step_time_s", "mfu", "tokens_per_second", "tokens_per_second_per_rank", "dollars", "tokens_per_dollar",
+          "energy_joules")
+FIGURES = ("peak_memory_bytes", *_TIMES)
+"""The figures of a row."""
+
+_OWN = frozenset({"strategy", "hardware", "world_size", "global_batch_size", "status", "reason", *FIGURES})
+
+
+def options_of(row: Row) -> Row:
+    """Return the options of the strategy in a row."""
+    return {name: value for name, value in row.items() if name not in _OWN}
+
+
+def _name(machine: Machine) -> str:
+    return str(getattr(getattr(machine.predictor, "system", None), "name", "custom"))
+
+
+def _verdict(candidate: Candidate, figures: Figures | None, most_bytes: float) -> tuple[str, str | None]:
+    """Return what came of a configuration, and why."""
+    if figures is None:
+        return ILLEGAL, candidate.illegal
+    if figures.error is not None:
+        return (ILLEGAL if figures.is_rule else FAILED), figures.error
+    if figures.peak_memory_bytes is not None and figures.peak_memory_bytes > most_bytes:
+        held, most = figures.peak_memory_bytes / _GIB, most_bytes / _GIB
+        words = "at least " if figures.is_bound else ""
+        return OUT_OF_MEMORY, f"a rank holds {words}{held:.4g} GiB, and {most:.4g} GiB may be used"
+    if figures.is_pruned:
+        return PRUNED, "its least step time is longer than that of a configuration that fits"
+    return FITS, None
+
+
+def key_of_candidate(candidate: Candidate) -> str:
+    """Return a text that tells configurations apart, the same in every process and on every day."""
+    return key_of((candidate.strategy, candidate.parameters))
+
+
+def value_of(row: Row, objective: str) -> float:
+    """Return how good a row is, less being better; infinity where it has no such figure."""
+    column, sign = OBJECTIVES[objective]
+    value = row[column]
+    return math.inf if value is None else sign * value
+
+
+def require_objective(objective: str) -> None:
+    """Require an objective that there is."""
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective must be one of {', '.join(OBJECTIVES)}, got {objective!r}", objective=objective)
+
+
+def ranked(rows: Iterable[Row], objective: str) -> list[Row]:
+    """Return the rows that fit, the best first; of equal ones, those of less memory."""
+    fitting = [row for row in rows if row["status"] == FITS]
+    return sorted(fitting, key=lambda row: (value_of(row, objective), row["peak_memory_bytes"]))
+
+
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """Return rows without those of a strategy whose step time and memory were there before."""
+    seen: dict[Any, Row] = {}
+    for row in rows:
+        seen.setdefault((row["strategy"], row["step_time_s"], row["peak_memory_bytes"]), row)
+    return list(seen.values())
+
+
+def front_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that fit and that no other one beats: none is better in one figure and no worse in the others.
+
+    Of rows with equal figures, the first one stays. Figures that no row has are left out.
+    """
+    fitting = [row for row in rows if row["status"] == FITS]
+    columns = [name for name in OF_FRONT if any(row[name] is not None for row in fitting)]
+    if not fitting:
+        return []
+    points = np.array([[math.inf if row[name] is None else row[name] for name in columns] for row in fitting])
+    kept = np.empty((0, len(columns)))
+    found = []
+    for place in np.lexsort(points.T[::-1]).tolist():  # whatever beats a point comes before it
+        if not (kept <= points[place]).all(axis=1).any():
+            kept = np.vstack([kept, points[place]])
+            found.append(fitting[place])
+    return found

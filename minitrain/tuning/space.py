@@ -1,0 +1,323 @@
+"""The configurations of a search: which axes there are, which values they take, and what is legal.
+
+An axis is an option of a strategy. Options that cannot matter (the chunks of a pipeline of one rank) take their plain
+value, so that no configuration comes twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import SimpleNamespace
+from typing import Any, final
+
+from minitrain.errors import UsageError
+from minitrain.rank.stages import stages_of
+from minitrain.run.chosen_strategy import choose_strategy
+from minitrain.run.strategy_loading import Strategy, takes_option
+from minitrain.sweeps.batches import label_of
+from minitrain.tuning.layouts import Pipeline
+from minitrain.tuning.pieces import EndKey, PassKey
+from minitrain.tuning.problem import Machine, Problem
+
+Axes = Mapping[str, Sequence[Any]]
+
+RECOMPUTATIONS = ("none", "selective", "full")
+_CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10)
+_MICROBATCHES = (1, 2, 4, 8, 16, 32)
+_SWITCH = (False, True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration.
+
+    Args:
+        problem: what it is for.
+        strategy: the strategy, as it was given.
+        options: of the strategy.
+        pipeline: the layout, where it can be put together from pieces.
+        illegal: the rule that it breaks, or None.
+    """
+
+    problem: Problem
+    strategy: str | Strategy
+    options: Mapping[str, Any]
+    pipeline: Pipeline | None = None
+    illegal: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What the strategy is called."""
+        return label_of(self.strategy)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What `simulate` takes for it."""
+        return {**self.problem.parameters, **self.options}
+
+
+def default_strategies(machine: Machine) -> tuple[str, ...]:
+    """Return the shipped strategies that suit a workload."""
+    if machine.model is None:
+        return ("ddp", "zero1", "zero2", "zero3", "pp_zero1", "1f1b")
+    if getattr(machine.model, "moe_layers", ()):
+        return ("deepseek_like", "moe", "fsdp")
+    return ("megatron", "fsdp")
+
+
+def axes_of(strategy: str | Strategy, machine: Machine, space: Axes) -> dict[str, Sequence[Any]]:
+    """Return the axes of a strategy: those that are given, and for the others the usual values.
+
+    Args:
+        strategy: the strategy.
+        machine: where it runs.
+        space: values by option; options that the strategy does not have are left out.
+    """
+    function = choose_strategy(strategy).function
+    usual = _USUAL.get(label_of(strategy), _of_others)(machine)
+    own = {name: values for name, values in space.items() if takes_option(function, name)}
+    return {**usual, **own}
+
+
+def _of_megatron(machine: Machine) -> dict[str, Sequence[Any]]:
+    """Return the axes of `megatron`."""
+    world_size, num_layers = machine.problem.world_size, _num_blocks(machine)
+    return {
+        "tp": [size for size in (1, 2, 4, 8) if size <= machine.node_size and world_size % size == 0],
+        "pp": [size for size in _divisors(world_size) if size == 1 or size <= num_layers // 2],
+        "num_chunks": _CHUNKS,
+        "microbatch_size": _microbatches(machine),
+        "zero": (0, 1),
+        "recompute": RECOMPUTATIONS,
+        "sequence_parallel": _SWITCH,
+        "overlap_replicas": _SWITCH,
+        "overlap_parts": _SWITCH,
+    }
+
+
+def _of_fsdp(machine: Machine) -> dict[str, Sequence[Any]]:
+    """Return the axes of `fsdp`."""
+    world_size, node_size = machine.problem.world_size, machine.node_size
+    return {
+        "tp": [size for size in (1, 2, 4, 8) if size <= node_size and world_size % size == 0],
+        "replicas": sorted({1, max(1, world_size // node_size)}),
+        "microbatch_size": _microbatches(machine),
+        "reshard_after_forward": _SWITCH,
+        "recompute": _recomputations(machine),
+        "sequence_parallel": _SWITCH,
+        "offload": (None, "optimizer", "activations"),
+    }
+
+
+def _recomputations(machine: Machine) -> tuple[str, ...]:
+    """Return what backward may compute again; flash attention has nothing for "selective" to save."""
+    is_flash = getattr(machine.model, "attention", None) == "flash"
+    return tuple(name for name in RECOMPUTATIONS if not (is_flash and name == "selective"))
+
+
+def _of_deepseek_like(machine: Machine) -> dict[str, Sequence[Any]]:
+    """Return the axes of `deepseek_like`."""
+    sizes, num_experts = _divisors(machine.problem.world_size), machine.model.num_experts
+    return {
+        "pp": [size for size in sizes if 2 * size <= _num_blocks(machine)],
+        "ep": [size for size in sizes if num_experts % size == 0],
+        "microbatch_size": _microbatches(machine),
+        "zero": (0, 1),
+        "recompute": RECOMPUTATIONS,
+    }
+
+
+def _of_context(machine: Machine) -> dict[str, Sequence[Any]]:
+    """Return the axes of strategies that divide the sequence."""
+    sizes = _divisors(machine.problem.world_size)
+    return {
+        "cp": sizes,
+        "tp": [size for size in sizes if size <= machine.node_size],
+        "microbatch_size": _microbatches(machine),
+        "recompute": RECOMPUTATIONS,
+    }
+
+
+def _of_others(machine: Machine) -> dict[str, Sequence[Any]]:
+    """Return the axes of a strategy that is not known: the microbatch alone."""
+    return {"microbatch_size": _microbatches(machine)}
+
+
+_USUAL: Mapping[str, Callable[[Machine], dict[str, Sequence[Any]]]] = {
+    "megatron": _of_megatron,
+    "fsdp": _of_fsdp,
+    "deepseek_like": _of_deepseek_like,
+    "gathered_context": _of_context,
+    "ring_attention": _of_context,
+}
+
+
+def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int) -> Iterator[Candidate]:
+    """Yield the configurations of a strategy, each once, those that break a rule among them.
+
+    Args:
+        strategy: the strategy.
+        machine: where it runs.
+        axes: values by option.
+        min_microbatches: the fewest microbatches that a pipeline may have.
+    """
+    if label_of(strategy) == "megatron" and machine.composes:
+        yield from _Megatron(strategy, machine, axes, min_microbatches).candidates()
+        return
+    function = choose_strategy(strategy).function
+    known = {name: list(values) for name, values in axes.items() if takes_option(function, name)}
+    seen: set[str] = set()
+    for values in itertools.product(*known.values()):
+        options = _plainest(dict(zip(known, values, strict=True)))
+        if repr(options) not in seen:
+            seen.add(repr(options))
+            yield Candidate(machine.problem, strategy, options, illegal=_too_large(options, machine))
+
+
+def _too_large(options: Mapping[str, Any], machine: Machine) -> str | None:
+    """Return that a microbatch is larger than what a replica trains on, where the degrees tell that; or None."""
+    degrees = [options.get(name) for name in ("tp", "pp", "cp", "ep")]
+    world_size, batch, size = machine.problem.world_size, machine.problem.global_batch_size, options.get("microbatch_size")
+    if size is None or not all(isinstance(degree, int) for degree in degrees if degree is not None):
+        return None
+    divided = prod(degree for degree in degrees[:3] if degree is not None)
+    most = batch * divided // world_size if "pp" in options or "replicas" in options or "cp" in options else batch
+    if size <= max(1, most):
+        return None
+    return f"microbatch_size ({size}) must be at most the samples of a replica ({most})"
+
+
+def _plainest(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options without what does not matter."""
+    if options.get("tp") == 1 and "sequence_parallel" in options:
+        options["sequence_parallel"] = False
+    return options
+
+
+class _Megatron:
+    """The configurations of `megatron`."""
+
+    def __init__(self, strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int) -> None:
+        self._strategy, self._machine, self._axes = strategy, machine, dict(axes)
+        self._problem, self._least = machine.problem, min_microbatches
+        self._tied = {name for name in ("overlap_messages", "scatter_gather") if name not in self._axes}
+        self._stages: dict[tuple[int, int], tuple[range, ...] | str] = {}
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield them."""
+        degrees = [self._axes[name] for name in ("tp", "pp", "num_chunks", "microbatch_size")]
+        for tp, pp, num_chunks, microbatch_size in itertools.product(*degrees):
+            if pp == 1 and num_chunks > 1:
+                continue
+            sizes = {"tp": tp, "pp": pp, "num_chunks": num_chunks, "microbatch_size": microbatch_size}
+            rule = self._broken_rule(**sizes)
+            if rule is None:
+                yield from self._of_sizes(sizes)
+            else:
+                yield Candidate(self._problem, self._strategy, sizes, illegal=rule)
+
+    def _of_sizes(self, sizes: dict[str, int]) -> Iterator[Candidate]:
+        """Yield the configurations with some degrees."""
+        stages = self._stages_of(sizes["pp"] * sizes["num_chunks"], sizes["microbatch_size"])
+        if isinstance(stages, str):
+            yield Candidate(self._problem, self._strategy, sizes, illegal=stages)
+            return
+        axes = {name: values for name, values in self._axes.items() if name not in sizes}
+        seen = set()
+        for values in itertools.product(*axes.values()):
+            switches = self._mattering(sizes, dict(zip(axes, values, strict=True)))
+            key = tuple(map(repr, switches.values()))
+            if key not in seen:
+                seen.add(key)
+                yield self._candidate({**sizes, **switches}, stages)
+
+    def _candidate(self, options: dict[str, Any], stages: tuple[range, ...]) -> Candidate:
+        tp, pp = options["tp"], options["pp"]
+        dp = self._problem.world_size // (tp * pp)
+        if "layers_per_stage" in options or not (self._machine.is_aligned(tp) and self._machine.is_aligned(tp * dp)):
+            return Candidate(self._problem, self._strategy, options)
+        named = (options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts"))
+        pipeline = Pipeline(
+            PassKey(tp, options["microbatch_size"], *named),
+            EndKey(tp, dp, options["zero"], options["sequence_parallel"]),
+            pp,
+            stages,
+            self._problem.global_batch_size // dp // options["microbatch_size"],
+            options["overlap_replicas"],
+            options["overlap_messages"],
+        )
+        return Candidate(self._problem, self._strategy, options, pipeline)
+
+    def _mattering(self, sizes: dict[str, int], given: dict[str, Any]) -> dict[str, Any]:
+        """Return switches with their plain values where they do not matter.
+
+        Messages are hidden where a rank has several stages, and shares of activations are sent, as Megatron-LM does.
+        """
+        tp, pp, dp = sizes["tp"], sizes["pp"], self._problem.world_size // (sizes["tp"] * sizes["pp"])
+        found = {"zero": 0, "recompute": "none", **dict.fromkeys(_SWITCHES, False), **given}
+        if "overlap_messages" in self._tied:
+            found["overlap_messages"] = sizes["num_chunks"] > 1
+        if "scatter_gather" in self._tied:
+            found["scatter_gather"] = True
+        for name in () if tp > 1 else ("sequence_parallel", "overlap_parts", "scatter_gather"):
+            found[name] = False
+        for name in () if pp > 1 else ("overlap_messages", "scatter_gather"):
+            found[name] = False
+        if found["sequence_parallel"]:
+            found["scatter_gather"] = False
+        if dp == 1:
+            found |= {"zero": 0, "overlap_replicas": False}
+        return found
+
+    def _broken_rule(self, tp: int, pp: int, num_chunks: int, microbatch_size: int) -> str | None:
+        """Return the rule that some degrees break, or None."""
+        world_size, batch = self._problem.world_size, self._problem.global_batch_size
+        if world_size % (tp * pp):
+            return f"world_size ({world_size}) must be a multiple of tp x pp ({tp * pp})"
+        dp = world_size // (tp * pp)
+        if batch % (dp * microbatch_size):
+            return f"global_batch_size ({batch}) must be a multiple of dp x microbatch_size ({dp * microbatch_size})"
+        num_microbatches = batch // dp // microbatch_size
+        if num_microbatches < self._least:
+            return f"num_microbatches ({num_microbatches}) must be at least min_microbatches ({self._least})"
+        if num_chunks > 1 and num_microbatches % pp:
+            return f"num_microbatches ({num_microbatches}) must be a multiple of pp ({pp}) where ranks have chunks"
+        if num_chunks > 1 and pp * num_chunks > _num_blocks(self._machine):
+            return f"num_layers ({_num_blocks(self._machine)}) must be at least pp x num_chunks ({pp * num_chunks})"
+        return None
+
+    def _stages_of(self, num_stages: int, microbatch_size: int) -> tuple[range, ...] | str:
+        """Return the stages that the strategy makes, or the rule that there are none."""
+        key = num_stages, microbatch_size
+        if key not in self._stages:
+            model: Any = SimpleNamespace(
+                num_layers=self._machine.num_layers, runtime_predictor=self._machine.pieces.predictor, _shares=None
+            )
+            try:
+                self._stages[key] = tuple(stages_of(model, num_stages, microbatch_size))
+            except UsageError as error:
+                self._stages[key] = str(error)
+        return self._stages[key]
+
+
+_SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", "overlap_messages", "scatter_gather")
+
+
+def _num_blocks(machine: Machine) -> int:
+    """Return the layers of a transformer, or of another workload."""
+    return int(machine.num_layers if machine.model is None else machine.model.num_layers)
+
+
+def _divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _microbatches(machine: Machine) -> list[int]:
+    """Return the usual sizes of microbatches."""
+    batch = machine.problem.global_batch_size
+    return [size for size in _MICROBATCHES if size <= batch] or [1]

@@ -1,0 +1,189 @@
+"""What a worker does: price layouts from pieces, or simulate configurations one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+
+from minitrain.analysis.timeline import Floats
+from minitrain.errors import MinitrainError
+from minitrain.run.event_loops import run_to_end
+from minitrain.run.simulation import simulate_async
+from minitrain.run.strategy_loading import Strategy
+from minitrain.sweeps.batches import SharedByBatch
+from minitrain.tuning.bounds import least_times
+from minitrain.tuning.clocks import steps_of
+from minitrain.tuning.layouts import Columns, Pipeline
+from minitrain.tuning.memory import peaks_of
+from minitrain.tuning.problem import Machine, Problem
+
+MOST_COLUMNS = 512
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What came of a configuration.
+
+    Args:
+        step_time_s: s; None where it was not priced.
+        peak_memory_bytes: of the fullest rank, bytes; None where it was not found out.
+        busy_s: computing or communicating, over all ranks, s.
+        error: why there is nothing.
+        is_rule: whether that is a rule that it breaks, and not a failure.
+        is_pruned: whether its bound is worse than what was known.
+        is_bound: whether the memory is what it holds at least.
+    """
+
+    step_time_s: float | None = None
+    peak_memory_bytes: float | None = None
+    busy_s: float | None = None
+    error: str | None = None
+    is_rule: bool = False
+    is_pruned: bool = False
+    is_bound: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What layouts must keep to be priced.
+
+    Args:
+        step_time_s: the best step time that is known, s; infinity where none is.
+        most_bytes: what a rank may hold, bytes.
+    """
+
+    step_time_s: float
+    most_bytes: float
+
+
+def price_pipelines(problem: Problem, layouts: Sequence[Pipeline], limit: Limit | None = None) -> list[Figures]:
+    """Price layouts, those of one structure together.
+
+    Args:
+        problem: what they are for.
+        layouts: the layouts.
+        limit: what they must keep; layouts that take longer for sure than the best one are not priced, nor those that
+            do not fit. None to price all.
+    """
+    found: dict[int, Figures] = {}
+    batches = list(_batches(problem.machine, layouts, found))
+    if limit is None:
+        for batch in batches:
+            batch.price(found)
+    else:
+        best_s = limit.step_time_s
+        for batch in sorted(batches, key=lambda batch: batch.least_s(limit)):
+            best_s = batch.price_within(replace(limit, step_time_s=best_s), found)
+    return [found[place] for place in range(len(layouts))]
+
+
+def _batches(machine: Machine, layouts: Sequence[Pipeline], found: dict[int, Figures]) -> Iterator[_Batch]:
+    """Yield the layouts of each structure; note the rules that some break."""
+    by_structure: dict[Any, list[int]] = {}
+    for place, layout in enumerate(layouts):
+        rule = _broken_rule(machine, layout)
+        if rule is None:
+            by_structure.setdefault(layout.structure, []).append(place)
+        else:
+            found[place] = Figures(error=rule, is_rule=True)
+    for places in by_structure.values():
+        for start in range(0, len(places), MOST_COLUMNS):
+            part = places[start : start + MOST_COLUMNS]
+            yield _Batch(machine, part, [layouts[place] for place in part])
+
+
+class _Batch:
+    """Layouts of one structure.
+
+    Args:
+        machine: where they run.
+        places: theirs among all layouts.
+        layouts: the layouts.
+    """
+
+    def __init__(self, machine: Machine, places: Sequence[int], layouts: Sequence[Pipeline]) -> None:
+        self._machine, self._places, self._layouts = machine, places, layouts
+        self._columns = Columns(machine.pieces, layouts)
+        self._peaks = peaks_of(self._columns) * machine.workload.bytes_per_element
+
+    @cached_property
+    def _least(self) -> Floats:
+        """The least step times, s."""
+        return least_times(self._columns)[0]
+
+    def least_s(self, limit: Limit) -> float:
+        """Return the least step time of those that fit, s."""
+        return float(np.where(self._peaks <= limit.most_bytes, self._least, np.inf).min())
+
+    def price(self, found: dict[int, Figures]) -> None:
+        """Price all of them."""
+        self._price(self._columns, range(len(self._places)), found)
+
+    def price_within(self, limit: Limit, found: dict[int, Figures]) -> float:
+        """Price what keeps a limit, and return the best step time that is known by then, s."""
+        worth = (self._peaks <= limit.most_bytes) & (self._least <= limit.step_time_s)
+        for number in np.flatnonzero(~worth).tolist():
+            found[self._places[number]] = Figures(peak_memory_bytes=float(self._peaks[number]), is_pruned=True)
+        kept = np.flatnonzero(worth).tolist()
+        if not kept:
+            return limit.step_time_s
+        self._price(Columns(self._machine.pieces, [self._layouts[number] for number in kept]), kept, found)
+        times = [found[self._places[number]].step_time_s for number in kept]
+        return min([limit.step_time_s, *(seconds for seconds in times if seconds is not None)])
+
+    def _price(self, columns: Columns, numbers: Sequence[int], found: dict[int, Figures]) -> None:
+        """Price some of them."""
+        steps = steps_of(columns)
+        for number, step_time, busy in zip(numbers, steps.step_time.tolist(), steps.busy_s.tolist(), strict=True):
+            found[self._places[number]] = Figures(step_time, float(self._peaks[number]), busy)
+
+
+def _broken_rule(machine: Machine, layout: Pipeline) -> str | None:
+    """Return the rule that a layout breaks when it is executed, or None."""
+    try:
+        machine.pieces.stage(layout.passes, layout.stages[0])
+        machine.pieces.ends(layout.ends)
+    except MinitrainError as error:
+        return first_line(error)
+    return None
+
+
+def simulate_each(problem: Problem, configurations: Sequence[tuple[str | Strategy, dict[str, Any]]]) -> list[Figures]:
+    """Simulate configurations one after the other, ranks that do the same folded into one.
+
+    Args:
+        problem: what they are for.
+        configurations: strategies and their options.
+    """
+    return run_to_end(lambda: _simulated(problem, configurations))
+
+
+async def _simulated(problem: Problem, configurations: Sequence[tuple[Any, dict[str, Any]]]) -> list[Figures]:
+    """Simulate configurations one after the other."""
+    shared = SharedByBatch()
+    return [await _figures_of(problem, shared, *configuration) for configuration in configurations]
+
+
+async def _figures_of(problem: Problem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]) -> Figures:
+    """Simulate one configuration; one that does not fold is simulated rank by rank."""
+    try:
+        chosen = shared.strategy(strategy)
+        known = shared.parameters({**problem.parameters, "fold": True, "check": False, **options})
+        run = await simulate_async(chosen, **known)
+        parts = run.breakdown
+    except MinitrainError as error:
+        return Figures(error=first_line(error), is_rule=True)
+    except Exception as error:  # a strategy may raise anything, and the others go on
+        return Figures(error=f"{type(error).__name__}: {first_line(error)}")
+    return Figures(run.step_time, run.peak_memory_bytes, float((parts.computing + parts.exposed).sum()))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

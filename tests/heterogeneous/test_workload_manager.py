@@ -1,0 +1,217 @@
+"""The workload manager: shares, batch sizes, precisions, memory and fusion, by the prices of devices."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import minitrain as mt
+from minitrain.heterogeneous import (
+    ArraySpec,
+    EnhancedHardwareTaxonomy,
+    FusionRule,
+    HardwareAwareWorkloadManager,
+    HardwareCapabilityProfile,
+    HardwareClass,
+    MemoryPlan,
+    PrecisionType,
+    WorkloadOperation,
+    WorkloadProfile,
+    profiles_of,
+    split_by_samples,
+    standard_layer,
+)
+from minitrain.heterogeneous.list_scheduling import ListScheduler
+from tests.heterogeneous.workload_examples import branches, priced_branches
+
+DEVICES = profiles_of(["h100_80g_nvl8", "a100_80g", "t4"])
+H100, A100, T4 = DEVICES
+ESP32 = HardwareCapabilityProfile.from_device("esp32")
+
+
+@pytest.fixture(scope="module")
+def manager() -> HardwareAwareWorkloadManager:
+    return HardwareAwareWorkloadManager(standard_layer(), EnhancedHardwareTaxonomy())
+
+
+def test_branches_are_divided_and_quicker_than_on_one_device(manager: HardwareAwareWorkloadManager) -> None:
+    workload = priced_branches(size=8192, batch=8192)
+    found = manager.decompose_workload(workload, ["h100_80g_nvl8", "h100_80g_nvl8"])
+    alone = manager.decompose_workload(workload, ["h100_80g_nvl8"])
+    assert sorted(map(len, found["components"].values())) == [6, 9]
+    assert found["seconds"] < 0.75 * alone["seconds"]
+    assert set(found["device_mapping"]) == set(workload.by_name)
+
+
+def test_what_takes_longer_to_send_than_to_compute_stays(manager: HardwareAwareWorkloadManager) -> None:
+    found = manager.decompose_workload(priced_branches(), DEVICES)
+    assert list(found["components"]) == ["h100_80g_nvl8"]
+
+
+def test_a_chain_stays_on_one_device(manager: HardwareAwareWorkloadManager) -> None:
+    found = manager.decompose_workload(priced_branches(count=1), DEVICES)
+    assert list(found["components"]) == ["h100_80g_nvl8"]
+
+
+@pytest.mark.parametrize(("size", "batch"), [(64, 32), (1024, 1024), (4096, 512)])
+def test_a_decomposition_is_never_slower_than_one_device(
+    manager: HardwareAwareWorkloadManager, size: int, batch: int
+) -> None:
+    workload = priced_branches(count=2, size=size, batch=batch)
+    alone = [manager.decompose_workload(workload, [device])["seconds"] for device in DEVICES]
+    assert manager.decompose_workload(workload, DEVICES)["seconds"] <= min(alone)
+
+
+def test_the_list_schedule_is_near_the_best_of_all_mappings() -> None:
+    workload = priced_branches(count=2, batch=2048)
+    scheduler = ListScheduler(workload, [H100, A100])
+    order = scheduler._by_urgency()
+    names = list(workload.by_name)
+    best = float("inf")
+    for devices in product([H100, A100], repeat=len(names)):
+        fixed = dict(zip(names, devices, strict=True))
+        best = min(best, scheduler._place(order, [H100, A100], fixed).seconds)
+    assert best <= scheduler.schedule().seconds <= 1.03 * best
+
+
+def test_equal_devices_get_equal_shares_and_a_slow_one_few_or_none(manager: HardwareAwareWorkloadManager) -> None:
+    workload = priced_branches(count=1, size=2048, batch=64)
+    equal = manager.share_samples(workload, ["a100_80g"] * 4)
+    assert set(equal.values()) == {16}
+    mixed = manager.share_samples(priced_branches(count=1, batch=1024), ["h100_80g_nvl8", "a100_80g", "xeon_8480plus"])
+    assert sum(mixed.values()) == 1024
+    assert mixed["h100_80g_nvl8"] > mixed["a100_80g"] > mixed["xeon_8480plus"]
+
+
+def test_a_batch_of_the_size_that_is_chosen_is_nearly_as_good_as_any(manager: HardwareAwareWorkloadManager) -> None:
+    workload = priced_branches(count=1, size=1024)
+    chosen = manager.optimize_batch_size(workload, A100, largest=2**14)
+    throughput = {
+        size: size / sum(A100.simulator.predict(cost) for cost in workload.at_batch(size).costs.values())
+        for size in (chosen // 2, chosen, 2**14)
+    }
+    assert throughput[chosen // 2] < 0.95 * throughput[2**14] <= throughput[chosen] * 1.0001
+
+
+def test_memory_bounds_the_batch_and_a_sample_that_does_not_fit_is_refused(
+    manager: HardwareAwareWorkloadManager,
+) -> None:
+    small = priced_branches(count=1, size=64)
+    assert manager.optimize_batch_size(small, ESP32) < manager.optimize_batch_size(small, A100)
+    with pytest.raises(
+        mt.UsageError, match=r"one sample of branches must fit into esp32, and needs [\d,]+ bytes of its"
+    ):
+        manager.optimize_batch_size(priced_branches(), ESP32)
+
+
+def test_the_quickest_precision_that_device_and_workload_have_is_chosen(manager: HardwareAwareWorkloadManager) -> None:
+    allowed = (PrecisionType.FP32, PrecisionType.BF16, PrecisionType.FP8)
+    workload = priced_branches(count=1, precisions=allowed)
+    assert manager.select_precision(workload, H100) is PrecisionType.FP8
+    assert manager.select_precision(workload, A100) is PrecisionType.BF16
+    assert manager.select_precision(workload, T4) is PrecisionType.FP32
+    only = priced_branches(count=1, precisions=(PrecisionType.FP8,))
+    with pytest.raises(mt.UsageError, match="may be computed in float8, and t4 computes float16, float32"):
+        manager.select_precision(only, T4)
+
+
+def test_memory_plans_are_tried_in_order(manager: HardwareAwareWorkloadManager) -> None:
+    workload = priced_branches(count=4, size=256, batch=2**16)
+    everything = sum(spec.num_bytes for spec in workload.specs.values())
+    assert manager.optimize_memory_footprint(workload, A100) == MemoryPlan("keep_all", everything)
+
+    def within(share: float) -> MemoryPlan:
+        from dataclasses import replace
+
+        room = replace(A100.device, mem1=replace(A100.device.mem1, GiB=share * everything / 2**30))
+        return manager.optimize_memory_footprint(workload, HardwareCapabilityProfile("small", room))
+
+    freed = within(0.6)
+    assert freed.strategy == "free_after_last_use"
+    assert freed.freed_after is not None
+    assert freed.freed_after["act0"] == ("up0",)
+    cut = within(0.1)
+    assert (cut.strategy, cut.num_microbatches > 1) == ("microbatches", True)
+    with pytest.raises(mt.UsageError, match=r"no memory strategy .* brings branches into the"):
+        manager.optimize_memory_footprint(workload, ESP32)
+
+
+def test_what_is_freed_leaves_room_that_the_peak_counts(manager: HardwareAwareWorkloadManager) -> None:
+    chain = WorkloadProfile(
+        "chain",
+        tuple(WorkloadOperation(f"t{step}", "tanh", {"x": f"t{step - 1}" if step else "x"}) for step in range(5)),
+        {"x": ArraySpec((1000,))},
+    )
+    plan = manager.memory_optimization_strategies["free_after_last_use"](chain, 0)
+    assert plan is not None
+    assert plan.peak_bytes == 2 * 4000
+
+
+def test_elementwise_operations_fuse_behind_a_product_on_a_gpu(manager: HardwareAwareWorkloadManager) -> None:
+    workload = branches(count=1, size=64, batch=32)
+    (fused,) = manager.fuse_operations(workload, A100)
+    between = workload.specs["up0"].num_bytes
+    assert (fused.operations, fused.saved_bytes) == (("up0", "act0"), 2 * between)
+    apart = workload.costs["up0"].bytes + workload.costs["act0"].bytes
+    assert fused.cost.bytes == apart - 2 * between
+    assert fused.cost.flops == workload.costs["up0"].flops + workload.costs["act0"].flops
+    assert manager.fuse_operations(workload, HardwareCapabilityProfile.from_device("xeon_8480plus")) == []
+
+
+def test_a_result_that_somebody_else_reads_is_not_fused_away(manager: HardwareAwareWorkloadManager) -> None:
+    operations = (
+        WorkloadOperation("p", "matmul", {"x": "a", "y": "a"}),
+        WorkloadOperation("t", "tanh", {"x": "p"}),
+        WorkloadOperation("s", "add", {"x": "p", "y": "t"}),
+    )
+    workload = WorkloadProfile("shared", operations, {"a": ArraySpec((8, 8))})
+    assert [fusion.operations for fusion in manager.fuse_operations(workload, A100)] == [("t", "s")]
+    wanted = WorkloadProfile("wanted", operations, {"a": ArraySpec((8, 8))}, outputs=("t", "s"))
+    assert manager.fuse_operations(wanted, A100) == []
+
+
+def test_a_rule_of_ones_own_comes_first() -> None:
+    manager = HardwareAwareWorkloadManager(standard_layer(), EnhancedHardwareTaxonomy())
+    manager.register_fusion_rule(FusionRule("mlp", ("matmul", "gelu", "matmul"), frozenset({HardwareClass.CPU})))
+    xeon = HardwareCapabilityProfile.from_device("xeon_8480plus")
+    assert [each.operations for each in manager.fuse_operations(branches(count=1), xeon)] == [("up0", "act0", "down0")]
+    with pytest.raises(mt.UsageError, match="fusion rule 'one' needs two kinds of operation or more"):
+        FusionRule("one", ("matmul",))
+    with pytest.raises(mt.UsageError, match="no operation 'matmull'"):
+        FusionRule("two", ("matmull", "*"))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "options"),
+    [
+        ("mean", {"x": "x"}, {"axis": 0}),
+        ("sum", {"x": "x"}, {}),
+        ("softmax", {"x": "x"}, {"axis": 0}),
+        ("matmul", {"x": "w", "y": "x"}, {}),
+        ("swapaxes", {"x": "x"}, {"axis1": 0, "axis2": 1}),
+        ("reshape", {"x": "x"}, {"shape": (2, -1)}),
+        ("concatenate", {"arrays": ["x", "x"]}, {"axis": 0}),
+        ("take", {"x": "x"}, {"index": 0}),
+        ("add", {"x": "x", "y": "w"}, {}),
+    ],
+)
+def test_an_operation_that_mixes_samples_is_not_cut(
+    op_type: str, inputs: dict[str, str], options: dict[str, int]
+) -> None:
+    operation = WorkloadOperation("mixed", op_type, inputs, options)
+    workload = WorkloadProfile("wrong", (operation,), {"x": np.ones((4, 4)), "w": np.ones((4, 4))}, batch_inputs=("x",))
+    with pytest.raises(mt.UsageError, match=rf"wrong cannot be cut by samples, since mixed \({op_type}\) mixes"):
+        split_by_samples(workload, {"a100_80g": 2, "t4": 2}, [A100, T4])
+
+
+def test_shares_must_make_the_batch() -> None:
+    with pytest.raises(mt.UsageError, match=r"shares must add up to the batch of branches \(32\).* got 30"):
+        split_by_samples(branches(), {"a100_80g": 30}, [A100])
+
+
+def test_an_operation_that_no_device_computes_is_named(manager: HardwareAwareWorkloadManager) -> None:
+    workload = branches(count=1, datatype="float64")
+    with pytest.raises(mt.UsageError, match=r"no device of h100_80g_nvl8, a100_80g, t4 computes matmul .* in float64"):
+        manager.decompose_workload(workload, DEVICES)

@@ -1,0 +1,95 @@
+"""Steps that are put together from pieces are those of whole simulations, to the last float."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.tuning.orders import FORWARD, order_of
+from minitrain.tuning.problem import Problem
+from minitrain.tuning.space import axes_of, candidates
+from minitrain.tuning.work import Figures, Limit, price_pipelines
+from tests.tuning.models import SMALL, layouts, problem
+
+_ALL = {
+    "overlap_messages": [False, True],
+    "scatter_gather": [False, True],
+    "num_chunks": [1, 2, 3],
+    "microbatch_size": [1, 2],
+}
+
+
+def simulated(of: Problem, options: Any) -> mt.Run:
+    return mt.simulate("megatron", **{**of.parameters, **options, "fold": True, "check": False})
+
+
+@pytest.mark.parametrize(("seed", "fidelity", "world_size"), [(1, "roofline", 16), (2, "kernels", 16), (3, "roofline", 32)])
+def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_float(
+    seed: int, fidelity: str, world_size: int
+) -> None:
+    of = problem(world_size, 48 if world_size == 16 else 32, fidelity=fidelity)
+    chosen = list(layouts(of, seed, 12, **_ALL))
+    found = price_pipelines(of, [one.pipeline for one in chosen if one.pipeline is not None])
+    for one, figures in zip(chosen, found, strict=True):
+        run = simulated(of, one.options)
+        assert figures.step_time_s == run.step_time, one.options
+        assert figures.peak_memory_bytes == run.peak_memory_bytes, one.options
+        busy = float((run.breakdown.computing + run.breakdown.exposed).sum())
+        assert figures.busy_s == pytest.approx(busy, rel=0.01 if one.options["overlap_messages"] else 1e-9)
+
+
+def test_a_layout_has_the_same_figures_alone_and_among_others() -> None:
+    of = problem(16, 32)
+    chosen = [one.pipeline for one in layouts(of, 4, 20) if one.pipeline is not None]
+    together = price_pipelines(of, chosen)
+    assert together == [price_pipelines(of, [one])[0] for one in chosen]
+
+
+def test_a_model_whose_layers_differ_is_executed_whole() -> None:
+    short = mt.Transformer(num_layers=3, hidden_size=64, num_heads=4, vocab_size=256, seq_len=32)
+    of = Problem(short, "a100_80g", 8, 16, {})
+    found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [2], "pp": [2]}), 1))
+    layout = next(one for one in found if one.pipeline is not None and one.options["recompute"] == "full")
+    assert layout.pipeline is not None
+    (figures,) = price_pipelines(of, [layout.pipeline])
+    assert figures.step_time_s == simulated(of, layout.options).step_time
+    assert not of.machine.pieces.is_short
+
+
+def test_layers_that_a_division_does_not_fit_are_illegal_with_the_rule() -> None:
+    odd = mt.Transformer(num_layers=8, hidden_size=96, num_heads=6, vocab_size=512, seq_len=64)
+    of = Problem(odd, "h100_80g_nvl8", 8, 8, {})
+    found = [one for one in candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [4]}), 1)]
+    layout = next(one.pipeline for one in found if one.pipeline is not None)
+    (figures,) = price_pipelines(of, [layout])
+    assert figures.is_rule
+    assert figures.error is not None
+    assert figures.error.startswith("num_heads (6) must be a multiple of tp (4)")
+
+
+def test_within_a_limit_the_best_layout_is_priced_and_some_others_are_not() -> None:
+    of = problem(16, 32)
+    chosen = [one.pipeline for one in layouts(of, 5, 60) if one.pipeline is not None]
+    every = price_pipelines(of, chosen)
+    within = price_pipelines(of, chosen, Limit(float("inf"), float("inf")))
+    assert best(within) == best(every)
+    assert any(one.is_pruned for one in within)
+
+
+def best(found: list[Figures]) -> float:
+    return min(one.step_time_s for one in found if one.step_time_s is not None)
+
+
+def test_each_rank_passes_its_stages_once_for_every_microbatch() -> None:
+    order = order_of(4, 2, 8, True)
+    for place, asked in enumerate(order.asked):
+        passed = [number for code, number in asked if code == FORWARD]
+        assert sorted(passed) == sorted([place, place + 4] * 8)
+    assert len(order.turns()) == sum(map(len, order.asked))
+
+
+def test_small_is_short() -> None:
+    assert problem(8, 8).machine.pieces.is_short
+    assert SMALL.num_layers == 8

@@ -1,0 +1,125 @@
+"""A layout in other tools' words has their names, and what they cannot say is refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.tuning.problem import Problem
+from minitrain.tuning.result import Choice
+from minitrain.tuning.rows import row_of
+from minitrain.tuning.space import Candidate
+from minitrain.tuning.words import of_calculon
+from minitrain.tuning.work import Figures
+from tests.tuning.models import SMALL
+
+_MEGATRON = {
+    "tp": 2, "pp": 2, "num_chunks": 2, "microbatch_size": 1, "zero": 1, "recompute": "selective",
+    "sequence_parallel": True, "overlap_replicas": True, "overlap_parts": True, "overlap_messages": False,
+    "scatter_gather": False,
+}  # fmt: skip
+_FSDP = {
+    "tp": 1, "replicas": 2, "microbatch_size": 2, "reshard_after_forward": True, "recompute": "full",
+    "sequence_parallel": False, "offload": "optimizer",
+}  # fmt: skip
+
+
+def choice(strategy: str, options: dict[str, Any]) -> Choice:
+    problem = Problem(SMALL, "h100_80g_nvl8", 16, 32, {})
+    candidate = Candidate(problem, strategy, options)
+    return Choice(candidate, row_of(candidate, Figures(1.0, 1.0, 1.0), problem.machine, 2.0))
+
+
+def test_megatron_lm_gets_its_options() -> None:
+    words = choice("megatron", _MEGATRON).words("megatron-lm").replace(" \\\n", " ").split()
+    for option, value in (
+        ("--tensor-model-parallel-size", "2"),
+        ("--pipeline-model-parallel-size", "2"),
+        ("--num-virtual-stages-per-pipeline-rank", "2"),
+        ("--micro-batch-size", "1"),
+        ("--global-batch-size", "32"),
+        ("--num-layers", "8"),
+    ):
+        assert words[words.index(option) + 1] == value
+    for switch in ("--sequence-parallel", "--tp-comm-overlap", "--use-distributed-optimizer", "--overlap-param-gather",
+                   "--recompute-activations", "--no-overlap-p2p-communication"):
+        assert switch in words
+
+
+def test_torchtitan_gets_a_file_that_is_toml() -> None:
+    found = tomllib.loads(choice("megatron", {**_MEGATRON, "zero": 0}).words("torchtitan"))
+    assert found["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert found["parallelism"]["data_parallel_replicate_degree"] == 4
+    assert found["training"]["local_batch_size"] == 8
+    sharded = tomllib.loads(choice("fsdp", _FSDP).words("torchtitan"))
+    assert sharded["parallelism"]["data_parallel_shard_degree"] == 8
+    assert sharded["parallelism"]["fsdp_reshard_after_forward"] == "always"
+    assert sharded["activation_checkpoint"]["mode"] == "full"
+
+
+def test_deepspeed_gets_its_configuration_of_shards_alone() -> None:
+    found = json.loads(choice("fsdp", _FSDP).words("deepspeed"))
+    assert found["zero_optimization"]["stage"] == 3
+    assert found["zero_optimization"]["mics_shard_size"] == 8
+    assert found["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert found["train_batch_size"] == 16 * found[sizes[0]] * found[sizes[1]]
+    with pytest.raises(mt.UsageError, match="no tensor or pipeline parallelism"):
+        choice("megatron", _MEGATRON).words("deepspeed")
+
+
+def test_fsdp_gets_calls_of_pytorch() -> None:
+    words = choice("fsdp", _FSDP).words("fsdp")
+    assert "init_device_mesh('cuda', (2, 8), mesh_dim_names=('replicate', 'shard'))" in words
+    assert "fully_shard(layer, mesh=mesh[('replicate', 'shard')], reshard_after_forward=True)" in words
+
+
+def test_calculon_gets_an_execution_and_gives_it_back(tmp_path: Path) -> None:
+    text = choice("megatron", _MEGATRON).words("calculon")
+    file = tmp_path / "execution.json"
+    file.write_text(text)
+    given = {name: value for name, value in _MEGATRON.items() if name != "overlap_messages"}
+    assert of_calculon(file) == {**given, "world_size": 16, "global_batch_size": 32}
+    assert json.loads(text)["data_par"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer_offload": True}, "cannot do what an execution of Calculon asks for: optimizer_offload"),
+        ({"training": False}, "inference"),
+    ],
+)
+def test_what_megatron_cannot_do_is_refused(changes: dict[str, Any], message: str) -> None:
+    execution = json.loads(choice("megatron", _MEGATRON).words("calculon"))
+    with pytest.raises(mt.UsageError, match=message):
+        of_calculon({**execution, **changes})
+
+
+def test_files_that_are_no_executions_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(mt.UsageError, match="must hold an object"):
+        of_calculon(tmp_path / "list.json")
+    with pytest.raises(mt.UsageError, match="cannot read"):
+        of_calculon(tmp_path / "none.json")
+    with pytest.raises(mt.UsageError, match="needs 'tensor_par', and this one has none"):
+        of_calculon({})
+
+
+@pytest.mark.parametrize(
+    ("tool", "strategy", "message"),
+    [
+        ("nemo", "megatron", "in the words of megatron-lm, torchtitan, deepspeed, fsdp, calculon, got 'nemo'"),
+        ("calculon", "fsdp", "it has words for megatron"),
+        ("fsdp", "megatron", "it has words for fsdp"),
+        ("megatron-lm", "fsdp", "has neither replicas nor offload"),
+    ],
+)
+def test_what_a_tool_cannot_say_is_refused(tool: str, strategy: str, message: str) -> None:
+    with pytest.raises(mt.UsageError, match=message):
+        choice(strategy, _MEGATRON if strategy == "megatron" else _FSDP).words(tool)
