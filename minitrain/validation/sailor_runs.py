@@ -165,7 +165,7 @@ class _Step:
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Return what the step runs on, as arguments of `simulate`; equal nodes are folded to the same figures."""
+        """Return what the step runs on, as arguments of `simulate`: equal nodes are folded, which changes no figure."""
         if len(self.layout.devices) > 1:
             cluster, placement = _mixed_cluster(self.layout, self.tables)
             return {"hardware": cluster, "placement": placement, "workload": self.model}
