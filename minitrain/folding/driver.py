@@ -114,12 +114,17 @@ class _Search:
         reasons: dict[str, str] = {}  # why each axis is kept
         apart: frozenset[str] = frozenset()  # those that are kept for prices alone
         is_world = True  # as long as the strategy has not asked for a mesh
+        split: dict[str, int] = {}  # axes of the strategy's mesh whose ranks are unlike in blocks
         while True:
+            may_change = may_change_axes and is_world
             attempt, run = await self._attempt(
-                FoldAttempt(axes, frozenset(reasons), apart, may_change_axes=may_change_axes and is_world)
+                FoldAttempt(axes, frozenset(reasons), apart, may_change_axes=may_change, split=split)
             )
             if attempt.has_adopted_mesh:
-                axes, is_world = attempt.axes, False
+                axes, is_world = attempt.mesh_axes, False
+            if attempt.wanted_split:
+                split |= attempt.wanted_split
+                continue
             if attempt.diverged is None:
                 assert run is not None
                 self._require_messages(attempt, reasons)

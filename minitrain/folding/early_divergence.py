@@ -55,7 +55,10 @@ async def find_early_divergence(prepared: PreparedRun, attempt: FoldAttempt) -> 
         prepared: what is to be simulated.
         attempt: how its ranks are folded; it is left as it is.
     """
-    dry_run = FoldAttempt(attempt.axes, attempt.kept, attempt.apart, may_change_axes=attempt.may_change_axes)
+    may_change = attempt.may_change_axes
+    dry_run = FoldAttempt(
+        attempt.mesh_axes, attempt.kept, attempt.apart, may_change_axes=may_change, split=attempt.split
+    )
     dist = prepared.transport()
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()

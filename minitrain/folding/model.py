@@ -144,7 +144,7 @@ class FoldedModel(FoldedExperts):
     def mesh(self, **axes: int) -> Mesh:
         """Lay the ranks out on named axes, which are then those along which they are folded."""
         require_axes(axes, self.world_size)
-        if list(axes.items()) != list(self.attempt.axes.items()):
+        if list(axes.items()) != list(self.attempt.mesh_axes.items()):
             if not self.attempt.adopt_mesh(axes):
                 self.attempt.wanted_axes = axes if self.attempt.wanted_axes is None else self.attempt.wanted_axes
                 self.attempt.diverge("a mesh of its own")

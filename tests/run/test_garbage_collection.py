@@ -20,7 +20,6 @@ SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 
 
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
-    gc.unfreeze()  # as outside of these tests
     gc.collect()
     gc.disable()
     yield
@@ -103,6 +102,7 @@ class Circle:
 
 def test_circles_that_grew_old_are_looked_at_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "_MOST_UNTRAVERSED", 10_000)
+    gc.unfreeze()  # what was there before the tests of this file
     circles: list[weakref.ref[Circle]] = []
     for _ in range(12):
         with rare_collections():
