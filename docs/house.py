@@ -84,6 +84,7 @@ FLOORS = (
             Room("validation", "measured runs, compared"),
             Room("noise", "a run under noise"),
             Room("faults", "what failures cost"),
+            Room("planning", "plans for mixed clusters"),
         ),
     ),
     Floor("layouts", (Room("tuning", "which layout is best"),)),

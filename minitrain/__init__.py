@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from minitrain.noise.noise import Noise, SlowLink
     from minitrain.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.numerics.proof import Proof, prove
+    from minitrain.planning.planner import plan
+    from minitrain.planning.result import Plan
     from minitrain.rank.model import Model
     from minitrain.rank.shares import Shares
     from minitrain.run.comparison import Comparison, FailedRun, compare
@@ -89,6 +91,8 @@ _HOMES = {
     "noise.noise": ("Noise", "SlowLink"),
     "noise.sensitivity": ("Sensitivity", "sensitivity"),
     "numerics.proof": ("Proof", "prove"),
+    "planning.planner": ("plan",),
+    "planning.result": ("Plan",),
     "platform.replaying": ("Replayed", "replay"),
     "rank.model": ("Model",),
     "rank.shares": ("Shares",),
@@ -138,6 +142,7 @@ __all__ = [
     "MonteCarlo",
     "Noise",
     "OutOfMemoryError",
+    "Plan",
     "Platform",
     "Precision",
     "Priced",
@@ -164,6 +169,7 @@ __all__ = [
     "load_run",
     "models",
     "monte_carlo",
+    "plan",
     "platforms",
     "price",
     "price_async",

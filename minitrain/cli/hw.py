@@ -19,6 +19,8 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
+from minitrain.hardware.clusters.cluster import Cluster
+from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.config_files import is_shipped, parse, read_file, shipped_text
 from minitrain.hardware.figures import Figure, figures, sources_of
 from minitrain.hardware.overview import OverviewLine, counted, overview, title
@@ -49,6 +51,10 @@ def show(
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Show one hardware config in short; with --sources every figure and where it comes from, with --json the file."""
+    if names_cluster(config):
+        cluster = Cluster.load(config)
+        print_json(cluster.data()) if as_json else print_lines(cluster.lines())
+        return
     system, data = load_config(config), _raw(config)
     if as_json:
         print_json(data)

@@ -50,6 +50,17 @@ Strict = Annotated[
     ),
 ]
 
+Backends = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend",
+        metavar="LIBRARY",
+        help="What computes: numpy, jax or torch; of several, ranks take turns.",
+        show_default="NumPy directly",
+        rich_help_panel="Model and ranks",
+    ),
+]
+
 
 def prove(
     strategy: Proven,
@@ -61,6 +72,7 @@ def prove(
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     strict: Strict = True,
+    backend: Backends = None,
     as_json: given.AsJson = False,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
 ) -> None:
@@ -73,7 +85,8 @@ def prove(
         trained = given.trained(model, seq, LAYERS if layers is None and model is None else layers)
         sizes = {"world_size": world_size, "num_layers": _num_layers(trained), "global_batch_size": batch}
         named = {} if model is None else {"model": model}
-        ranks = {"world_size": world_size, "global_batch_size": batch, "strict": strict}
+        ranks: dict[str, Any] = {"world_size": world_size, "global_batch_size": batch, "strict": strict}
+        ranks |= {"backend": backend} if backend else {}
         outcomes: list[dict[str, Any]] = []
         for chosen in given.choose_strategies(strategy, common):
             progress.say(f"proving {chosen.label}")

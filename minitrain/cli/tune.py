@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -18,9 +18,11 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table,
 from minitrain.cli.priced import pricing
 from minitrain.cli.sweep import Jobs, Results, in_words, parse_grid
 from minitrain.plain_text import printable
-from minitrain.tuning.result import Tuning, described
+from minitrain.tuning.findings import described
+from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import Row, distinct, options_of
 from minitrain.tuning.tune import HEAD_ROOM
+from minitrain.tuning.words import require_tool
 
 SHOWN = 8
 
@@ -29,7 +31,8 @@ Objective = Annotated[
     typer.Option("--objective", metavar="NAME", help="step_time, tokens_per_second, tokens_per_dollar or energy."),
 ]
 Strategies = Annotated[
-    list[str] | None, typer.Argument(metavar="[STRATEGY]...", help="Those to search; those that suit the model if none.")
+    list[str] | None,
+    typer.Argument(metavar="[STRATEGY]...", help="Those to search; those that suit the model if none."),
 ]
 Space = Annotated[
     list[str] | None,
@@ -95,10 +98,19 @@ def tune(
 
     Ctrl-C ends the search and prints what was found by then; with --results the same command goes on from there.
     """
-    trained = {name: value for name, value in given.trained(model, seq, layers).items() if value is not None}
+    if words is not None:
+        require_tool(words)
+    trained: dict[str, Any] = {
+        name: value for name, value in given.trained(model, seq, layers).items() if value is not None
+    }
+    trained_on: dict[str, Any] = {
+        **{name: value for name, value in trained.items() if name != "workload"},
+        **({} if network is None else {"network": network}),
+        **pricing(fidelity, platform, without, None),
+    }
     with user_prints_to_stderr(as_json), Progress() as progress:
         found = mt.tune(
-            trained.pop("workload", None),
+            trained.get("workload"),
             hw or given.DEFAULT.hardware,
             world_size=world_size,
             global_batch_size=batch,
@@ -114,9 +126,7 @@ def tune(
             jobs=jobs,
             results=results,
             progress=_Live(progress),
-            **trained,
-            **({} if network is None else {"network": network}),
-            **pricing(fidelity, platform, without, None),
+            **trained_on,
         )
         if html is not None:
             progress.say("drawing the best layouts")

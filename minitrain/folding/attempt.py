@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from itertools import chain
 from math import prod
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError
@@ -27,6 +28,22 @@ def in_engine(depth: int = 2) -> bool:
     return OWNERS[sys._getframe(depth).f_code.co_filename] == ENGINE
 
 
+NO_SPLIT: Mapping[str, int] = MappingProxyType({})
+
+
+def split_axis(axis: str, size: int, num_inner: int) -> dict[str, int]:
+    """Return an axis in two: blocks of `num_inner` neighbours, and the places in a block; itself where that is all.
+
+    >>> split_axis("dp", 8, 4), split_axis("pp", 2, 2)
+    ({'dp//4': 2, 'dp%4': 4}, {'pp': 2})
+    """
+    return (
+        {axis: size}
+        if num_inner == size
+        else {f"{axis}//{num_inner}": size // num_inner, f"{axis}%{num_inner}": num_inner}
+    )
+
+
 class FoldAttempt:
     """How the ranks of one attempt are folded, and what was found out about the strategy.
 
@@ -37,17 +54,23 @@ class FoldAttempt:
             it is of other shards of a sequence.
         may_change_axes: whether the strategy's own mesh, or a division of the rank, may replace the axes. A mesh of the
             strategy's own stays as it is.
+        split: axes of that mesh that are laid out in two, with the size of the inner one: blocks of neighbours, whose
+            ranks are alike, and the places in a block. The strategy sees one axis.
 
     Attributes:
+        mesh_axes: the axes as the strategy sees them.
+        parts: those of each of them: itself, or the two that it is split into.
         folded_sizes: size of each folded axis of more than one rank.
         strides: distance in ranks of neighbours on each axis.
         world_size: number of ranks.
         streams: those of the groups that were asked for, by lowest rank and axes.
         diverged: axes on which ranks diverge, and where; None as long as they do not.
         prices_differ: whether they diverge because the network does not carry the same in the same time for all.
+        needs_every_rank: whether they do not diverge, but something was asked for that only all of them can tell.
         sequences_differ: whether they diverge because ranks that do the same have other shards of a sequence.
         wanted_axes: axes that the strategy asked for and that are not these.
         wants_split: whether it asked by a division of the rank, and not by a mesh.
+        wanted_split: axes of the strategy's mesh that should be split, as `split`, since their ranks are unlike.
         message_axes: kept axes along which a message went.
         is_observed: whether the strategy has already been shown something that depends on the axes.
         has_adopted_mesh: whether the strategy's own mesh took the place of the axes before that.
@@ -61,7 +84,10 @@ class FoldAttempt:
         apart: frozenset[str] = frozenset(),
         *,
         may_change_axes: bool = False,
+        split: Mapping[str, int] = NO_SPLIT,
     ) -> None:
+        self.split = split
+        self.wanted_split: dict[str, int] = {}
         self.kept = kept
         self.apart = apart
         self.may_change_axes = may_change_axes
@@ -71,12 +97,15 @@ class FoldAttempt:
         self.wants_split = False
         self.message_axes: set[str] = set()
         self.is_observed = self.has_adopted_mesh = self.is_over = False
-        self.prices_differ = self.sequences_differ = False
+        self.prices_differ = self.sequences_differ = self.needs_every_rank = False
 
     def _lay_out(self, axes: Mapping[str, int]) -> None:
         """Lay the ranks out on some axes."""
-        self.axes = dict(axes)
-        self.folded_sizes = {axis: size for axis, size in axes.items() if size > 1 and axis not in self.kept}
+        self.mesh_axes = dict(axes)
+        in_parts = {axis: split_axis(axis, size, self.split.get(axis, size)) for axis, size in axes.items()}
+        self.parts = {axis: tuple(parts) for axis, parts in in_parts.items()}
+        self.axes = {part: size for parts in in_parts.values() for part, size in parts.items()}
+        self.folded_sizes = {axis: size for axis, size in self.axes.items() if size > 1 and axis not in self.kept}
         self.strides: dict[str, int] = {}
         stride = 1
         for axis, size in reversed(self.axes.items()):
@@ -105,10 +134,9 @@ class FoldAttempt:
         divides = 1 < num_inner < self.axes[axis] and self.axes[axis] % num_inner == 0
         if not self.may_change_axes or self.wanted_axes is not None or not divides:
             return
-        parts = {f"{axis}//{num_inner}": self.axes[axis] // num_inner, f"{axis}%{num_inner}": num_inner}
         self.wanted_axes = {}
         for name, size in self.axes.items():
-            self.wanted_axes |= parts if name == axis else {name: size}
+            self.wanted_axes |= split_axis(name, size, num_inner if name == axis else size)
         self.wants_split = True
 
     def representatives(self) -> list[int]:

@@ -126,7 +126,7 @@ class FoldedMesh(Mesh):
     """The ranks on named axes, as the ranks of a class see them."""
 
     def __init__(self, attempt: FoldAttempt, rank: int, groups: Any) -> None:
-        super().__init__(rank, attempt.axes, groups)
+        super().__init__(rank, attempt.mesh_axes, groups)
         self.attempt = attempt
         self._groups = groups
 
@@ -141,17 +141,20 @@ class FoldedMesh(Mesh):
 
     def coord(self, axis: str) -> Any:
         """Return the rank's place along an axis: a number where positions are kept."""
-        return per_rank(self.attempt, super().coord(axis), {axis: 1})
+        lowest, stride = super().coord(axis), self._strides[axis]
+        return per_rank(
+            self.attempt, lowest, {part: self.attempt.strides[part] // stride for part in self.attempt.parts[axis]}
+        )
 
     def group(self, *axes: str) -> Group:
         """Return the group of ranks that differ from this one along the given axes alone."""
         for axis in axes:
             self._require(axis)
-        return self._groups(axes)  # type: ignore[no-any-return]
+        return self._groups(part for axis in axes for part in self.attempt.parts[axis])  # type: ignore[no-any-return]
 
     def peer(self, axis: str, offset: int, *, wrap: bool = False) -> Any:
         """Return the rank `offset` places further along an axis; folded ranks have no peers of their own there."""
-        if axis in self.attempt.folded_sizes and offset:
+        if offset and not self.attempt.folded_sizes.keys().isdisjoint(self.attempt.parts.get(axis, ())):
             self.attempt.diverge(f"a peer along the axis {axis}", frozenset([axis]))
         found = super().peer(axis, offset, wrap=wrap)
         return None if found is None else per_rank(self.attempt, found, self.attempt.strides)

@@ -1,9 +1,9 @@
 """Ranks that are not alike when ranks are folded: by their devices, and by their shares of the step.
 
 Ranks on different kinds of device, or with different numbers of samples, do the same operations at other prices. So
-they are classes of their own, along axes that are kept apart as where the network has other prices. Where one axis has
-blocks of ranks that are alike, it is split into the blocks and the places in a block; where no such blocks exist, every
-rank is simulated.
+they are classes of their own, along axes that are kept apart as where the network has other prices. Where an axis, also
+one of the strategy's own mesh, has equal blocks of ranks that are alike, it is split into the blocks and the places in
+a block. Where it has none, every rank is simulated.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ def require_alike(attempt: FoldAttempt, rank: int, labels: Labels) -> None:
     if all(labels[rank + shift] == labels[rank] for shift in _shifts(attempt)):
         return
     axes = frozenset(axis for axis in attempt.folded_sizes if _differ_along(attempt, rank, labels, axis))
-    if len(attempt.axes) == 1:
+    if attempt.may_change_axes and len(attempt.axes) == 1:
         attempt.request_split(next(iter(attempt.axes)), _block(labels))
+    elif not attempt.may_change_axes:
+        attempt.wanted_split |= {axis: size for axis in axes if (size := _block_along(attempt, labels, axis)) > 1}
     attempt.prices_differ = True
     attempt.diverge("devices or shares that differ between ranks", axes or None)
 
@@ -79,6 +81,20 @@ def _differ_along(attempt: FoldAttempt, rank: int, labels: Labels, axis: str) ->
     stride, size = attempt.strides[axis], attempt.folded_sizes[axis]
     others = FoldAttempt(attempt.axes, attempt.kept | {axis})
     return any(len({labels[rank + shift + stride * place] for place in range(size)}) > 1 for shift in _shifts(others))
+
+
+def _block_along(attempt: FoldAttempt, labels: Labels, axis: str) -> int:
+    """Return the size of the largest equal blocks along an axis that are alike; 1 for an axis that is split already."""
+    if axis not in attempt.mesh_axes:
+        return 1
+    stride, size = attempt.strides[axis], attempt.axes[axis]
+    lines = [
+        [labels[rank + stride * place] for place in range(size)]
+        for rank in range(len(labels))
+        if not rank // stride % size
+    ]
+    found = gcd(*map(_block, lines))
+    return found if found < size else 1
 
 
 def _block(labels: Labels) -> int:

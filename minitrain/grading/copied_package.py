@@ -15,7 +15,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = (
     *("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver"),
-    *("noise", "platform", "sweeps", "validation"),
+    *("faults", "heterogeneous", "noise", "platform", "sweeps", "tuning", "validation", "vector"),
 )
 _OF_GRADING = (
     *("recorder", "recorded_program", "recorded_attention", "expert_steps"),

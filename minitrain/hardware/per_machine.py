@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from minitrain.errors import StrategyError
+from minitrain.errors import MinitrainError
 from minitrain.source_lines import ENGINE, OWNERS, present_place
 
 Floats = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _COMPARISON = "a comparison of numbers that differ between machines"
 
 
-class MachinesDifferError(StrategyError):
+class MachinesDifferError(MinitrainError):
     """What is run for several machines at once would do different things on them."""
 
 

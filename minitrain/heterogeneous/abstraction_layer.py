@@ -124,7 +124,7 @@ class HardwareAbstractionLayer:
         Raises:
             UsageError: it is no backend; what it lacks is named.
         """
-        wanted = ("name", "reason_unavailable", "reason_unsupported", "put", "get", "execute")
+        wanted = ("name", "is_priced", "reason_unavailable", "reason_unsupported", "put", "get", "execute")
         lacking = [name for name in wanted if not hasattr(backend_implementation, name)]
         if lacking:
             raise UsageError(
@@ -167,6 +167,7 @@ class HardwareAbstractionLayer:
         Raises:
             UsageError: there is no such operation, or its operands do not go together.
             NoBackendError: nothing that was tried could compute it.
+            DeviceFailure: an operand lay on another device, which has died.
         """
         return self.execute(op_type, inputs, preferred_hardware).result.numpy()
 
@@ -180,6 +181,8 @@ class HardwareAbstractionLayer:
                 try:
                     return self._execute(backend, asked, tuple(refused))
                 except DeviceFailure as error:
+                    if error.device not in (None, backend.name):
+                        raise  # an operand is lost, which no other backend makes good
                     reason = str(error)
             refused.append((shown_key(key), reason))
         raise self._nothing_left(op_type, preferred_hardware, refused)

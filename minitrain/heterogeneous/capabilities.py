@@ -19,6 +19,9 @@ from minitrain.devices.operations import ELEMENT_BYTES
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import UsageError
 from minitrain.hardware import SystemConfig, load_config
+from minitrain.hardware.clusters.cluster import Cluster
+from minitrain.hardware.clusters.device_groups import Devices
+from minitrain.hardware.clusters.predictors import system_of
 from minitrain.workloads.faults import closest
 
 
@@ -166,7 +169,8 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
     """Return some devices as profiles with different names.
 
     Args:
-        devices: profiles, or what `load_config` loads; a config that is there several times gets numbers.
+        devices: profiles, or what `load_config` loads; a config that is there several times gets numbers. A
+            `minitrain.Cluster` stands for all of its devices, slowed by their caps.
 
     Raises:
         UsageError: there are none, or two profiles have one name.
@@ -175,6 +179,8 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
     >>> [profile.name for profile in profiles_of(["a100_80g", "a100_80g", "t4"])]
     ['a100_80g-0', 'a100_80g-1', 't4']
     """
+    if isinstance(devices, Cluster):
+        return [device for group in devices.devices for device in _of_group(group)]
     if isinstance(devices, str | Mapping | SystemConfig | HardwareCapabilityProfile):
         devices = [devices]
     found = [each if isinstance(each, HardwareCapabilityProfile) else load_config(each) for each in devices]
@@ -187,6 +193,12 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
         )
     require_different([profile.name for profile in profiles])
     return profiles
+
+
+def _of_group(group: Devices) -> list[HardwareCapabilityProfile]:
+    """Return the devices of a group of a cluster, at the clock and the power that its caps and heat leave."""
+    numbers = [""] if group.count == 1 else [f"-{place}" for place in range(group.count)]
+    return [HardwareCapabilityProfile(f"{group.label}{number}", system_of(group)) for number in numbers]
 
 
 def require_different(names: list[str]) -> None:

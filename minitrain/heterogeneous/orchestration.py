@@ -86,6 +86,7 @@ class Orchestration:
         device_mapping: the device of each operation.
         devices: those and the spares, by name.
         coordinators: what lets the devices of a class compute; the abstraction layer otherwise.
+        movement: says how long moves take.
 
     Attributes:
         steps: what has happened so far.
@@ -100,10 +101,11 @@ class Orchestration:
         device_mapping: DeviceMapping,
         devices: Mapping[str, HardwareCapabilityProfile],
         coordinators: Mapping[HardwareClass, DeviceCoordinator],
+        movement: DataMovementOptimizer,
     ) -> None:
         self.hal = hal
         self.coordinators = coordinators
-        self.movement = DataMovementOptimizer()
+        self.movement = movement
         self.workload = workload
         self.mapping = dict(device_mapping)
         self.alive = dict(devices)

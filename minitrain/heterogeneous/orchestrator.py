@@ -130,7 +130,14 @@ class MultiDeviceOrchestrator:
         _require_numbers(workload)
         mapping = self._mapping(workload, device_mapping)
         devices = _all_devices(mapping, spares)
-        run = Orchestration(self.workload_manager.hal, workload, mapping, devices, self.device_coordinators)
+        run = Orchestration(
+            self.workload_manager.hal,
+            workload,
+            mapping,
+            devices,
+            self.device_coordinators,
+            self.data_movement_optimizer,
+        )
         outputs = run.compute()
         return OrchestratedRun(
             outputs=outputs,

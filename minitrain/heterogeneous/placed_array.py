@@ -12,7 +12,7 @@ host, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from minitrain.devices.backends import find_backend
+from minitrain.errors import UsageError
 from minitrain.heterogeneous.abstraction_layer import HardwareAbstractionLayer, Placed
 from minitrain.heterogeneous.backends import HostBackend
 from minitrain.heterogeneous.libraries import datatype_named
@@ -67,15 +68,25 @@ class Place:
 
 
 def place_of(backend: str) -> Place:
-    """Return a place on a library of this machine, in a layer of its own.
+    """Return a place on a library of this machine, in a layer of its own; errors as for `places_of`."""
+    return places_of([backend])[0]
+
+
+def places_of(backends: Sequence[str]) -> tuple[Place, ...]:
+    """Return places on libraries of this machine, in one layer, which counts what moves between them.
 
     Raises:
-        UsageError: there is no such library, or it is not installed.
+        UsageError: there is no such library, or it is not installed, or none is named.
     """
-    find_backend(backend)
+    if not backends:
+        raise UsageError('backend must name one library at least, got none; use "numpy", "jax" or "torch"')
     layer = HardwareAbstractionLayer()
-    layer.register_backend(backend, HostBackend(backend))
-    return Place(layer, backend)
+    for name in backends:
+        find_backend(name)
+        if name not in layer.hardware_backends:
+            layer.register_backend(name, HostBackend(name))
+    found = {name: Place(layer, name) for name in backends}
+    return tuple(found[name] for name in backends)
 
 
 @final

@@ -156,6 +156,13 @@ class ComprehensiveHardwareProfiler:
             claims += _claims_of(hardware_profile, datatype, found)
         return VerificationReport(hardware_profile.name, tuple(claims))
 
+    def profile_machine(self) -> dict[str, VerificationReport]:
+        """Verify and fingerprint the devices that the detector finds, by name."""
+        found = self.detector.detect_hardware()
+        for profile in found:
+            self.generate_hardware_fingerprint(profile)
+        return {profile.name: self.verify_capabilities(profile) for profile in found}
+
     def generate_hardware_fingerprint(self, hardware_profile: HardwareCapabilityProfile) -> str:
         """Return what tells a kind of device from others: SHA-256 of its config as canonical JSON.
 

@@ -5,8 +5,9 @@ an operation lasts what its device's config prices, and begins when its operands
 power budget allows it; moves share the links of the devices fairly (`minitrain.platform`). Nothing of the computing
 machine's own speed is in it, so that it is the same every time.
 
-Power: a device draws its rated power while it computes and its idle power otherwise, as for the energy of runs. Under a
-budget an operation waits until it fits in. Left out: clocks that fall instead, and the power of links and hosts.
+Power is the devices' own share: each draws its rated power while it computes and its idle power otherwise, as for the
+energy of runs. Under a budget an operation waits until it fits in. Left out: clocks that fall instead, the power of
+links and hosts, and how long it takes to notice that a device has died.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ def require_power(
             device=silent[0],
         )
     rest = sum(_idle(device) for device in devices)
-    hungriest = max((_rated(device) - _idle(device), device.name) for device in devices if device.name in working)
+    more = [(_rated(device) - _idle(device), device.name) for device in devices if device.name in working]
+    hungriest = max(more, default=(0.0, "nobody"))
     if rest + hungriest[0] > power_budget_W:
         raise UsageError(
             f"power_budget_W ({power_budget_W:g}) must let {hungriest[1]} work beside the others at rest, which takes "

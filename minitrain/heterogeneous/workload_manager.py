@@ -29,7 +29,7 @@ from minitrain.heterogeneous.workloads import WorkloadProfile
 
 _ENOUGH = 0.95
 _LARGEST_BATCH = 2**20
-_STEPS = 256
+_STEPS, _FINE = 256, 2
 
 
 class HardwareAwareWorkloadManager:
@@ -85,25 +85,22 @@ class HardwareAwareWorkloadManager:
     ) -> dict[str, int]:
         """Return how many samples of the batch each device gets: one after the other to whoever finishes it first.
 
-        A large batch is given out in steps of a 256th. On equal devices shares are equal, as far as the batch divides;
-        a slow device may get none.
+        A large batch is given out in steps of a 256th, the last ones sample by sample. On equal devices shares are
+        equal, as far as the batch divides; a slow device may get none.
 
         Raises:
             UsageError: the workload has no batch, or no device can compute it.
         """
         devices = profiles_of(available_hardware)
         shares = dict.fromkeys((device.name for device in devices), 0)
-        times, step = _BatchTimes(workload), -(-workload.batch_size // _STEPS)
-        finishing = [(times.seconds(device, step), place) for place, device in enumerate(devices)]
-        finishing = [pair for pair in finishing if pair[0] < NEVER]
-        if not finishing:
+        times, batch = _BatchTimes(workload), workload.batch_size
+        able = [device for device in devices if times.seconds(device, 1) < NEVER]
+        if not able:
             raise UsageError(f"no device of {', '.join(shares)} can compute {workload.workload_id}; give another one")
-        heapify(finishing)
-        for begun in range(0, workload.batch_size, step):
-            _, place = finishing[0]
-            device = devices[place]
-            shares[device.name] += min(step, workload.batch_size - begun)
-            heapreplace(finishing, (times.seconds(device, shares[device.name] + step), place))
+        step = -(-batch // _STEPS)
+        coarse = max(0, batch - _FINE * step * len(able)) // step * step if step > 1 else 0
+        _give(shares, able, times, coarse, step)
+        _give(shares, able, times, batch - coarse, 1)
         return shares
 
     def optimize_batch_size(
@@ -187,6 +184,23 @@ class HardwareAwareWorkloadManager:
 
     def _fits(self, workload: WorkloadProfile, hardware: HardwareCapabilityProfile) -> bool:
         return free_after_last_use(workload, hardware.memory_bytes).peak_bytes <= hardware.memory_bytes
+
+
+def _give(
+    shares: dict[str, int],
+    devices: Sequence[HardwareCapabilityProfile],
+    times: _BatchTimes,
+    num_samples: int,
+    step: int,
+) -> None:
+    """Give samples to devices, so many at a time to whoever would finish them first."""
+    finishing = [(times.seconds(each, shares[each.name] + step), place) for place, each in enumerate(devices)]
+    heapify(finishing)
+    for _ in range(0, num_samples, step):
+        _, place = finishing[0]
+        device = devices[place]
+        shares[device.name] += step
+        heapreplace(finishing, (times.seconds(device, shares[device.name] + step), place))
 
 
 @final

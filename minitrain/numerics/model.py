@@ -11,6 +11,7 @@ import numpy as np
 from minitrain.numerics.arrays import Flat, held
 from minitrain.numerics.experts_of_rank import NumericExperts
 from minitrain.numerics.layers import layers_of, problem_of
+from minitrain.numerics.placing import of_rank
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.sequence_model import carry
 from minitrain.numerics.transformer_problem import TransformerProblem
@@ -54,7 +55,8 @@ class NumericModel(NumericExperts):
 
     def __init__(self, *args: Any, problem: Problem | TransformerProblem | str | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.problem = problem_of("numpy" if problem is None else problem, self._runtime_predictor.workload)
+        trained = problem_of("numpy" if problem is None else problem, self._runtime_predictor.workload)
+        self.problem = of_rank(trained, self.rank)
         self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
         self.final_expert_states: dict[int, Flat] = {}

@@ -21,7 +21,8 @@ class Problem:
         width: features of every layer; a weight is a width x width matrix.
         seed: of inputs, targets and initial weights.
         optimizer: takes the step.
-        backend: what computes: "numpy", "jax" or "torch", by the hardware abstraction layer; NumPy directly if None.
+        backend: what computes: "numpy", "jax" or "torch", by the hardware abstraction layer, or several of these, which
+            ranks take in turn; NumPy directly if None.
     """
 
     width: int = 8

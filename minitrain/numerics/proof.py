@@ -11,7 +11,7 @@ import numpy as np
 from minitrain.errors import ProofError
 from minitrain.numerics.comparison import Result, moments_of, results_of
 from minitrain.numerics.layers import problem_of
-from minitrain.numerics.placing import on_place
+from minitrain.numerics.placing import computed_by, on_place
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.run.result import Run
@@ -73,7 +73,7 @@ def prove(
     num_layers: int | None = None,
     global_batch_size: int = 16,
     numerics: Any = "numpy",
-    backend: str | None = None,
+    backend: str | Sequence[str] | None = None,
     strict: bool = True,
     **options: Any,
 ) -> Proof:
@@ -92,7 +92,8 @@ def prove(
         numerics: what is trained: "numpy", or a `minitrain.numerics.Problem` with another seed, width or optimizer, or
             a `minitrain.numerics.TransformerProblem` with a capacity for experts.
         backend: what computes the strategy's numbers: "numpy", "jax" or "torch" by the hardware abstraction layer (see
-            `minitrain.heterogeneous`), in float64; NumPy directly if None. The single device is computed as ever.
+            `minitrain.heterogeneous`), in float64; or several of these, which ranks take in turn; NumPy directly if
+            None. The single device is computed as ever.
         strict: run strictly (see `minitrain.accounting.strict`); False is faster, and compares the numbers alone.
         options: the strategy's, or those of `simulate`; with `workload="tiny"` or a small `mt.Transformer` the units of
             that are computed, whole or in parts.
@@ -150,16 +151,8 @@ def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str
         run,
         _by_layer(run, [(result.layer, result.difference()) for result in found]),
         _by_layer(run, [(result.layer, _relative(result, trained)[0]) for result in found]),
-        *_computed_by(trained),
+        *computed_by(trained),
     )
-
-
-def _computed_by(problem: Problem | TransformerProblem) -> tuple[str | None, dict[str, int]]:
-    """Return the backend that a problem names, and how many operations were computed where."""
-    place = problem.backend
-    if place is None:
-        return None, {}
-    return place.key, {**place.layer.executed, "host": place.on_host.total()}
 
 
 def _expected(run: Run, problem: Problem | TransformerProblem) -> Reference:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minitrain.errors import LawError
+from minitrain.numerics.placing import brought
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, Tensor, Weight
 from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
@@ -25,6 +26,7 @@ def carry(tensor: Tensor, content: Any) -> None:
 class NumericSequences(Model):
     """The operations on shards of a sequence, and the steps of an attention."""
 
+    problem: Any  # of `Problem` or `TransformerProblem`
     _layers: Any  # those of a transformer, where an attention is taken in steps
 
     def _contents(self, op: str, *tensors: Any) -> list[Any]:
@@ -43,7 +45,9 @@ class NumericSequences(Model):
                     layer=tensor.layer,  # type: ignore[attr-defined]  # every tensor has a layer
                     value=tensor,
                 )
-        return [getattr(tensor, "_content", None) for tensor in tensors]
+        contents = [getattr(tensor, "_content", None) for tensor in tensors]
+        place = self.problem.backend
+        return contents if place is None else [brought(content, place) for content in contents]
 
     def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
         """Return the inputs of some samples, for some shards of their sequence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minitrain.events import Event, MemoryChange
+from minitrain.events import Event, MemoryChange, Outage
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
 from minitrain.run.trained_model import TrainedModel
 
@@ -47,6 +47,10 @@ class SavableRun(Protocol):
     @property
     def priced_by(self) -> str:
         """How operations were priced."""
+
+    @property
+    def outages(self) -> Sequence[Outage]:
+        """When the step was interrupted."""
 
     @property
     def device_kinds(self) -> Sequence[DeviceKind]:

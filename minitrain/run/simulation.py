@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from minitrain.errors import UsageError
 from minitrain.rank.model import Model
 from minitrain.run import variants
 from minitrain.run.event_loops import LoopFactory, run_to_end
@@ -73,6 +74,8 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
         OutOfMemoryError: with `strict_memory`, a rank held too much.
     """
     if type(parameters.get("hardware")) in (list, tuple):
+        if watch is not None:
+            raise UsageError("watch is for a run on one machine, and hardware is a list; leave one out")
         return await variants.price_machines(strategy, parameters)  # type: ignore[no-any-return]  # as it is documented
     return await simulate_prepared(prepare(strategy, parameters, watch))
 
@@ -81,9 +84,7 @@ async def simulate_prepared(prepared: PreparedRun) -> Run:
     """Simulate a run that is ready, all of its ranks or folded ones; raises what `simulate_async` does."""
     if prepared.parameters.faults:
         return await variants.simulate_with_faults(prepared, _simulate_every_rank)
-    if not prepared.parameters.fold:
-        return await _simulate_every_rank(prepared)
-    return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))
+    return await variants.simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
 
 
 async def _simulate_every_rank(prepared: PreparedRun) -> Run:

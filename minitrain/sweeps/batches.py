@@ -28,6 +28,7 @@ from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
+from minitrain.run.exclusions import AUTO
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
@@ -53,8 +54,11 @@ def key_of(configuration: Configuration) -> str:
     """Return a text that tells configurations apart, the same in every process and on every day.
 
     It names the network even where that is the default one, which was "flat" once: such rows are not taken for others.
+    Folding that nobody has asked for does not change a row; the command wrote False before there was such a thing.
     """
     strategy, parameters = configuration[0], {"network": DEFAULTS["network"], **configuration[1]}
+    if parameters.get("fold") == AUTO:
+        parameters["fold"] = False
     return json.dumps([label_of(strategy), {name: plain(value) for name, value in sorted(parameters.items())}])
 
 

@@ -108,7 +108,7 @@ class _Fsdp:
             return float(sum(passes))
         border = Activation(2, self._machine.num_layers, frozenset(range(self._size)), self._size)
         op = "reduce_scatter" if self._options.get("sequence_parallel") else "all_reduce"
-        one = self._predictor.collective(op, self._workload.message_bytes(border), range(self._tp)).seconds
+        one: float = self._predictor.collective(op, self._workload.message_bytes(border), range(self._tp)).seconds
         return float(sum(passes)) + 2 * one * len(self._inner)
 
     def _shards_seconds(self) -> float:
@@ -117,14 +117,14 @@ class _Fsdp:
             return 0.0
         sizes, price = self._machine.model.precision, self._predictor.collective
         ranks = range(0, self._shards * self._tp, self._tp)
-        seconds = 0.0
+        seconds: float = 0.0
         for unit in self._workload.blocks:
             weight = sum(self._workload.load_bytes(1, 1, layer, self._tp) for layer in unit)
             grad = weight // sizes.parameter_bytes * (sizes.gradient_bytes or sizes.parameter_bytes)
             if self._options.get("reshard_after_forward", True):
                 seconds += price("all_gather", weight, ranks).seconds
             seconds += price("reduce_scatter", grad, ranks).seconds
-        return seconds
+        return float(seconds)
 
     def _host_seconds(self) -> float:
         """Return how long the stream to the host is busy with a microbatch, s."""

@@ -84,9 +84,11 @@ class _Clocks:
 
     def _take_turns(self) -> None:
         """Take the turns of all places."""
-        columns, add = self._columns, np.add.reduce
-        chains = {code: [columns.chain(code, stage) for stage in range(columns.pp * columns.num_chunks)]
-                  for code in (FORWARD, BACKWARD)}
+        columns = self._columns
+        chains = {
+            code: [columns.chain(code, stage) for stage in range(columns.pp * columns.num_chunks)]
+            for code in (FORWARD, BACKWARD)
+        }
         for code, place, number, is_special in columns.order.turns():
             if code > BACKWARD:
                 self._message(code, place, number)
@@ -95,7 +97,7 @@ class _Clocks:
             else:
                 chain, time = chains[code][number], self._time[place]
                 chain[0] = time
-                add(chain, 0, None, time)
+                np.add.reduce(chain, axis=0, out=time)
 
     def _message(self, code: int, place: int, number: int) -> None:
         """Send, receive or wait."""
@@ -105,7 +107,7 @@ class _Clocks:
             time += self._seconds[number]
         elif code == SEND + LAUNCHED:
             self._launch(place, number)
-        elif not self._columns.overlap_messages:
+        elif self._columns.messages == "plain":
             carried, self._carried[number] = self._carried[number], None
             self._wait(place, carried)
             np.maximum(time, carried, out=time)
@@ -174,7 +176,7 @@ class _Clocks:
                 np.maximum(time, self._gathered[stage, number], out=time)
             chain = columns.layer_chain(code, stage, number)
             chain[0] = time
-            np.add.reduce(chain, 0, None, time)
+            np.add.reduce(chain, axis=0, out=time)
             if code == BACKWARD:
                 self._sum(place, stage, number)
 

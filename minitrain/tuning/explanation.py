@@ -12,7 +12,7 @@ from minitrain.tuning.rows import OUT_OF_MEMORY, Row, value_of
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
-    from minitrain.tuning.result import Choice, Tuning
+    from minitrain.tuning.findings import Choice, Findings
 
 _DEGREES = ("strategy", "tp", "pp", "num_chunks", "microbatch_size", "ep", "cp", "replicas", "hardware", "world_size")
 
@@ -109,8 +109,13 @@ class TuningExplanation:
             "losers": [_plain(one) for one in self.losers],
             "too_large": None if self.too_large is None else self.too_large.row,
             "turns": [
-                {"price": one.price, "factor": one.factor, "winner": str(self.contenders[one.winner]),
-                 "step_time_s": one.step_time_s, "before_s": one.before_s}
+                {
+                    "price": one.price,
+                    "factor": one.factor,
+                    "winner": str(self.contenders[one.winner]),
+                    "step_time_s": one.step_time_s,
+                    "before_s": one.before_s,
+                }
                 for one in self.turns
             ],
         }
@@ -167,7 +172,7 @@ def _plain(one: Spending) -> dict[str, Any]:
     return {**one.choice.row, **parts, "memory_by_kind_bytes": dict(one.memory_bytes)}
 
 
-def explain(tuning: Tuning, runners_up: int, factors: Sequence[float]) -> TuningExplanation:
+def explain(tuning: Findings, runners_up: int, factors: Sequence[float]) -> TuningExplanation:
     """Return why the best layout of a search wins.
 
     Args:
@@ -197,7 +202,7 @@ def explain(tuning: Tuning, runners_up: int, factors: Sequence[float]) -> Tuning
 
 def _different(rows: Sequence[Row], count: int) -> list[Row]:
     """Return the next rows that differ from the best one, and from one another, in their degrees."""
-    seen, found = {_degrees(rows[0])}, []
+    seen, found = {_degrees(rows[0])}, list[Row]()
     for row in rows:
         if len(found) < count and _degrees(row) not in seen:
             seen.add(_degrees(row))
@@ -209,7 +214,7 @@ def _degrees(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in _DEGREES)
 
 
-def _contenders(tuning: Tuning, chosen: Sequence[Choice]) -> list[Choice]:
+def _contenders(tuning: Findings, chosen: Sequence[Choice]) -> list[Choice]:
     """Return the layouts that are priced again: those chosen, and the best of each strategy and division of layers."""
     places: dict[Any, Choice] = {}
     for one in chosen:
@@ -225,7 +230,7 @@ def _contenders(tuning: Tuning, chosen: Sequence[Choice]) -> list[Choice]:
     return [one for one in places.values() if one.candidate.pipeline is not None or one is chosen[0]]
 
 
-def _too_large(tuning: Tuning, best: Choice) -> Choice | None:
+def _too_large(tuning: Findings, best: Choice) -> Choice | None:
     """Return the best configuration that does not fit, if it would be better than the best one that does."""
     found = [row for row in tuning.rows if row["status"] == OUT_OF_MEMORY and row["step_time_s"] is not None]
     if not found:

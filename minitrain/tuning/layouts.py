@@ -12,7 +12,8 @@ import numpy as np
 from minitrain.analysis.timeline import Floats
 from minitrain.events import SEND
 from minitrain.tuning.orders import BACKWARD, FORWARD, Message, Order, order_of
-from minitrain.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple
+from minitrain.tuning.piece import EndKey, PassKey, Piece, StagePiece, Triple
+from minitrain.tuning.pieces import Pieces
 
 FIGURES = ("load", "cover", "total", "update", "gather", "net", "peak", "weight_shard")
 """What a layer takes beside its passes: seconds, and elements of memory when it is loaded."""
@@ -29,8 +30,8 @@ class Pipeline:
         pp: ranks of the pipeline.
         stages: the layers of each stage.
         num_microbatches: of a replica and step.
-        overlap_replicas: as the option of `megatron`; so the next.
-        overlap_messages: as the option.
+        overlap_replicas: as the option of `megatron`.
+        messages: how stages exchange messages, one of `minitrain.tuning.orders.MESSAGES`.
     """
 
     passes: PassKey
@@ -39,12 +40,12 @@ class Pipeline:
     stages: tuple[range, ...]
     num_microbatches: int
     overlap_replicas: bool = False
-    overlap_messages: bool = False
+    messages: str = "plain"
 
     @property
-    def structure(self) -> tuple[int, int, int, bool]:
+    def structure(self) -> tuple[int, int, int, str]:
         """What layouts that are priced together have in common."""
-        return self.pp, len(self.stages) // self.pp, self.num_microbatches, self.overlap_messages
+        return self.pp, len(self.stages) // self.pp, self.num_microbatches, self.messages
 
     @property
     def stride(self) -> int:
@@ -70,7 +71,7 @@ class Columns:
 
     def __init__(self, pieces: Pieces, layouts: Sequence[Pipeline]) -> None:
         self.pieces, self.layouts = pieces, layouts
-        self.pp, self.num_chunks, self.num_microbatches, self.overlap_messages = layouts[0].structure
+        self.pp, self.num_chunks, self.num_microbatches, self.messages = layouts[0].structure
         self.count = len(layouts)
         self.width = max(2, self.count)  # numpy adds a single column up in another order
         self.overlaps = self.wide([layout.overlap_replicas for layout in layouts]) > 0
@@ -87,7 +88,7 @@ class Columns:
     @cached_property
     def order(self) -> Order:
         """What the ranks do."""
-        return order_of(self.pp, self.num_chunks, self.num_microbatches, self.overlap_messages)
+        return order_of(self.pp, self.num_chunks, self.num_microbatches, self.messages)
 
     def wide(self, values: Any) -> Floats:
         """Return a value a layout, with what a single one needs beside it."""
@@ -137,8 +138,7 @@ class Columns:
     def figures(self, stage: int, number: int) -> Floats:
         """Return what a layer of a stage takes beside its passes, (len(FIGURES), width); 0 beyond the last."""
         kinds = tuple(
-            self.pieces.kind(stages[stage][number]) if number < len(stages[stage]) else -1
-            for stages, _ in self.blocks
+            self.pieces.kind(stages[stage][number]) if number < len(stages[stage]) else -1 for stages, _ in self.blocks
         )
         if kinds not in self._figures:
             found = np.zeros((len(FIGURES), self.width))

@@ -19,7 +19,7 @@ _PERIODS = 3
 
 def peaks_of(columns: Columns) -> Floats:
     """Return the peak memory of the fullest rank of each layout, elements, (num_layouts,)."""
-    order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.overlap_messages)
+    order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
     peaks: Floats = np.max([_of_place(columns, order, place) for place in range(columns.pp)], axis=0)
     return peaks[: columns.count]
 

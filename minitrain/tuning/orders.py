@@ -7,7 +7,7 @@ whatever is received is there at once. Only the order in which a rank asks for i
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, final
@@ -18,6 +18,13 @@ from minitrain.run.chosen_strategy import choose_strategy
 FORWARD, BACKWARD, SEND, RECEIVE, WAIT = range(5)
 LAUNCHED = 5
 """What is added to SEND and RECEIVE where they run beside what follows."""
+
+MESSAGES: Mapping[str, Mapping[str, bool]] = {
+    "plain": {},
+    "batched": {"batch_messages": True},
+    "hidden": {"overlap_messages": True},
+}
+"""How stages exchange messages, as options of `megatron`."""
 
 Asked = tuple[int, int]
 """What a rank asks for: one of the numbers above, and a stage or the number of a message."""
@@ -128,9 +135,7 @@ class _StandIn:
 
     layers_are_alike = True
 
-    def __init__(
-        self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]
-    ) -> None:
+    def __init__(self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]) -> None:
         self.asked: list[Asked] = []
         self._numbers = numbers
         self.rank, self.world_size = place, pp
@@ -203,14 +208,14 @@ def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 @lru_cache(maxsize=4)
-def order_of(pp: int, num_chunks: int, num_microbatches: int, overlap_messages: bool) -> Order:  # noqa: FBT001
+def order_of(pp: int, num_chunks: int, num_microbatches: int, messages: str) -> Order:
     """Return what each rank of a pipeline asks for, in its order.
 
     Args:
         pp: ranks of the pipeline.
         num_chunks: stages a rank.
         num_microbatches: of a step.
-        overlap_messages: whether messages are launched.
+        messages: one of `MESSAGES`.
 
     Raises:
         StrategyError: these numbers do not go together.
@@ -220,11 +225,11 @@ def order_of(pp: int, num_chunks: int, num_microbatches: int, overlap_messages: 
     found = []
     for place in range(pp):
         model = _StandIn(place, pp, pp * num_chunks, num_microbatches, numbers)
-        options = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, "overlap_messages": overlap_messages}
+        options = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, **MESSAGES[messages]}
         _end(function(model, **options))
         found.append(tuple(model.asked))
-    messages = tuple(Message(source, dest, tag[0], tag[1]) for source, dest, tag in numbers)
-    return Order(tuple(found), messages, num_microbatches)
+    sent = tuple(Message(source, dest, tag[0], tag[1]) for source, dest, tag in numbers)
+    return Order(tuple(found), sent, num_microbatches)
 
 
 class _Turns:
@@ -270,7 +275,7 @@ class _Turns:
         self._found.append((code, place, number, is_special))
 
     def _lacking(self, place: int, one: Asked) -> int | None:
-        """Return a message that must be sent first: receives from one peer are done in the order they were submitted."""
+        """Return a message that must be sent first: receives from one peer are done in the order of submission."""
         code, number = one
         if code in (FORWARD, BACKWARD, SEND, SEND + LAUNCHED) or self._order.messages[number].dest != place:
             return None

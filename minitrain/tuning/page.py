@@ -20,8 +20,8 @@ from minitrain.events import PASSES, Event
 from minitrain.files import write_text
 from minitrain.sweeps.page import command_of
 from minitrain.tuning.explanation import Spending
+from minitrain.tuning.findings import Choice, Findings, described
 from minitrain.tuning.page_script import SCRIPT, STYLE
-from minitrain.tuning.result import Choice, Tuning, described
 from minitrain.tuning.rows import FITS, Row, distinct, options_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MOST_EVENTS = 400_000
 """The most events of a run that a page draws."""
 
 
-def write_tuning_page(path: Path, tuning: Tuning, pictures: int) -> Path:
+def write_tuning_page(path: Path, tuning: Findings, pictures: int) -> Path:
     """Write the page and return its path.
 
     Args:
@@ -51,25 +51,25 @@ def write_tuning_page(path: Path, tuning: Tuning, pictures: int) -> Path:
     return write_text(path, _page(tuning, pictures))
 
 
-def _page(tuning: Tuning, pictures: int) -> Iterator[str]:
+def _page(tuning: Findings, pictures: int) -> Iterator[str]:
     """Yield the page in pieces."""
     title = _title(tuning)
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{STYLE}</style></head><body>\n<h1>{html.escape(title)}</h1>\n"
     yield f"<p>{html.escape(tuning.verdicts())}. Click a line, a point or a row to see it.</p>\n"
-    yield '<figure><figcaption>All configurations with figures: the strongest blue is the quickest, grey ones do not fit'
+    yield "<figure><figcaption>All configurations with figures: the strongest blue is the quickest, grey does not fit"
     yield '</figcaption><div class="wide"><div id="lines" class="plot"></div></div></figure>\n'
     yield '<div class="plots"><figure><figcaption><label><select id="y"></select></label> over '
     yield '<label><select id="x"></select></label>; ringed: nothing beats them</figcaption>'
     yield '<div id="points" class="plot"></div></figure>\n<section id="details"></section></div>\n'
     yield '<div class="wide"><table id="table"></table></div>\n'
-    yield f'<details><summary>What was not priced, and why</summary><ul>{"".join(_reasons(tuning))}</ul></details>\n'
+    yield f"<details><summary>What was not priced, and why</summary><ul>{''.join(_reasons(tuning))}</ul></details>\n"
     text = json.dumps(_data(tuning, pictures), allow_nan=False).replace("<", "\\u003c")
     yield f'<script id="data" type="application/json">{text}</script>\n<script>{SCRIPT}</script></body></html>\n'
 
 
-def _title(tuning: Tuning) -> str:
+def _title(tuning: Findings) -> str:
     """Return what was searched."""
     row = tuning.rows[0] if tuning.rows else None
     if row is None:
@@ -79,7 +79,7 @@ def _title(tuning: Tuning) -> str:
     return f"{name} on {row['world_size']:,} x {row['hardware']}, batch {row['global_batch_size']:,}"
 
 
-def _reasons(tuning: Tuning) -> Iterator[str]:
+def _reasons(tuning: Findings) -> Iterator[str]:
     """Yield how many configurations have each reason, the most frequent first."""
     found = Counter(
         (row["status"], _general(row["reason"])) for row in tuning.rows if row["reason"] and row["step_time_s"] is None
@@ -93,7 +93,7 @@ def _general(reason: str) -> str:
     return " ".join("..." if any(sign.isdigit() for sign in word) else word for word in reason.split())
 
 
-def _data(tuning: Tuning, pictures: int) -> dict[str, Any]:
+def _data(tuning: Findings, pictures: int) -> dict[str, Any]:
     """Return what the page's script draws."""
     rows = [row for row in tuning.rows if row["step_time_s"] is not None]
     names = _varied(rows)
@@ -113,9 +113,7 @@ def _data(tuning: Tuning, pictures: int) -> dict[str, Any]:
 
 def _varied(rows: Sequence[Row]) -> list[str]:
     """Return the options and parameters that are not the same in all rows."""
-    names = dict.fromkeys(
-        name for row in rows for name in ("strategy", "hardware", "world_size", *options_of(row))
-    )
+    names = dict.fromkeys(name for row in rows for name in ("strategy", "hardware", "world_size", *options_of(row)))
     return [name for name in names if len({_text(row.get(name)) for row in rows}) > 1]
 
 
@@ -150,7 +148,7 @@ def _command(choice: Choice) -> str:
     return words if problem.workload is None else f"{words} --model {shlex.quote(str(problem.workload))} --fold"
 
 
-def _drawn(tuning: Tuning, pictures: int) -> list[dict[str, Any]]:
+def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:
     """Return where the time of the best goes, and what their ranks do."""
     found = []
     for row in distinct(tuning.ranked)[:pictures]:
@@ -181,7 +179,7 @@ def gantt_of(run: Run) -> list[list[list[float]]]:
 
     A collective among the parts of a layer belongs to the pass that it is part of.
     """
-    return [_spans(log) for log in run.logs]
+    return [_spans(log) for log in run.class_logs]
 
 
 def _spans(log: Sequence[Event]) -> list[list[float]]:

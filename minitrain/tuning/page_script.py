@@ -12,14 +12,16 @@ h1 { font-size: 18px; margin: 8px 0 0; } p { margin: 4px 0 8px; color: var(--dim
 figure { margin: 8px 0; min-width: 0; } figcaption { min-height: 28px; color: var(--dim); }
 .plot { position: relative; height: 340px; } #lines { min-width: 760px; }
 .plot canvas, .plot svg { position: absolute; inset: 0; width: 100%; height: 100%; } .plot svg { pointer-events: none; }
-svg text { fill: var(--ink); font-size: 11px; paint-order: stroke; stroke: var(--paper); stroke-width: 3px; } .axis { stroke: var(--grid); }
+svg text { fill: var(--ink); font-size: 11px; paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
+ .axis { stroke: var(--grid); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: 12px 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 14px 3px 0; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 260px; }
 tbody tr { cursor: pointer; } tbody tr.chosen { outline: 2px solid var(--chosen); outline-offset: -2px; }
 tbody tr:focus-visible { outline: 2px solid var(--dim); }
-#details { min-width: 0; } #details dl { columns: 180px; margin: 8px 0; } #details dt { color: var(--dim); display: inline; }
+#details { min-width: 0; } #details dl { columns: 180px; margin: 8px 0; }
+#details dt { color: var(--dim); display: inline; }
 #details dd { display: inline; margin: 0 0 0 6px; } #details div { break-inside: avoid; }
 #details canvas { width: 100%; } code { overflow-wrap: anywhere; }
 .bar { display: flex; height: 16px; margin: 2px 0; } .bar i { display: block; height: 100%; }

@@ -9,138 +9,17 @@ additions in the same order, so that times are those of a whole simulation to th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from minitrain.tuning.recording import Noted, PricesOfFirst, record
+from minitrain.tuning.piece import NOTHING, EndKey, EndPiece, Passes, PassKey, Piece, StagePiece, joined, triples_of
+from minitrain.tuning.reading import StageReader, end_piece
+from minitrain.tuning.recording import PricesOfFirst, record
 
-NOTHING = -1
-"""The kind of what lies beyond the border of a stage."""
-_INPUT_GRADS = "backward_input"
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
-_MAIN = {"F": frozenset({"forward"}), "B": frozenset({"backward", "backward_weight"})}
 _LONGEST = 7
 _SMALL_LAYERS = 5  # transformer layers of a short pipeline
-
-
-@dataclass(frozen=True, slots=True)
-class PassKey:
-    """What the passes through layers depend on, beside the layers.
-
-    Args: options of `megatron`, and samples of a microbatch.
-    """
-
-    tp: int
-    microbatch_size: int
-    sequence_parallel: bool
-    recompute: str
-    scatter_gather: bool = False
-    overlap_parts: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EndKey:
-    """What loading and updating depend on, beside the layers.
-
-    Args: options of `megatron`, and the number of replicas.
-    """
-
-    tp: int
-    dp: int
-    zero: int
-    sequence_parallel: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some operations that follow one another on a rank.
-
-    Args:
-        seconds: how long each lasts, s.
-        net: what memory grows by, elements.
-        peak: the most that it grows by meanwhile, elements.
-    """
-
-    seconds: tuple[float, ...] = ()
-    net: float = 0.0
-    peak: float = 0.0
-
-    def then(self, other: Piece) -> Piece:
-        """Return this piece, and another one after it."""
-        peak = max(self.peak, self.net + other.peak)
-        return Piece(self.seconds + other.seconds, self.net + other.net, peak)
-
-
-EMPTY = Piece()
-
-
-@dataclass(frozen=True, slots=True)
-class EndPiece:
-    """What a layer takes before the first step of a rank and after the last.
-
-    Args:
-        load: loading it, and sharding its optimizer state.
-        cover: summing what each shard of the sequence has seen of norms, s.
-        total: summing its gradient over the replicas, s.
-        update: the optimizer step, s.
-        gather: gathering the updated weight, s.
-    """
-
-    load: Piece
-    cover: float
-    total: float
-    update: float
-    gather: float
-
-
-Triple = tuple[int, int, int]  # kinds: of the layer before, of the layer, of the layer behind
-
-
-@dataclass(slots=True)
-class Passes:
-    """The pieces of one `PassKey`.
-
-    Attributes:
-        forward: passes of a microbatch, by kinds; so the next two.
-        first: backward passes that make a gradient of weights.
-        later: those that add to it.
-        fronts: what a stage does with what it has received, by direction and kind of the layer at the border; or with
-            the loss, by "loss".
-        message_bytes: what is sent over a border, by direction and kind of the layer that takes it.
-    """
-
-    forward: dict[Triple, Piece] = field(default_factory=dict)
-    first: dict[Triple, Piece] = field(default_factory=dict)
-    later: dict[Triple, Piece] = field(default_factory=dict)
-    fronts: dict[tuple[str, int], Piece] = field(default_factory=dict)
-    message_bytes: dict[tuple[str, int], float] = field(default_factory=dict)
-
-    def has(self, kinds: Sequence[int], at_ends: tuple[bool, bool]) -> bool:
-        """Return whether all pieces of a stage are here, by the kinds of its layers and whether it is first and last."""
-        triples = zip(kinds, kinds[1:], kinds[2:], strict=False)
-        wanted = [] if at_ends[0] else [("F", kinds[1])]
-        wanted.append(("loss" if at_ends[1] else "B", kinds[-2]))
-        return all(triple in self.forward for triple in triples) and all(front in self.fronts for front in wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class StagePiece:
-    """What a stage takes, put together from its layers.
-
-    Args:
-        forward: of a microbatch.
-        first: its first backward.
-        later: each other backward.
-        forward_layers: the pieces of forward by layer, in order; the front of the stage comes with its first layer.
-        backward_layers: those of the first backward, in the order in which they are passed.
-    """
-
-    forward: Piece
-    first: Piece
-    later: Piece
-    forward_layers: tuple[Piece, ...]
-    backward_layers: tuple[Piece, ...]
 
 
 class Pieces:
@@ -236,7 +115,7 @@ class Pieces:
         """Execute a pipeline that has a stage of the short model, and keep the pieces of all its stages."""
         num_layers = self._short.num_layers
         borders = sorted({0, start, stop, num_layers})
-        stages = [range(*pair) for pair in zip(borders, borders[1:], strict=False)]
+        stages = [range(*pair) for pair in itertools.pairwise(borders)]
         pp = len(stages)
         noted = record(
             "megatron",
@@ -256,7 +135,7 @@ class Pieces:
         )
         for place, (operations, layers) in enumerate(zip(noted, stages, strict=True)):
             kinds = [NOTHING, *map(self._kind_of_short, layers), NOTHING]
-            _Reader(operations, key, layers, num_layers, kinds).read(passes, min(pp - 1 - place, 2))
+            StageReader(operations, key, layers, num_layers, kinds).read(passes, min(pp - 1 - place, 2))
 
     def end_figures(self, key: EndKey, kind: int) -> Sequence[float]:
         """Return what a kind of layer takes beside its passes, in the order of `minitrain.tuning.layouts.FIGURES`."""
@@ -286,7 +165,7 @@ class Pieces:
         behind = [one.typ for one in noted]
         place = len(behind) - behind[::-1].index("backward")  # after the backward of layer 0
         for layer in range(num_layers):
-            found[self._kind_of_short(layer)], place = _end_piece(noted, place, layer, key)
+            found[self._kind_of_short(layer)], place = end_piece(noted, place, layer, key)
         return found
 
 
@@ -308,8 +187,8 @@ def _unit_like(unit: Any) -> Any:
 
 def _stage(passes: Passes, kinds: Sequence[int], layers: range, num_layers: int) -> StagePiece:
     """Put a stage together."""
-    triples = list(zip(kinds, kinds[1:], kinds[2:], strict=False))
-    front = passes.fronts[("F", kinds[1])] if layers.start else EMPTY
+    triples = triples_of(kinds)
+    front = passes.fronts[("F", kinds[1])] if layers.start else Piece()
     forward_layers = [passes.forward[triple] for triple in triples]
     forward_layers[0] = front.then(forward_layers[0])
     backs = []
@@ -325,104 +204,3 @@ def _stage(passes: Passes, kinds: Sequence[int], layers: range, num_layers: int)
         tuple(forward_layers),
         tuple(backs[0]),
     )
-
-
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """Return pieces one after the other."""
-    net = peak = 0.0
-    for piece in pieces:
-        peak = max(peak, net + piece.peak)
-        net += piece.net
-    return Piece(tuple(one for piece in pieces for one in piece.seconds), net, peak)
-
-
-def _piece(noted: Sequence[Noted]) -> Piece:
-    """Return some operations as a piece; a reduction that was launched beside the second half runs at its time."""
-    found, launched = EMPTY, 0.0
-    for place, one in enumerate(noted):
-        seconds: tuple[float, ...] = (one.seconds,)
-        if place and noted[place - 1].typ == _INPUT_GRADS and one.typ in _REDUCTIONS:
-            seconds, launched = (), one.seconds
-        elif one.typ == "backward_weight":
-            seconds = (max(one.seconds, launched),)
-        found = found.then(Piece(seconds, one.net, one.peak))
-    return found
-
-
-class _Reader:
-    """Cuts the operations of a rank with one stage into pieces, in the order of 1F1B with two microbatches.
-
-    Args:
-        noted: the operations of the rank.
-        key: what it was executed with.
-        layers: those of its stage.
-        num_layers: of the model that was executed.
-        kinds: of the layers, with what lies beyond them.
-    """
-
-    def __init__(
-        self, noted: Sequence[Noted], key: PassKey, layers: range, num_layers: int, kinds: Sequence[int]
-    ) -> None:
-        self._noted, self._key, self._layers, self._num_layers = noted, key, layers, num_layers
-        self._kinds = kinds
-        self._place = len(layers)  # behind the loads
-
-    def read(self, passes: Passes, warmup: int) -> None:
-        """Add the pieces of the rank."""
-        steps = ["F"] * warmup + ["F", "B"] * (2 - warmup) + ["B"] * warmup
-        num_backwards = 0
-        for step in steps:
-            self._front(passes, step)
-            backward = passes.later if num_backwards else passes.first
-            self._pass(passes.forward if step == "F" else backward, step)
-            self._send(passes, step)
-            num_backwards += step == "B"
-
-    def _front(self, passes: Passes, step: str) -> None:
-        """Read what comes before a step's first layer."""
-        border = self._kinds[1] if step == "F" else self._kinds[-2]
-        at_end = self._layers.start == 0 if step == "F" else self._layers.stop == self._num_layers
-        if not at_end:
-            received = self._take()
-            front = replace(_piece([received]), seconds=())
-            if self._key.scatter_gather and self._key.tp > 1 and not self._key.sequence_parallel:
-                front = front.then(_piece([self._take()]))
-            passes.fronts[step, border] = front
-        elif step == "B":
-            passes.fronts["loss", border] = _piece([self._take()])
-
-    def _pass(self, table: dict[Triple, Piece], step: str) -> None:
-        """Read a step's layers."""
-        triples = list(zip(self._layers, self._kinds, self._kinds[1:], self._kinds[2:], strict=False))
-        for layer, *kinds in triples if step == "F" else reversed(triples):
-            noted = [self._take()]
-            while noted[-1].typ not in _MAIN[step]:
-                noted.append(self._take())
-            is_summed = self._key.tp > 1 and (step == "F" or layer > 0)
-            if is_summed and noted[-1].typ != "backward_weight":
-                noted.append(self._take())
-            table[tuple(kinds)] = _piece(noted)  # type: ignore[index]  # three kinds
-
-    def _send(self, passes: Passes, step: str) -> None:
-        """Read what a step sends."""
-        at_end = self._layers.stop == self._num_layers if step == "F" else self._layers.start == 0
-        if not at_end:
-            passes.message_bytes[step, self._kinds[-2] if step == "F" else self._kinds[1]] = self._take().size_bytes
-
-    def _take(self) -> Noted:
-        """Return the next operation."""
-        self._place += 1
-        return self._noted[self._place - 1]
-
-
-def _end_piece(noted: Sequence[Noted], place: int, layer: int, key: EndKey) -> tuple[EndPiece, int]:
-    """Return what a layer takes beside its passes, and the place behind it."""
-    seconds = dict.fromkeys(("cover", "total", "update", "gather"), 0.0)
-    wanted = ["cover"] if key.sequence_parallel and key.tp > 1 and layer > 0 else []
-    wanted += ["total"] if key.dp > 1 or key.zero else []
-    wanted += ["update", *(["gather"] if key.zero else [])]
-    for name in wanted:
-        seconds[name] = noted[place].seconds
-        place += 1
-    load = noted[layer]
-    return EndPiece(Piece((load.seconds,), load.net, load.peak), **seconds), place

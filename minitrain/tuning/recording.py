@@ -43,13 +43,18 @@ class Noted:
 
 
 class _NotedRows(list[Any]):
-    """The rows of a log, which also note what memory is held whenever one is added."""
+    """The rows of a log, which also note what memory is held whenever one is added.
 
-    __slots__ = ("account", "marks")
+    Attributes:
+        borrowed: the most that is held for a moment by the operation whose row comes next, in units.
+    """
+
+    __slots__ = ("account", "borrowed", "marks")
 
     def __init__(self, account: Any) -> None:
         self.account = account
         self.marks: list[tuple[int, int]] = []
+        self.borrowed = 0
 
     def extend(self, row: Iterable[Any]) -> None:
         """Add a row, and note what is held now and the most that was held since the row before."""
@@ -59,7 +64,8 @@ class _NotedRows(list[Any]):
     def mark(self) -> None:
         """Note what is held now, and begin to look for the next peak."""
         self.marks.append((self.account.units, self.account.peak_units))
-        self.account.peak_units = self.account.units
+        self.account.peak_units = max(self.account.units, self.borrowed)
+        self.borrowed = 0
 
 
 class _RecordingModel(FoldedModel):
@@ -68,6 +74,11 @@ class _RecordingModel(FoldedModel):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._rows = self._log._rows = _NotedRows(self._account)
+
+    def _borrow(self, units: int) -> None:
+        """Hold what backward computes again: it counts to the backward, whose row is written next."""
+        rows: Any = self._rows
+        rows.borrowed = max(rows.borrowed, self._account.units + units)
 
     def noted(self) -> list[Noted]:
         """Return the operations of the rank, once it has finished."""

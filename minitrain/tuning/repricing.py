@@ -60,7 +60,9 @@ def _of_tier(place: int) -> Change:
         curves = {
             op: replace(
                 curve,
-                bandwidths=None if curve.bandwidths is None else tuple((low, rate * factor) for low, rate in curve.bandwidths),
+                bandwidths=None
+                if curve.bandwidths is None
+                else tuple((low, rate * factor) for low, rate in curve.bandwidths),
             )
             for op, curve in tier.curves.items()
         }

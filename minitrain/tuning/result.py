@@ -1,159 +1,24 @@
-"""What a search has found: `Tuning`, and `Choice`, one configuration of it."""
+"""What `tune` returns: `Tuning`, the findings of a search with their explanation, their page and their table."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.analysis.labels import GIB
-from minitrain.errors import UsageError
 from minitrain.run.data_frames import data_frame
-from minitrain.run.simulation import simulate
-from minitrain.tuning.rows import FITS, VERDICTS, Row, front_of, options_of, ranked
-from minitrain.tuning.space import Candidate
+from minitrain.tuning.findings import Findings
+from minitrain.tuning.rows import options_of
 
 if TYPE_CHECKING:
-    from minitrain.run.result import Run
     from minitrain.tuning.explanation import TuningExplanation
-    from minitrain.tuning.problem import Machine
-    from minitrain.tuning.search import Search
 
 
 @final
-class Choice:
-    """One configuration that was tried; the columns of its row are attributes.
-
-    Args:
-        candidate: the configuration.
-        row: its row.
-    """
-
-    def __init__(self, candidate: Candidate, row: Row) -> None:
-        self.candidate, self.row = candidate, row
-
-    def __getattr__(self, name: str) -> Any:
-        row = self.__dict__.get("row", {})
-        if name in row:
-            return row[name]
-        raise AttributeError(f"a choice has no {name}; its columns are {', '.join(row)}")
-
-    @property
-    def options(self) -> Row:
-        """The options of its strategy."""
-        return options_of(self.row)
-
-    def simulate(self, **changes: Any) -> Run:
-        """Simulate it, by default folded, with every figure that a run has.
-
-        Args:
-            changes: parameters of `simulate` to set otherwise, such as `fold=False` for every rank's log.
-        """
-        return simulate(self.candidate.strategy, **{**self.candidate.parameters, "fold": True, **changes})
-
-    def words(self, tool: str) -> str:
-        """Return it in the words of another tool: "megatron-lm", "torchtitan", "deepspeed", "fsdp" or "calculon".
-
-        Raises:
-            UsageError: there is no such tool, or it has no words for this strategy.
-        """
-        from minitrain.tuning.words import in_words_of  # noqa: PLC0415  (only when somebody asks)
-
-        return in_words_of(tool, self)
-
-    def __repr__(self) -> str:
-        return f"<Choice {self}>"
-
-    def __str__(self) -> str:
-        return f"{self.row['strategy']} {described(self.options)}"
-
-
-def described(options: Mapping[str, Any]) -> str:
-    """Return the options that are on, in few words.
-
-    >>> described({"tp": 8, "pp": 1, "zero": 1, "recompute": "none", "sequence_parallel": True, "offload": None})
-    'tp 8, pp 1, zero 1, sequence_parallel'
-    """
-    words = []
-    for name, value in options.items():
-        if value is True:
-            words.append(name)
-        elif value not in (None, False, "none") and not (value == 0 and name == "zero"):
-            words.append(f"{_SHORT.get(name, name)} {value}")
-    return ", ".join(words)
-
-
-_SHORT = {"num_chunks": "chunks", "microbatch_size": "microbatch"}
-
-
-@final
-class Tuning:
-    """What a search has found.
-
-    Args:
-        search: the search, which has ended.
-
-    Attributes:
-        objective: what was wanted.
-        was_interrupted: whether it ended before all configurations were tried.
-    """
-
-    def __init__(self, search: Search) -> None:
-        self._search = search
-        self.objective = search.objective
-        self.was_interrupted = search.was_interrupted
-        self._places = sorted(search.rows)
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """Every configuration that was tried, with its `status`, its `reason` and its figures."""
-        return [self._search.rows[place] for place in self._places]
-
-    @cached_property
-    def ranked(self) -> list[Row]:
-        """The rows that fit, the best first."""
-        return ranked(self.rows, self.objective)
-
-    @cached_property
-    def front(self) -> list[Row]:
-        """The rows that no other one beats in time, memory, money and energy, the quickest first."""
-        return front_of(self.rows)
-
-    @cached_property
-    def best(self) -> Choice:
-        """The best configuration.
-
-        Raises:
-            UsageError: none fits.
-        """
-        if not self.ranked:
-            raise UsageError(f"no configuration fits: {self.verdicts()}; {self._nearest()}")
-        return self.choice(self.ranked[0])
-
-    def choice(self, row: Row) -> Choice:
-        """Return the configuration of a row."""
-        place = next(place for place in self._places if self._search.rows[place] is row)
-        return Choice(self._search.candidates[place], row)
-
-    def most_bytes(self, machine: Machine) -> float:
-        """Return what a rank may hold on a machine, bytes."""
-        return self._search.most_bytes(machine)
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        """How many configurations there are of each verdict."""
-        found = Counter(row["status"] for row in self.rows)
-        return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
-
-    def verdicts(self) -> str:
-        """Return how many configurations there are of each verdict, in words."""
-        words = ", ".join(f"{count:,} {verdict}" for verdict, count in self.counts.items())
-        missing = len(self._search.candidates) - len(self.rows)
-        return f"{len(self.rows):,} configurations: {words}" + (f"; {missing:,} were not reached" if missing else "")
+class Tuning(Findings):
+    """What a search has found; see `Findings` for `best`, `front`, `rows` and what else it holds."""
 
     def explain(self, runners_up: int = 3, factors: Sequence[float] = (1.25, 1.5, 2.0, 4.0, 8.0)) -> TuningExplanation:
         """Return why the best one wins, what the next ones lose, and what would have to change.
@@ -185,15 +50,6 @@ class Tuning:
 
         return write_tuning_page(Path(path), self, pictures)
 
-    def _nearest(self) -> str:
-        """Return what comes nearest to fitting."""
-        priced = [row for row in self.rows if row["peak_memory_bytes"] is not None]
-        if not priced:
-            return next((str(row["reason"]) for row in self.rows if row["reason"]), "the space is empty")
-        least = min(priced, key=lambda row: row["peak_memory_bytes"])
-        held = least["peak_memory_bytes"] / GIB
-        return f"the least memory is {held:.4g} GiB, of {least['strategy']} {described(options_of(least))}"
-
     def __repr__(self) -> str:
         if not self.ranked:
             return f"<Tuning: {self.verdicts()}>"
@@ -207,11 +63,3 @@ class Tuning:
         names = list(dict.fromkeys(name for row in self.ranked[:10] for name in options_of(row)))
         rows = [{"bubble_fraction": None, "exposed_comm_fraction": None, **row} for row in self.ranked[:10]]
         return f"<p>{escape(self.verdicts())}</p>{html_of_rows(rows, names)}"
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def num_fitting(self) -> int:
-        """How many configurations fit."""
-        return sum(row["status"] == FITS for row in self.rows)

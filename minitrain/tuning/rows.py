@@ -58,8 +58,15 @@ def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most
     return row | machine.figures(known.step_time_s, known.busy_s)
 
 
-_TIMES = ("step_time_s", "mfu", "tokens_per_second", "tokens_per_second_per_rank", "dollars", "tokens_per_dollar",
-          "energy_joules")
+_TIMES = (
+    "step_time_s",
+    "mfu",
+    "tokens_per_second",
+    "tokens_per_second_per_rank",
+    "dollars",
+    "tokens_per_dollar",
+    "energy_joules",
+)
 FIGURES = ("peak_memory_bytes", *_TIMES)
 """The figures of a row."""
 

@@ -128,9 +128,7 @@ class Search:
         tasks = list(_tasks(missing))
         work = sum(_work_of(candidate) for _, candidate in missing)
         is_pruning = self._prune == "best"
-        submit = [
-            (task, price_pipelines, (task[0][1].problem, [one.pipeline for _, one in task])) for task in tasks
-        ]
+        submit = [(task, price_pipelines, (task[0][1].problem, [one.pipeline for _, one in task])) for task in tasks]
         self._run(submit, inline=self._is_alone or (work < _WORK_INLINE and self._executor is None), limits=is_pruning)
 
     def _simulate(self, missing: Task) -> None:
@@ -192,7 +190,7 @@ class Search:
 
     def _run_on(self, workers: Executor, num_at_once: int, todo: Iterator[Any], *, limits: bool) -> None:
         """Keep some tasks at work until none is left."""
-        in_flight: dict[Future[list[Figures]], Task] = {}
+        in_flight: dict[Future[Sequence[Figures]], Task] = {}
         try:
             while True:
                 while len(in_flight) < num_at_once and not self._is_over() and (one := next(todo, None)):

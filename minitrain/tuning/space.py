@@ -19,7 +19,7 @@ from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.strategy_loading import Strategy, takes_option
 from minitrain.sweeps.batches import label_of
 from minitrain.tuning.layouts import Pipeline
-from minitrain.tuning.pieces import EndKey, PassKey
+from minitrain.tuning.piece import EndKey, PassKey
 from minitrain.tuning.problem import Machine, Problem
 
 Axes = Mapping[str, Sequence[Any]]
@@ -181,7 +181,11 @@ def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_micro
 def _too_large(options: Mapping[str, Any], machine: Machine) -> str | None:
     """Return that a microbatch is larger than what a replica trains on, where the degrees tell that; or None."""
     degrees = [options.get(name) for name in ("tp", "pp", "cp", "ep")]
-    world_size, batch, size = machine.problem.world_size, machine.problem.global_batch_size, options.get("microbatch_size")
+    world_size, batch, size = (
+        machine.problem.world_size,
+        machine.problem.global_batch_size,
+        options.get("microbatch_size"),
+    )
     if size is None or not all(isinstance(degree, int) for degree in degrees if degree is not None):
         return None
     divided = prod(degree for degree in degrees[:3] if degree is not None)
@@ -204,7 +208,7 @@ class _Megatron:
     def __init__(self, strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int) -> None:
         self._strategy, self._machine, self._axes = strategy, machine, dict(axes)
         self._problem, self._least = machine.problem, min_microbatches
-        self._tied = {name for name in ("overlap_messages", "scatter_gather") if name not in self._axes}
+        self._tied = {name for name in _TIED if name not in self._axes}
         self._stages: dict[tuple[int, int], tuple[range, ...] | str] = {}
 
     def candidates(self) -> Iterator[Candidate]:
@@ -238,8 +242,9 @@ class _Megatron:
     def _candidate(self, options: dict[str, Any], stages: tuple[range, ...]) -> Candidate:
         tp, pp = options["tp"], options["pp"]
         dp = self._problem.world_size // (tp * pp)
-        if "layers_per_stage" in options or not (self._machine.is_aligned(tp) and self._machine.is_aligned(tp * dp)):
+        if options.keys() - _OF_PIECES or not (self._machine.is_aligned(tp) and self._machine.is_aligned(tp * dp)):
             return Candidate(self._problem, self._strategy, options)
+        messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
         named = (options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts"))
         pipeline = Pipeline(
             PassKey(tp, options["microbatch_size"], *named),
@@ -248,27 +253,27 @@ class _Megatron:
             stages,
             self._problem.global_batch_size // dp // options["microbatch_size"],
             options["overlap_replicas"],
-            options["overlap_messages"],
+            messages,
         )
         return Candidate(self._problem, self._strategy, options, pipeline)
 
     def _mattering(self, sizes: dict[str, int], given: dict[str, Any]) -> dict[str, Any]:
         """Return switches with their plain values where they do not matter.
 
-        Messages are hidden where a rank has several stages, and shares of activations are sent, as Megatron-LM does.
+        As Megatron-LM does, messages are hidden where a rank has several stages, and otherwise sent and received at
+        once, and shares of activations are sent.
         """
         tp, pp, dp = sizes["tp"], sizes["pp"], self._problem.world_size // (sizes["tp"] * sizes["pp"])
         found = {"zero": 0, "recompute": "none", **dict.fromkeys(_SWITCHES, False), **given}
         if "overlap_messages" in self._tied:
             found["overlap_messages"] = sizes["num_chunks"] > 1
-        if "scatter_gather" in self._tied:
-            found["scatter_gather"] = True
+        found |= {name: True for name in ("scatter_gather", "batch_messages") if name in self._tied}
         for name in () if tp > 1 else ("sequence_parallel", "overlap_parts", "scatter_gather"):
             found[name] = False
-        for name in () if pp > 1 else ("overlap_messages", "scatter_gather"):
+        for name in () if pp > 1 else _TIED:
             found[name] = False
-        if found["sequence_parallel"]:
-            found["scatter_gather"] = False
+        found["scatter_gather"] &= not found["sequence_parallel"]
+        found["batch_messages"] &= not found["overlap_messages"]
         if dp == 1:
             found |= {"zero": 0, "overlap_replicas": False}
         return found
@@ -304,7 +309,10 @@ class _Megatron:
         return self._stages[key]
 
 
-_SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", "overlap_messages", "scatter_gather")
+_TIED = ("overlap_messages", "batch_messages", "scatter_gather")
+_SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", *_TIED)
+_OF_PIECES = frozenset({"tp", "pp", "num_chunks", "microbatch_size", "zero", "recompute", *_SWITCHES})
+"""The options of `megatron` that pieces know; with others, a layout is simulated."""
 
 
 def _num_blocks(machine: Machine) -> int:

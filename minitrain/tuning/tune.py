@@ -163,7 +163,9 @@ def _require_known(space: Mapping[str, Sequence[Any]], strategies: Sequence[str 
     for name, values in space.items():
         if not any(takes_option(function, name) for function in functions):
             known = [option for function in functions for option in options_of(function)]
-            raise UsageError(f"{name} is no option of any strategy that is searched{did_you_mean(name, known)}", name=name)
+            raise UsageError(
+                f"{name} is no option of any strategy that is searched{did_you_mean(name, known)}", name=name
+            )
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise UsageError(f"space must have a list of at least one value for {name}, got {values!r}", name=name)
 

@@ -11,14 +11,25 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from minitrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from minitrain.tuning.result import Choice
+from minitrain.tuning.rows import Row
+from minitrain.tuning.space import Candidate
 
 _RECOMPUTE_OF_CALCULON = {"none": "none", "selective": "attn_only", "full": "full"}
+
+
+class Choice(Protocol):
+    """A configuration that was tried: `minitrain.tuning.findings.Choice`."""
+
+    candidate: Candidate
+    row: Row
+
+    @property
+    def options(self) -> Row:
+        """The options of its strategy."""
+        ...
 
 
 def in_words_of(tool: str, choice: Choice) -> str:
@@ -27,9 +38,18 @@ def in_words_of(tool: str, choice: Choice) -> str:
     Raises:
         UsageError: there is no such tool, or it has no words for the strategy.
     """
+    require_tool(tool)
+    return TOOLS[tool](choice)
+
+
+def require_tool(tool: str) -> None:
+    """Require a tool that there are words for.
+
+    Raises:
+        UsageError: there are none.
+    """
     if tool not in TOOLS:
         raise UsageError(f"a layout can be said in the words of {', '.join(TOOLS)}, got {tool!r}", tool=tool)
-    return TOOLS[tool](choice)
 
 
 def megatron_lm(choice: Choice) -> str:
@@ -46,7 +66,17 @@ def megatron_lm(choice: Choice) -> str:
         *_switches(options),
         *_recompute(options["recompute"]),
     ]
-    return " \\\n".join([*words, *_sizes(choice)]) + "\n"
+    return " \\\n".join([*words, *_sizes(choice)]) + "\n" + _note_on_stages(choice)
+
+
+def _note_on_stages(choice: Choice) -> str:
+    """Return what is to be said of stages that whole layers do not make equal."""
+    num_stages, model = choice.options["pp"] * choice.options["num_chunks"], choice.candidate.problem.machine.model
+    if model is None or model.num_layers % num_stages == 0:
+        return ""
+    return (
+        f"# {model.num_layers} layers do not divide into {num_stages} stages: give --pipeline-model-parallel-layout\n"
+    )
 
 
 def _switches(options: Mapping[str, Any]) -> Iterator[str]:
@@ -157,7 +187,10 @@ def deepspeed(choice: Choice) -> str:
     replicated, sharded, pp = _degrees(choice)
     if options["tp"] > 1 or pp > 1:
         _refuse(choice, "deepspeed", "its configuration has no tensor or pipeline parallelism; use megatron-lm")
-    zero: dict[str, Any] = {"stage": options.get("zero", 3), "overlap_comm": bool(options.get("overlap_replicas", True))}
+    zero: dict[str, Any] = {
+        "stage": options.get("zero", 3),
+        "overlap_comm": bool(options.get("overlap_replicas", True)),
+    }
     if row["strategy"] == "fsdp" and replicated > 1:
         zero["mics_shard_size"] = sharded
     if options.get("offload") == "optimizer":

@@ -156,7 +156,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, layout),
-        "batch_messages": "megatron" in framework.name.lower() or framework.name.startswith("NeMo"),
+        "batch_messages": framework.batches_messages,
         "scatter_gather": "megatron" in row.text("framework").lower(),
     }
 

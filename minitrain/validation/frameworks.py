@@ -30,6 +30,7 @@ class Framework:
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
         recompute: what backward computes again where the row does not say; None where nobody can know.
         balances: whether stages are cut by the parameters of layers and head, as nanotron does.
+        batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
             platform has it, or a way of `minitrain.hardware.platforms.EXPOSED`.
     """
@@ -43,6 +44,7 @@ class Framework:
     gradient_bytes: int = 4
     recompute: str | None = "none"
     balances: bool = False
+    batches_messages: bool = False
     parts_overlap: str = ""
 
     def platform_of(self, row: Row) -> str | None:
@@ -54,6 +56,7 @@ class Framework:
 FRAMEWORKS = (
     Framework(
         name="Megatron-LM of 2020 and 2021",
+        batches_messages=True,
         words=r"megatron-lm (2020|\(sc21\))|megatron-lm.*(2019|2020|2021)",
         platforms=((r".", "megatron-2021"),),
         dropout=0.1,
@@ -77,10 +80,16 @@ FRAMEWORKS = (
         gradient_bytes=2,
     ),
     Framework(
-        name="NeMo Megatron of 2023", words=r"nemo megatron 2[23]", dropout=0.1, attention="unfused", overlap="always"
+        name="NeMo Megatron of 2023",
+        batches_messages=True,
+        words=r"nemo megatron 2[23]",
+        dropout=0.1,
+        attention="unfused",
+        overlap="always",
     ),
     Framework(
         name="NeMo",
+        batches_messages=True,
         words=r"nemo|megatron-bridge",
         platforms=((r"h100|h200|b200", "nemo-h100"),),
         dropout=0.1,
@@ -89,6 +98,7 @@ FRAMEWORKS = (
     Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
     Framework(
         name="Megatron-Core",
+        batches_messages=True,
         words=r"megatron-core|megatron-lm|megatron",
         platforms=((r"h100|h200|b200", "nemo-h100"),),
         dropout=0.1,

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.device_groups import Devices, Link
-from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.measured_layers import LayerTime, MeasuredLayers
-from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.run.simulation import simulate
 from minitrain.validation.errors_by_table import RowResult
 from minitrain.validation.machines import device_of
@@ -32,7 +30,6 @@ from minitrain.validation.rows import LackingError, Row
 from minitrain.validation.tables_of_package import tables_folder
 from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
-from minitrain.workloads.transformer_workload import find_workload
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
@@ -168,13 +165,12 @@ class _Step:
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Return what the step runs on, as arguments of `simulate`."""
+        """Return what the step runs on, as arguments of `simulate`: equal nodes are folded, which changes no figure."""
         if len(self.layout.devices) > 1:
             cluster, placement = _mixed_cluster(self.layout, self.tables)
             return {"hardware": cluster, "placement": placement, "workload": self.model}
         (device,) = self.layout.devices
-        base = RuntimePredictor(self.layout.world_size, device, network="auto", workload=find_workload(self.model))
-        return {"hardware": LayerPredictor(self.tables[device], base)}
+        return {"hardware": device, "workload": self.model, "prices": self.tables[device], "fold": True}
 
 
 def _mixed_cluster(layout: Layout, tables: Mapping[str, MeasuredLayers]) -> tuple[Cluster, list[int]]:

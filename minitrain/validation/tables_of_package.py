@@ -48,7 +48,9 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             ),
             PublishedTable("b3", "GPT 1B to 8B, V100 and A100 (Megatron-LM, 2020)"),
             PublishedTable(
-                "b1", "GPT 1.7B to 462B, H100 (Megatron-Core)", lacks="microbatch sizes (taken as 1), chunks (as 1)"
+                "b1",
+                "GPT 1.7B to 462B, H100 (Megatron-Core)",
+                lacks="microbatch sizes (taken as the quickest that fits), chunks (as one layer each)",
             ),
             PublishedTable(
                 "a1", "MPT 125M to 70B, A100 and H100 (MosaicML)", f"platforms eager-a100, eager-h100, {_ODD}"

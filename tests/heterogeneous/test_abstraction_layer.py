@@ -13,6 +13,7 @@ from minitrain.devices import make_simulator, matmul
 from minitrain.hardware import shipped_configs
 from minitrain.heterogeneous import (
     OPERATIONS,
+    DeviceFailure,
     FailingBackend,
     HardwareAbstractionLayer,
     HardwareClass,
@@ -141,6 +142,15 @@ def test_one_error_lists_everything_that_was_tried() -> None:
     assert "dead: numpy has died" in said
     assert "class tpu: no backend is registered for it" in said
     assert [name for name, _ in caught.value.tried] == ["class gpu", "dead", "class tpu"]
+
+
+def test_an_operand_that_a_dead_device_held_is_lost_whoever_computes() -> None:
+    hal = HardwareAbstractionLayer()
+    hal.register_backend("a100_80g", FailingBackend(SimulatedBackend("a100_80g"), after=1))
+    hal.register_backend("numpy", HostBackend("numpy"))
+    made = hal.execute("tanh", {"x": X.astype(np.float32)}, "a100_80g").result
+    with pytest.raises(DeviceFailure, match="a100_80g has died, and what it held is lost"):
+        hal.execute("tanh", {"x": made}, "numpy")
 
 
 def test_more_than_a_devices_memory_is_refused() -> None:

@@ -206,6 +206,27 @@ def test_waits_are_no_more_than_another_device_makes_necessary() -> None:
     assert manager.barrier({"a": 1.0, "b": 3.0}) == 3.0
 
 
+@given(st.lists(st.integers(0, 2), min_size=len(WORKLOAD.operations), max_size=len(WORKLOAD.operations)))
+def test_waits_and_the_order_of_each_device_keep_every_dependency(places: list[int]) -> None:
+    mapping = dict(zip(WORKLOAD.by_name, (DEVICES[place] for place in places), strict=True))
+    waits = orchestrator(layer()).sync_manager.plan(WORKLOAD, mapping)
+    sure: dict[str, set[str]] = {}
+    latest: dict[str, str] = {}
+    for name in WORKLOAD.by_name:
+        device = mapping[name].name
+        before = [*waits[name], *([latest[device]] if device in latest else [])]
+        sure[name] = {other for each in before for other in {each, *sure[each]}}
+        latest[device] = name
+        assert set(dependencies(WORKLOAD)[name]) <= sure[name]
+        assert all(mapping[other].name != device for other in waits[name])
+
+
+def test_a_workload_of_nothing_takes_nothing() -> None:
+    nothing = WorkloadProfile("nothing", (), {"x": np.ones(3)})
+    run = orchestrator(layer()).execute_multi_device_workload(nothing, {}, spares=["t4"], power_budget_W=70)
+    assert (run.seconds, run.outputs, run.moved_bytes) == (0.0, {}, 0)
+
+
 def test_a_power_budget_is_kept_and_costs_time(undisturbed: Any) -> None:
     assert undisturbed.timeline.peak_watts > 900
     run = orchestrator(layer()).execute_multi_device_workload(WORKLOAD, ROUND_ROBIN, power_budget_W=900)

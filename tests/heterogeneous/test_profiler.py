@@ -264,6 +264,17 @@ def test_the_processor_is_measured_when_its_profile_is_asked_for(monkeypatch: py
     assert detector.detect_hardware()[0] == host  # measured once
 
 
+def test_the_devices_of_a_machine_are_profiled_together() -> None:
+    detector = EnhancedHardwareDetector("xeon_8480plus", modules={"pynvml": nvml()}.get)
+    hal = HardwareAbstractionLayer()
+    hal.register_backend("host", SimulatedBackend("xeon_8480plus"))
+    hal.register_backend(HardwareClass.GPU, Liar(times=3))
+    profiler = ComprehensiveHardwareProfiler(detector, hal, SUITE)
+    verdicts = {name: report.verdict for name, report in profiler.profile_machine().items()}
+    assert verdicts == {"host": "pass", "a100_80g-0": "fail"}
+    assert set(profiler.hardware_fingerprints) == set(verdicts)
+
+
 def test_a_detector_wants_a_config_that_there_is() -> None:
     with pytest.raises(mt.HardwareConfigError, match="xeon"):
         EnhancedHardwareDetector("xeon_8480")

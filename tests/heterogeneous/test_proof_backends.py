@@ -48,6 +48,17 @@ def test_a_strategys_numbers_agree_on_all_backends(backend: str, direct: list[An
             np.testing.assert_array_equal(found, expected)
 
 
+@needs_torch
+def test_ranks_on_different_libraries_train_together(direct: list[Any]) -> None:
+    proof = mt.prove("zero3", backend=["numpy", "torch"], **SIZES)
+    assert proof.backend == "numpy and torch"
+    assert min(proof.computed["numpy"], proof.computed["torch"]) > 50
+    for found, expected in zip(weights_of(proof), direct, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=AGREE, atol=AGREE)
+    content: Any = [model.final_weights[0]._content for model in proof.run.models]
+    assert [each.values.place.key for each in content] == ["numpy", "torch"]
+
+
 def test_all_matrices_are_multiplied_by_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     compute = Place.compute
@@ -88,10 +99,15 @@ def test_a_problem_may_name_its_backend() -> None:
     assert isinstance(content.values, PlacedArray)
 
 
-@pytest.mark.parametrize("backend", ["cuda", "", 3])
+@pytest.mark.parametrize("backend", ["cuda", "", 3, ["numpy", "cuda"]])
 def test_an_unknown_backend_is_refused_with_those_that_there_are(backend: Any) -> None:
     with pytest.raises(mt.UsageError, match="backend must be one of jax, numpy, torch, got"):
         mt.prove("ddp", backend=backend, **SIZES)
+
+
+def test_no_backend_at_all_is_refused() -> None:
+    with pytest.raises(mt.UsageError, match="backend must name one library at least"):
+        mt.prove("ddp", backend=[], **SIZES)
 
 
 def test_a_backend_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,3 +157,14 @@ def test_writes_into_placed_arrays_stay_placed_and_are_counted() -> None:
     home = np.zeros((3, 4))
     home += x
     np.testing.assert_array_equal(home, expected)
+
+
+def test_the_command_takes_backends_in_turn() -> None:
+    from typer.testing import CliRunner
+
+    from minitrain.cli import app
+
+    sizes = ["--world-size", "2", "--layers", "2", "--batch", "4"]
+    result = CliRunner().invoke(app, ["prove", "ddp", *sizes, "--backend", "numpy", "--backend", "jax"])
+    assert result.exit_code == 0
+    assert result.output.rstrip().endswith(", computed by numpy and jax")

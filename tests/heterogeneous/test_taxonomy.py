@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
+from minitrain.devices import matmul
 from minitrain.heterogeneous import (
     EnhancedHardwareTaxonomy,
     HardwareCapabilityProfile,
@@ -138,6 +139,18 @@ def test_devices_of_one_kind_get_numbers_and_names_that_clash_are_refused() -> N
         profiles_of([t4, t4])
     with pytest.raises(mt.UsageError, match="at least one device"):
         profiles_of([])
+
+
+def test_a_cluster_stands_for_all_of_its_devices_slowed_by_their_caps() -> None:
+    groups = [mt.Devices("a100_80g", 2, name="old", power_cap_watts=200), mt.Devices("t4", 1)]
+    old, other, t4 = profiles_of(mt.Cluster(groups, between_groups=mt.Link(1e9)))
+    assert (old.name, other.name, t4.name) == ("old-0", "old-1", "t4")
+    product = matmul(4096, 4096, 4096, "float16")
+    alone = HardwareCapabilityProfile.from_device("a100_80g").simulator.operation_time(product)
+    slowed = old.simulator.operation_time(product)
+    assert slowed.compute_s == pytest.approx(alone.compute_s / groups[0].clock_share)
+    assert slowed.memory_s == alone.memory_s
+    assert (old.tdp_W, t4.tdp_W) == (200, 70)
 
 
 def test_an_unknown_class_is_refused_with_the_nearest() -> None:

@@ -215,3 +215,30 @@ def test_an_operation_that_no_device_computes_is_named(manager: HardwareAwareWor
     workload = branches(count=1, datatype="float64")
     with pytest.raises(mt.UsageError, match=r"no device of h100_80g_nvl8, a100_80g, t4 computes matmul .* in float64"):
         manager.decompose_workload(workload, DEVICES)
+
+
+def test_shares_beat_equal_ones_and_those_by_peak_on_a_mixed_cluster(manager: HardwareAwareWorkloadManager) -> None:
+    devices = profiles_of(
+        ["h100_80g_nvl8"] * 4 + ["a100_80g"] * 4 + ["l40s_48g_pcie8"] * 8 + ["tpu_v5p", "xeon_8480plus"]
+    )
+    layers = [WorkloadOperation(f"x{layer + 1}", "matmul", {"x": f"x{layer}", "y": "w"}) for layer in range(8)]
+    inputs = {"x0": ArraySpec((1024, 1024, 4096), "float16"), "w": ArraySpec((4096, 4096), "float16")}
+    workload = WorkloadProfile("layers", tuple(layers), inputs, batch_inputs=("x0",))
+
+    def seconds(device: HardwareCapabilityProfile, samples: int) -> float:
+        costs = workload.at_batch(max(1, samples)).costs.values()
+        return sum(device.simulator.predict(cost) for cost in costs) if samples else 0.0
+
+    def slowest(shares: list[int]) -> float:
+        return max(seconds(device, share) for device, share in zip(devices, shares, strict=True))
+
+    shares = list(manager.share_samples(workload, devices).values())
+    peaks = [device.peak_flop_per_s["float16"] for device in devices]
+    equal = [
+        61 if device.hardware_class is not HardwareClass.CPU else 0 for device in devices
+    ]  # 1,024 / 17, rounded up
+    assert sum(shares) == 1024
+    assert slowest(shares) < 0.7 * slowest(equal)
+    assert slowest(shares) < slowest([round(1024 * peak / sum(peaks)) for peak in peaks])
+    alone = sum(1024 / seconds(device, 1024) for device in devices)
+    assert 1024 / slowest(shares) > 0.95 * alone

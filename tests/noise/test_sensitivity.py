@@ -11,6 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.analysis.critical_path import critical_path
 from minitrain.analysis.dependencies import make_graph
+from tests.small_transformers import LLAMA_LIKE
 
 _PRICES = {"forward": 2.0, "backward": 4.0, "send": 1.0, "all_gather": 3.0, "reduce_scatter": 3.0, "update": 0.5}
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
@@ -69,9 +70,9 @@ def test_a_change_is_a_share(change: Any) -> None:
         mt.sensitivity(mt.simulate("zero3", **_SIZES), change)
 
 
-def test_a_folded_run_is_refused() -> None:
+def test_a_run_without_events_is_refused() -> None:
     with pytest.raises(mt.UsageError, match="sensitivity needs every event of every rank"):
-        mt.sensitivity(mt.simulate("zero3", **_SIZES, fold=True))
+        mt.sensitivity(mt.simulate("zero3", **_SIZES, log="summary"))
 
 
 _GRAPH_FREE: Any = {"world_size": 16, "num_layers": 4, "global_batch_size": 16}
@@ -122,3 +123,12 @@ def test_a_run_that_cannot_be_priced_again_has_no_prices(tmp_path: Path) -> None
     assert mt.sensitivity(mt.simulate("ddp", **_SIZES, contention=True)).prices == ()
     with pytest.raises(mt.UsageError, match='of must be "kinds" or "prices"'):
         mt.sensitivity(run).figure("colours")
+
+
+def test_prices_that_cut_stages_otherwise_give_the_steps_of_simulations() -> None:
+    sizes: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "workload": LLAMA_LIKE}
+    found = mt.sensitivity(mt.simulate("1f1b", **sizes), 0.9)
+    for one in found.prices[:3]:
+        values = [one.value * 0.1, min(one.value * 1.9, 1.0 if one.path.endswith("efficiency") else one.value * 1.9)]
+        steps = mt.price("1f1b", "h100_80g_nvl8", vary={one.path: values}, **sizes).step_time.tolist()
+        assert [one.lower_s, one.higher_s] == pytest.approx(steps, rel=1e-15)

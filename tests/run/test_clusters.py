@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import minitrain as mt
+from minitrain.cli import app
 from minitrain.errors import OutOfMemoryError, StrategyError, UsageError
 from minitrain.hardware.clusters.power import clock_share
+from tests.folded_runs import require_every_rank
 
 LINK = mt.Link(20e9, 1e-5)
 SIZES: dict[str, Any] = {"num_layers": 8, "global_batch_size": 64}
@@ -131,7 +135,9 @@ FOLDED: list[tuple[str, dict[str, Any], bool]] = [
     ("zero3", {"shares": [4] * 8 + [2] * 16, "microbatch_size": 2}, True),
     ("hsdp", {"shares": [4] * 8 + [2] * 16, "microbatch_size": 2}, True),
     ("megatron", {"global_batch_size": 24, "pp": 3, "tp": 4, "num_layers": 9}, True),
-    ("pp_dp", {"shares": mt.Shares([2] * 4 + [1] * 8), "pp": 2}, False),  # the strategy's own axis has both kinds
+    ("pp_dp", {"global_batch_size": 24, "pp": 2}, True),  # the strategy's own axis has both kinds
+    ("fsdp", {"shares": [4] * 8 + [2] * 16, "microbatch_size": 2}, True),
+    ("pp_dp", {"shares": mt.Shares([2] * 3 + [1] * 9), "pp": 2}, False),  # replicas that are unlike on one kind
 ]
 
 
@@ -140,18 +146,17 @@ def test_folding_by_kind_gives_the_figures_of_the_full_run(
     strategy: str, parameters: dict[str, Any], folds: bool
 ) -> None:
     given: dict[str, Any] = {"hardware": cluster(8, 16, per_node=4), "num_layers": 4} | parameters
-    full, folded = mt.simulate(strategy, **given), mt.simulate(strategy, **given, fold=True)
+    full, folded = mt.simulate(strategy, **given, fold=False), mt.simulate(strategy, **given, fold=True)
     assert folded.is_folded == folds
     assert folded.step_time == full.step_time
     assert folded.peak_memory_per_rank == full.peak_memory_per_rank
-    assert folded.summary()["by_device_kind"] == full.summary()["by_device_kind"]
-    for rank, log in zip(getattr(folded, "representatives", ()), folded.logs, strict=False):
-        assert list(log) == list(full.logs[rank])
+    assert folded.summary() == full.summary() == mt.simulate(strategy, **given).summary()
+    require_every_rank(folded, full)
 
 
 def test_uneven_shares_fold_on_devices_that_are_alike() -> None:
     given: dict[str, Any] = {"world_size": 8, "num_layers": 4, "shares": [3] * 4 + [1] * 4}
-    full, folded = mt.simulate("ddp", **given), mt.simulate("ddp", **given, fold=True)
+    full, folded = mt.simulate("ddp", **given, fold=False), mt.simulate("ddp", **given, fold=True)
     assert folded.is_folded
     assert (folded.step_time, folded.peak_memory_per_rank) == (full.step_time, full.peak_memory_per_rank)
 
@@ -224,3 +229,16 @@ def test_a_file_may_stand_for_a_cluster(tmp_path: Path) -> None:
     assert (run.hardware, run.world_size, run.device_of_rank[3]) == ("mine", 4, "a100_80g")
     rows = mt.sweep("ddp", {"hardware": [str(file)]}, num_layers=2, world_size=4, global_batch_size=64).rows()
     assert [row["step_time_s"] for row in rows] == [run.step_time]
+
+
+def test_the_command_line_shows_and_takes_clusters() -> None:
+    shown = CliRunner().invoke(app, ["hw", "show", "two_generations"])
+    assert "two_generations: 16 devices in 3 nodes, 8,800 W at most" in shown.stdout
+    assert "between new and old: 2.8 GB/s a node, 30 us" in shown.stdout
+    shares = ",".join(["3"] * 8 + ["1"] * 8)
+    options = ["--hw", "two_generations", "--shares", shares, "--layers", "2", "--no-trace", "--json"]
+    found = json.loads(CliRunner().invoke(app, ["run", "ddp", *options]).stdout)
+    assert (found["world_size"], found["global_batch_size"]) == (16, 32)
+    assert [each["work_fraction"] for each in found["by_device_kind"]] == [0.75, 0.25]
+    wrong = CliRunner().invoke(app, ["run", "ddp", "--shares", "3,x"])
+    assert "--shares takes the samples of each replica, as in --shares 12,4; got '3,x'" in wrong.stderr

@@ -20,7 +20,6 @@ SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 
 
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
-    gc.unfreeze()  # as outside of these tests
     gc.collect()
     gc.disable()
     yield
@@ -71,7 +70,7 @@ def test_an_attempt_at_folding_in_vain_is_freed_without_the_collector() -> None:
         return model
 
     run = mt.simulate(pipeline, fold=True, check=False, **SIZES)
-    assert [model() for model in models] == [None, *run.models]
+    assert [model() for model in models] == [None, *run.class_models]
 
 
 def test_thresholds_come_back_after_runs_beside_each_other_and_after_errors() -> None:
@@ -103,6 +102,7 @@ class Circle:
 
 def test_circles_that_grew_old_are_looked_at_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "_MOST_UNTRAVERSED", 10_000)
+    gc.unfreeze()  # what was there before the tests of this file
     circles: list[weakref.ref[Circle]] = []
     for _ in range(12):
         with rare_collections():

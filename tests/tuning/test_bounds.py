@@ -32,8 +32,16 @@ _AXES: dict[str, list[Any]] = {
 @pytest.mark.parametrize("seed", range(50))
 def test_pruning_keeps_the_best_of_a_random_space(seed: int) -> None:
     rng = random.Random(seed)
-    space = {name: sorted(rng.sample(values, rng.randint(1, min(2, len(values)))), key=str) for name, values in _AXES.items()}
-    given: dict[str, Any] = {"world_size": 8, "global_batch_size": 16, "strategies": "megatron", "space": space, "jobs": 1}
+    space = {
+        name: sorted(rng.sample(values, rng.randint(1, min(2, len(values)))), key=str) for name, values in _AXES.items()
+    }
+    given: dict[str, Any] = {
+        "world_size": 8,
+        "global_batch_size": 16,
+        "strategies": "megatron",
+        "space": space,
+        "jobs": 1,
+    }
     head_room = rng.choice([0.0, 0.999])
     every = mt.tune(SMALL, prune="none", head_room=head_room, **given)
     pruned = mt.tune(SMALL, prune="best", head_room=head_room, **given)

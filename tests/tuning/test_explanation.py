@@ -18,8 +18,14 @@ _GIVEN: dict[str, Any] = {
     "global_batch_size": 16,
     "strategies": "megatron",
     "jobs": 1,
-    "space": {"tp": [1, 2], "pp": [1, 2], "num_chunks": [1], "microbatch_size": [1, 2], "overlap_parts": [False],
-              "recompute": ["none", "full"]},
+    "space": {
+        "tp": [1, 2],
+        "pp": [1, 2],
+        "num_chunks": [1],
+        "microbatch_size": [1, 2],
+        "overlap_parts": [False],
+        "recompute": ["none", "full"],
+    },
 }
 
 

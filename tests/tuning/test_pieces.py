@@ -8,6 +8,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.tuning.orders import FORWARD, order_of
+from minitrain.tuning.piece import PassKey
+from minitrain.tuning.pieces import Pieces
 from minitrain.tuning.problem import Problem
 from minitrain.tuning.space import axes_of, candidates
 from minitrain.tuning.work import Figures, Limit, price_pipelines
@@ -15,6 +17,7 @@ from tests.tuning.models import SMALL, layouts, problem
 
 _ALL = {
     "overlap_messages": [False, True],
+    "batch_messages": [False, True],
     "scatter_gather": [False, True],
     "num_chunks": [1, 2, 3],
     "microbatch_size": [1, 2],
@@ -25,7 +28,9 @@ def simulated(of: Problem, options: Any) -> mt.Run:
     return mt.simulate("megatron", **{**of.parameters, **options, "fold": True, "check": False})
 
 
-@pytest.mark.parametrize(("seed", "fidelity", "world_size"), [(1, "roofline", 16), (2, "kernels", 16), (3, "roofline", 32)])
+@pytest.mark.parametrize(
+    ("seed", "fidelity", "world_size"), [(1, "roofline", 16), (2, "kernels", 16), (3, "roofline", 32)]
+)
 def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_float(
     seed: int, fidelity: str, world_size: int
 ) -> None:
@@ -33,11 +38,21 @@ def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_flo
     chosen = list(layouts(of, seed, 12, **_ALL))
     found = price_pipelines(of, [one.pipeline for one in chosen if one.pipeline is not None])
     for one, figures in zip(chosen, found, strict=True):
+        assert one.pipeline is not None
         run = simulated(of, one.options)
         assert figures.step_time_s == run.step_time, one.options
         assert figures.peak_memory_bytes == run.peak_memory_bytes, one.options
         busy = float((run.breakdown.computing + run.breakdown.exposed).sum())
-        assert figures.busy_s == pytest.approx(busy, rel=0.01 if one.options["overlap_messages"] else 1e-9)
+        assert figures.busy_s == pytest.approx(busy, rel=0.01 if one.pipeline.messages != "plain" else 1e-9)
+
+
+def test_pieces_do_not_depend_on_which_stages_were_executed_before() -> None:
+    machine = Problem("llama3-8b", "h100_80g_nvl8", 8, 8, {}).machine
+    last, key = machine.num_layers, PassKey(2, 4, sequence_parallel=False, recompute="full")
+    fresh, used = Pieces(machine.workload, machine.predictor), Pieces(machine.workload, machine.predictor)
+    for length in (3, 1):
+        used.stage(key, range(last - length, last))
+    assert used.stage(key, range(last - 5, last)) == fresh.stage(key, range(last - 5, last))
 
 
 def test_a_layout_has_the_same_figures_alone_and_among_others() -> None:
@@ -61,7 +76,7 @@ def test_a_model_whose_layers_differ_is_executed_whole() -> None:
 def test_layers_that_a_division_does_not_fit_are_illegal_with_the_rule() -> None:
     odd = mt.Transformer(num_layers=8, hidden_size=96, num_heads=6, vocab_size=512, seq_len=64)
     of = Problem(odd, "h100_80g_nvl8", 8, 8, {})
-    found = [one for one in candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [4]}), 1)]
+    found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [4]}), 1))
     layout = next(one.pipeline for one in found if one.pipeline is not None)
     (figures,) = price_pipelines(of, [layout])
     assert figures.is_rule
@@ -83,7 +98,7 @@ def best(found: list[Figures]) -> float:
 
 
 def test_each_rank_passes_its_stages_once_for_every_microbatch() -> None:
-    order = order_of(4, 2, 8, True)
+    order = order_of(4, 2, 8, "hidden")
     for place, asked in enumerate(order.asked):
         passed = [number for code, number in asked if code == FORWARD]
         assert sorted(passed) == sorted([place, place + 4] * 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,24 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.tuning.result import Tuning, described
+from minitrain.tuning.findings import described
+from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import options_of
 from tests.tuning.models import SMALL
 
-_SPACE = {"tp": [1, 2, 3], "pp": [1, 2], "num_chunks": [1], "microbatch_size": [1, 64], "recompute": ["none"],
-          "overlap_parts": [False], "sequence_parallel": [False], "offload": [None], "replicas": [1]}
+_SPACE = {
+    "tp": [1, 2, 3],
+    "pp": [1, 2],
+    "num_chunks": [1],
+    "microbatch_size": [1, 64],
+    "recompute": ["none"],
+    "overlap_parts": [False],
+    "sequence_parallel": [False],
+    "offload": [None],
+    "replicas": [1],
+}
 _GIVEN: dict[str, Any] = {"world_size": 4, "global_batch_size": 8, "space": _SPACE, "jobs": 1}
-_MEGATRON = {
+_MEGATRON: dict[str, Any] = {
     **_GIVEN,
     "strategies": "megatron",
     "space": {name: values for name, values in _SPACE.items() if name not in ("offload", "replicas")},
@@ -109,7 +118,7 @@ async def own(model: mt.Model, microbatch_size: int = 1, fails: bool = False) ->
 
 
 def test_a_strategy_of_ones_own_is_searched_with_its_options() -> None:
-    space = {"fails": [False, True], "microbatch_size": [1, 2]}
+    space: dict[str, Any] = {"fails": [False, True], "microbatch_size": [1, 2]}
     found = mt.tune(None, world_size=4, global_batch_size=8, strategies=[own], space=space, jobs=1, num_layers=4)
     assert found.counts == {"fits": 2, "failed": 2}
     assert {row["reason"] for row in found.rows if row["status"] == "failed"} == {"ZeroDivisionError: it was asked to"}
@@ -117,8 +126,9 @@ def test_a_strategy_of_ones_own_is_searched_with_its_options() -> None:
 
 
 def test_several_machines_are_compared_by_money() -> None:
-    found = mt.tune(SMALL, ["h100_80g_nvl8", "a100_80g"], **{**_MEGATRON, "world_size": [2, 4]},
-                    objective="tokens_per_dollar")
+    found = mt.tune(
+        SMALL, ["h100_80g_nvl8", "a100_80g"], **{**_MEGATRON, "world_size": [2, 4]}, objective="tokens_per_dollar"
+    )
     assert {(row["hardware"], row["world_size"]) for row in found.ranked} == {
         (hardware, size) for hardware in ("h100_80g_nvl8", "a100_80g") for size in (2, 4)
     }
@@ -174,12 +184,12 @@ def test_a_result_shows_itself(found: Tuning) -> None:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, found: Tuning) -> Iterator[str]:
-    yield found.write_html(tmp_path_factory.mktemp("page") / "tune.html", pictures=2).read_text()
+def pages(tmp_path_factory: pytest.TempPathFactory, found: Tuning) -> str:
+    return found.write_html(tmp_path_factory.mktemp("page") / "tune.html", pictures=2).read_text()
 
 
 def test_the_page_holds_every_priced_configuration_and_draws_the_best(pages: str, found: Tuning) -> None:
-    text = pages.split('<script id="data" type="application/json">')[1].split("</script>")[0]
+    text = pages.split('<script id="data" type="application/json">')[1].partition("</script>")[0]
     data = json.loads(text)
     assert len(data["fits"]) == sum(row["step_time_s"] is not None for row in found.rows)
     assert len(data["drawn"]) == 2

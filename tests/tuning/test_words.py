@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.tuning.findings import Choice
 from minitrain.tuning.problem import Problem
-from minitrain.tuning.result import Choice
 from minitrain.tuning.rows import row_of
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.words import of_calculon
@@ -21,7 +21,7 @@ from tests.tuning.models import SMALL
 _MEGATRON = {
     "tp": 2, "pp": 2, "num_chunks": 2, "microbatch_size": 1, "zero": 1, "recompute": "selective",
     "sequence_parallel": True, "overlap_replicas": True, "overlap_parts": True, "overlap_messages": False,
-    "scatter_gather": False,
+    "scatter_gather": False, "batch_messages": True,
 }  # fmt: skip
 _FSDP = {
     "tp": 1, "replicas": 2, "microbatch_size": 2, "reshard_after_forward": True, "recompute": "full",
@@ -46,8 +46,14 @@ def test_megatron_lm_gets_its_options() -> None:
         ("--num-layers", "8"),
     ):
         assert words[words.index(option) + 1] == value
-    for switch in ("--sequence-parallel", "--tp-comm-overlap", "--use-distributed-optimizer", "--overlap-param-gather",
-                   "--recompute-activations", "--no-overlap-p2p-communication"):
+    for switch in (
+        "--sequence-parallel",
+        "--tp-comm-overlap",
+        "--use-distributed-optimizer",
+        "--overlap-param-gather",
+        "--recompute-activations",
+        "--no-overlap-p2p-communication",
+    ):
         assert switch in words
 
 
@@ -83,7 +89,7 @@ def test_calculon_gets_an_execution_and_gives_it_back(tmp_path: Path) -> None:
     text = choice("megatron", _MEGATRON).words("calculon")
     file = tmp_path / "execution.json"
     file.write_text(text)
-    given = {name: value for name, value in _MEGATRON.items() if name != "overlap_messages"}
+    given = {name: value for name, value in _MEGATRON.items() if name not in ("overlap_messages", "batch_messages")}
     assert of_calculon(file) == {**given, "world_size": 16, "global_batch_size": 32}
     assert json.loads(text)["data_par"] == 4
 

@@ -48,8 +48,9 @@ def require_equal_to_separate(priced: mt.Priced) -> None:
 
 def _require_equal_logs(figures: Together, place: int, separate: mt.Run) -> None:
     """Require that all events of one execution are those of a separate run on one machine."""
-    for log, wanted in zip(figures._run.logs, separate.logs, strict=True):
-        rows, expected = log._rows, wanted._rows  # type: ignore[attr-defined]  # the engine's own logs
+    ours, theirs = (getattr(run, "class_logs", run.logs) for run in (figures._run, separate))
+    for log, wanted in zip(ours, theirs, strict=True):
+        rows, expected = log._rows, wanted._rows
         for column in (TYP, MEMORY, SAMPLES):
             assert rows[column::STRIDE] == expected[column::STRIDE]
         for column in (TIME, LAUNCHED):
@@ -126,6 +127,47 @@ def test_a_transformer_is_priced_as_by_separate_simulations(strategy: str, fidel
     assert priced.hfu.tolist() == [run.hfu for run in priced]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [("single", {"world_size": 1}), ("pp_dp:pp=3", {"world_size": 6}), ("ddp", {"world_size": 3})],
+)
+def test_communication_by_axis_is_that_of_any_number_of_ranks(strategy: str, sizes: dict[str, int]) -> None:
+    more: dict[str, Any] = {**sizes, "global_batch_size": 6, "workload": LLAMA_LIKE}
+    require_equal_to_separate(mt.price(strategy, ["h100_80g_nvl8", "a100_80g"], **more))
+
+
+async def _offloading(model: mt.Model) -> mt.Model:
+    """Train with what forward keeps on the host until backward."""
+    weights, opt_states, activations, *_ = model.storage()
+    weights[0], opt_states[0] = model.load_weights(0)
+    activations["moved"] = model.get_input_activation(range(model.global_batch_size))
+    work = model.launch(model.offload(activations.pop("moved")))
+    model.host["moved"] = await work
+    activations["moved"] = await model.fetch(model.host["moved"])
+    for store, key in ((weights, 0), (opt_states, 0), (activations, "moved"), (model.host, "moved")):
+        del store[key]
+    trained: mt.Model = await mt.strategies()["ddp"](model)
+    return trained
+
+
+def test_moves_to_the_host_are_priced_by_its_link() -> None:
+    links = {"mem2.GBps": [10.0, 100.0, 450.0], "mem2.GiB": [64.0, 512.0, 512.0]}
+    require_equal_to_separate(mt.price(_offloading, vary=links, **{**_SIZES, "world_size": 2}))
+
+
+def test_a_machine_whose_host_is_full_says_so() -> None:
+    links = {"mem2.GiB": [64.0, 512.0, 1e-3]}
+    with pytest.raises(mt.OutOfMemoryError, match="must hold all that is offloaded to it") as caught:
+        mt.price(_offloading, vary=links, **{**_SIZES, "world_size": 2})
+    assert "on machine 2 of 3" in " ".join(caught.value.__notes__)
+
+
+def test_ranks_of_durations_by_hand_may_be_stragglers_on_some_machines() -> None:
+    hand = [mt.FixedPredictor(forward=1, backward=seconds, all_reduce=0.5) for seconds in (1, 2, 3)]
+    slowed = [{1: 2.0}, None, {0: 1.5, 1: 3.0}]
+    require_equal_to_separate(mt.price("ddp", hand, vary={"slowdown": slowed}, **_SIZES))
+
+
 def test_stages_that_prices_cut_otherwise_are_executed_apart() -> None:
     model = mt.Transformer(name="wide", num_layers=6, hidden_size=64, num_heads=4, vocab_size=50_000, seq_len=64)
     rows = [[[0, 1.0]], [[10_000, 1.0], [0, 1e-3]], [[0, 0.99]]]
@@ -137,22 +179,32 @@ def test_stages_that_prices_cut_otherwise_are_executed_apart() -> None:
 
 def test_columns_are_those_of_the_runs() -> None:
     priced = mt.price("pp_zero1", vary=_MACHINES, pp=2, **_SIZES)
-    assert len(priced) == 4
+    runs = list(priced)
+    assert len(priced) == len(runs) == 4
     figures = ("step_time", "mfu", "bubble_fraction", "exposed_comm_fraction", "energy_joules", "dollars")
     for name in (*figures, "span_bubble", "makespan_bubble", "peak_memory_bytes", "capacity_bytes", "num_events"):
-        wanted = [getattr(run, name) for run in priced]
+        wanted = [getattr(run, name) for run in runs]
         np.testing.assert_array_equal(getattr(priced, name), np.array(wanted, dtype=float))
-    assert priced.fits.tolist() == [run.oom is None for run in priced]
-    assert priced.oom == [run.oom for run in priced]
-    assert priced.computing_fraction.tolist() == [run.breakdown.computing_fraction for run in priced]
+    assert priced.fits.tolist() == [run.oom is None for run in runs]
+    assert priced.oom == [run.oom for run in runs]
+    assert priced.computing_fraction.tolist() == [run.breakdown.computing_fraction for run in runs]
     assert np.isnan(priced.tokens_per_second).all()
-    assert priced.fastest == int(priced.step_time.argmin())
+    assert priced.fastest == int(np.where(priced.fits, priced.step_time, np.inf).argmin())
+
+
+def test_clusters_and_platforms_are_simulated_beside_the_machines_that_are_priced_at_once() -> None:
+    unlike = mt.Cluster([mt.Devices("h100_80g_nvl8", 4), mt.Devices("a100_80g", 4)], between_groups=mt.Link(12.5e9))
+    priced = mt.price("zero3", ["h100_80g_nvl8", unlike, "a100_80g"], **_SIZES)
+    assert priced.notes == ("1 of 3 machines were executed one by one: each is simulated by itself",)
+    assert priced.summary() == [run.summary() for run in priced]
 
 
 def test_a_list_of_hardware_makes_simulate_price_it() -> None:
     hardware = ["h100_80g_nvl8", "a100_80g", mt.FixedPredictor(forward=1)]
     found: Any = mt.simulate("zero3", hardware=hardware, **_SIZES)
     assert isinstance(found, mt.Priced)
+    with pytest.raises(mt.UsageError, match="watch is for a run on one machine"):
+        mt.simulate("zero3", hardware=hardware, watch=print, **_SIZES)
     assert found.hardware == ["h100_80g_nvl8", "a100_80g", "FixedPredictor(forward=1)"]
     assert np.isnan(found.mfu[2])
     assert asyncio.run(_priced_in_a_loop(hardware)) == found.step_time.tolist()

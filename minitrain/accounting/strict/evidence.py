@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -115,7 +116,8 @@ class Evidence:
         for description in self._descriptions:
             yield from description.changes()
         for name, space, before in self._code:
-            if vars(space) != before:
+            now = vars(space)
+            if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
                 yield from (f"{name}.{key}" for key in _changed_code(before, vars(space)))
 
 

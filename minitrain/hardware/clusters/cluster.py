@@ -149,6 +149,33 @@ class Cluster:
             found = found.changed(group.label, power_cap_watts=base + share * ((group.watts or 0.0) - base))
         return found
 
+    def data(self) -> dict[str, Any]:
+        """Return what the cluster is made of, ready for JSON."""
+        groups = [
+            {
+                "name": group.label,
+                "hardware": group.system.name,
+                "count": group.count,
+                "num_nodes": group.num_nodes,
+                "watts": group.watts,
+                "clock_share": group.clock_share,
+                "limited_by": group.limited_by,
+            }
+            for group in self.devices
+        ]
+        links = [
+            {"between": sorted(pair), "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
+            for pair, link in self.links.items()
+        ]
+        return {"name": self.name, "num_devices": self.num_devices, "groups": groups, "links": links}
+
+    def lines(self) -> list[str]:
+        """Return what the cluster is made of in words, a line a group and a link."""
+        links = [f"  between {' and '.join(sorted(pair))}: {link}" for pair, link in self.links.items()]
+        watts = "" if self.peak_watts is None else f", {self.peak_watts:,.0f} W at most"
+        head = f"{self.name}: {self.num_devices} devices in {self.num_nodes} nodes{watts}"
+        return [head, *(f"  {group}" for group in self.devices), *links]
+
     def __str__(self) -> str:
         """Say it in words."""
         links = {str(link) for link in self.links.values()}

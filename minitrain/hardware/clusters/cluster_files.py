@@ -40,7 +40,8 @@ _FOLDER = "clusters"
 
 def shipped_clusters() -> tuple[str, ...]:
     """Return the names of the clusters that come with minitrain, sorted."""
-    names = (entry.name for entry in files.shipped_folder().joinpath(_FOLDER).iterdir())
+    folder = files.shipped_folder().joinpath(_FOLDER)
+    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()  # learners' packages have none
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 

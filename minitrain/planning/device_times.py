@@ -1,0 +1,142 @@
+"""How long each kind of device takes for a part of a step: from simulated steps of one device, or one part of a layer.
+
+Each figure is that of a small run on a device of the cluster, with the cluster's own prices, caps and measured layers.
+So whatever prices a whole run prices a plan.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from minitrain.errors import MinitrainError
+from minitrain.events import PASSES
+from minitrain.hardware.clusters.cluster import Cluster
+from minitrain.hardware.clusters.places import Places
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
+from minitrain.workloads.workload import USUAL
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """How long the devices of a cluster take for parts of a step.
+
+    Args:
+        cluster: the devices.
+        step: what is trained, as arguments of `simulate`.
+    """
+
+    cluster: Cluster
+    step: Mapping[str, Any]
+    _runs: dict[tuple[str, int, int], Run | None] = field(default_factory=dict)
+    _layers: dict[tuple[str, int, int], list[float] | None] = field(default_factory=dict)
+
+    def run(self, group: str, num_samples: int, tp: int = 1) -> Run | None:
+        """Return a step of so many samples on one device of a group, or on one tensor-parallel group of them.
+
+        None if the devices cannot run it, as where a precision is not theirs.
+        """
+        key = group, num_samples, tp
+        if key not in self._runs:
+            self._runs[key] = self._simulated(*key)
+        return self._runs[key]
+
+    def _simulated(self, group: str, num_samples: int, tp: int) -> Run | None:
+        node = first_node(self.cluster, group)
+        machine: dict[str, Any] = {"hardware": self.cluster, "placement": [node] * tp, "world_size": tp, "fold": False}
+        how: dict[str, Any] = {"tp": tp, "microbatch_size": num_samples} if tp > 1 else {}
+        try:
+            return simulate(
+                "megatron" if tp > 1 else "single",
+                **machine,
+                **self.step,
+                global_batch_size=num_samples,
+                check=False,
+                **how,
+            )
+        except MinitrainError:
+            return None
+
+    def layers(self, group: str, num_samples: int, tp: int = 1) -> list[float] | None:
+        """Return how long a group's device takes for a microbatch of each layer, forward and backward, s."""
+        key = group, num_samples, tp
+        if key not in self._layers:
+            self._layers[key] = self._read_layers(*key)
+        return self._layers[key]
+
+    def _read_layers(self, group: str, num_samples: int, tp: int) -> list[float] | None:
+        """Read the events of a step for `layers`."""
+        run = self.run(group, num_samples, tp)
+        if run is None:
+            return None
+        found = [0.0] * run.num_layers
+        for event in run.logs[0]:
+            if (
+                event.layer is not None
+                and (event.typ in PASSES or event.stream != "compute")
+                and event.layer < len(found)
+            ):
+                found[event.layer] += event.duration
+        return found
+
+    def held_bytes(
+        self, group: str, num_samples: int, tp: int = 1
+    ) -> tuple[list[float], list[float], list[float]] | None:
+        """Return what each layer holds, bytes: weights and gradients, optimizer states, a microbatch's activations."""
+        run = self.run(group, num_samples, tp)
+        if run is None:
+            return None
+        model = run.models[0]
+        workload = model.runtime_predictor.workload
+        layers, size = range(run.num_layers), run.bytes_per_element
+        weights = [2 * workload.memory_elements(model.weights[layer]) * size for layer in layers]
+        states = [workload.memory_elements(model.opt_states[layer]) * size for layer in layers]
+        kept = [workload.kept_elements(layer, num_samples, USUAL) * size / tp for layer in layers]
+        return weights, states, kept
+
+    def capacity_bytes(self, group: str) -> float:
+        """Return the memory of a group's devices."""
+        return float(self.cluster.group(group).system.mem_hbm.capacity_bytes)
+
+    def samples(self, group: str, most: int, tp: int = 1) -> Callable[[int], float] | None:
+        """Return how long a group's device takes for a microbatch of so many samples, s.
+
+        Powers of two are simulated, and between them is a straight line.
+        """
+        counts = [1]
+        while counts[-1] < most:
+            counts.append(min(2 * counts[-1], most))
+        known: list[float] = []
+        for count in counts:
+            layers = self.layers(group, count, tp)
+            if layers is None:
+                return None
+            known.append(max([sum(layers), *known[-1:]]))
+
+        def seconds(num_samples: int) -> float:
+            place = bisect_left(counts, num_samples)
+            if counts[place] == num_samples:
+                return known[place]
+            low, high = counts[place - 1], counts[place]
+            return known[place - 1] + (known[place] - known[place - 1]) * (num_samples - low) / (high - low)
+
+        return seconds
+
+
+def first_node(cluster: Cluster, group: str) -> int:
+    """Return the number of a group's first node in the cluster."""
+    first = 0
+    for each in cluster.devices:
+        if each.label == group:
+            return first
+        first += each.num_nodes
+    raise AssertionError(group)
+
+
+def nodes_of(cluster: Cluster) -> list[int]:
+    """Return the node of each device of a cluster, in the order of the groups."""
+    return list(Places(cluster, cluster.num_devices).nodes)

@@ -1,0 +1,109 @@
+"""Moving shares as long as a simulation says that it helps: finishing times are estimates, and know no links.
+
+One move takes samples, or a layer, from those who keep others waiting longest and gives them to those who wait longest,
+as the simulated step says. Moves begin large and get smaller; the search ends when the smallest does not help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from minitrain.planning.candidates import Candidate
+from minitrain.planning.result import Verdict
+from minitrain.rank.shares import Shares
+
+Judge = Callable[[Candidate], Verdict]
+_MOST_MOVES = 40
+
+
+def refined(candidate: Candidate, step_time: float, judge: Judge) -> Verdict | None:
+    """Return a better candidate with other shares, or None if no move helps.
+
+    Args:
+        candidate: the layout to begin with.
+        step_time: its simulated step time, s.
+        judge: simulates a candidate.
+    """
+    if candidate.shares is None:
+        return None
+    best: Verdict | None = None
+    fastest, current, left = step_time, candidate, _MOST_MOVES
+    size = max(_largest(candidate) // 8, 1)
+    while size and left > 0:
+        found = None
+        for moved in _moves(current, size):
+            verdict = judge(moved)
+            left -= 1
+            if verdict.reason == "simulated" and verdict.step_time is not None and verdict.step_time < fastest:
+                found = verdict
+                fastest = verdict.step_time
+        if found is None:
+            size //= 2
+        else:
+            best, current = found, found.candidate
+    return best
+
+
+def _largest(candidate: Candidate) -> int:
+    """Return the largest share."""
+    shares = candidate.shares
+    assert shares is not None  # nothing is moved without
+    return max(shares.layers or shares.samples or [1])
+
+
+def _moves(candidate: Candidate, size: int) -> Iterator[Candidate]:
+    """Yield the candidate with some shares moved from one group of equal owners to another."""
+    shares = candidate.shares
+    assert shares is not None  # as above
+    if shares.layers:
+        for counts in _moved(list(shares.layers), [[place] for place in range(len(shares.layers))], size):
+            yield replace(candidate, shares=Shares(layers=counts, samples=shares.samples))
+    elif shares.samples:
+        for counts in _moved(list(shares.samples), _owners(candidate), size):
+            yield _with_samples(candidate, counts)
+
+
+def _owners(candidate: Candidate) -> list[list[int]]:
+    """Return the replicas of each group of devices."""
+    assert candidate.shares is not None  # as above
+    assert candidate.shares.samples is not None
+    width = candidate.world_size // len(candidate.shares.samples)
+    groups, start = [], 0
+    for group in candidate.cluster.devices:
+        count = group.count // width
+        groups.append(list(range(start, start + count)))
+        start += count
+    return [group for group in groups if group]
+
+
+def _moved(counts: list[int], owners: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
+    """Yield counts with so many of each owner of one group given to the owners of another, evenly."""
+    for giver in owners:
+        for taker in owners:
+            if giver is taker or min(counts[place] for place in giver) <= size:
+                continue
+            changed = list(counts)
+            for place in giver:
+                changed[place] -= size
+            whole, rest = divmod(size * len(giver), len(taker))
+            for number, place in enumerate(taker):
+                changed[place] += whole + (number < rest)
+            yield changed
+
+
+def _with_samples(candidate: Candidate, counts: Sequence[int]) -> Candidate:
+    """Return the candidate with other samples, in as many microbatches as before."""
+    old = candidate.shares
+    assert old is not None  # as above
+    assert old.samples is not None
+    sizes = None
+    if old.microbatch_sizes is not None:
+        number = max(-(-count // size) for count, size in zip(old.samples, old.microbatch_sizes, strict=True))
+        if min(counts) < number:
+            return candidate
+        sizes = [-(-count // number) for count in counts]
+    options = dict(candidate.options)
+    if "microbatch_size" in options:
+        options["microbatch_size"] = max(sizes or counts)
+    return replace(candidate, shares=Shares(samples=counts, microbatch_sizes=sizes), options=options)

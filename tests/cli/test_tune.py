@@ -1,0 +1,60 @@
+"""`minitrain tune` prints the best layouts, and says the winner in other words where it is asked to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from minitrain.cli import app
+
+_SPACE = ("tp=1,2", "pp=1,2", "num_chunks=1", "microbatch=1", "overlap_parts=False", "recompute=none")
+_SMALL = ["tune", "megatron", "--model", "tiny", "--world-size", "4", "--batch", "8", "--jobs", "1"]
+_SMALL += [word for axis in _SPACE for word in ("--space", axis)]
+
+
+def run(*more: str) -> Result:
+    return CliRunner().invoke(app, [*_SMALL, *more], env={"COLUMNS": "120"})
+
+
+def test_the_table_has_the_best_first_and_counts_all() -> None:
+    result = run()
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0, result.output
+    assert lines[0].split() == ["layout", "step", "tok/s/GPU", "MFU", "%", "GiB", "USD"]
+    assert lines[1].startswith("megatron tp 1")
+    assert any("configurations: " in line and "fits" in line for line in lines)
+    assert lines[-1].endswith("are on the front of time, memory, money and energy")
+
+
+def test_json_has_every_row_and_the_page_is_written(tmp_path: Path) -> None:
+    result = run("--json", "--html", str(tmp_path / "page.html"), "--results", str(tmp_path / "rows.jsonl"))
+    rows = json.loads(result.stdout)
+    assert {row["status"] for row in rows} == {"fits"}
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
+    assert "<canvas" not in (tmp_path / "page.html").read_text()
+    assert 'id="lines"' in (tmp_path / "page.html").read_text()
+
+
+def test_the_winner_is_said_for_another_tool_and_explained() -> None:
+    result = run("--words", "megatron-lm", "--explain")
+    assert "--tensor-model-parallel-size 1" in result.stdout
+    assert "best: megatron" in result.stdout
+    assert "next: megatron" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (("--head-room", "0.99999999"), 1, "out of memory"),
+        (("--objective", "speed"), 2, "objective must be one of step_time"),
+        (("--space", "tp=1"), 2, "tp is given twice"),
+        (("--words", "nemo"), 2, "in the words of megatron-lm"),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_exit_code(more: tuple[str, ...], code: int, words: str) -> None:
+    result = run(*more)
+    assert result.exit_code == code
+    assert words in result.output
