@@ -21,6 +21,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
 from minitrain.sweeps.executors.choice import workers_of
 from minitrain.sweeps.executors.cluster_workers import WorkerLostError
+from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
 from minitrain.sweeps.rows_together import FEWEST, structure_of, summaries_together
 from minitrain.sweeps.shared_by_batch import SharedByBatch
 
@@ -79,6 +81,7 @@ def run_batches(
     executor: Workers = None,
     jobs: int | None = None,
     strategies: Sequence[str | Strategy] = (),
+    time_limit_s: float | None = None,
 ) -> Iterator[tuple[str, Row]]:
     """Simulate configurations, and yield the key and the row of each as it is done.
 
@@ -87,18 +90,20 @@ def run_batches(
         executor: where to run; by default, a pool of processes that ends with this generator.
         jobs: processes of that pool; one a core by default.
         strategies: all that configurations may name, for workers that have not their files.
+        time_limit_s: how long a configuration may take, s; None for no limit.
 
     Raises:
         UsageError: a configuration cannot be sent to another process.
         MinitrainError: a worker of a pool died, or a cluster was lost.
     """
+    work = run_batch if time_limit_s is None else partial(run_batch, time_limit_s=time_limit_s)
     with own_workers(executor, jobs, strategies) as (workers, num_at_once):
         in_flight: dict[Future[tuple[float, list[tuple[str, Row]]]], Batch] = {}
         alone: Batch = []  # configurations of batches whose workers were lost: one of them may be the cause
         size = 1
         while True:
             while len(in_flight) < num_at_once and (batch := _next_batch(alone, configurations, size)):
-                in_flight[workers.submit(run_batch, batch)] = batch
+                in_flight[workers.submit(work, batch)] = batch
             if not in_flight:
                 return
             for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
@@ -162,11 +167,36 @@ def _leave_interrupts_to_the_caller() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def run_batch(batch: Batch) -> tuple[float, list[tuple[str, Row]]]:
-    """Simulate configurations in one event loop; return the time of one of them, s, and their rows by key."""
+def run_batch(batch: Batch, time_limit_s: float | None = None) -> tuple[float, list[tuple[str, Row]]]:
+    """Simulate configurations in one event loop; return the time of one of them, s, and their rows by key.
+
+    Args:
+        batch: the configurations.
+        time_limit_s: how long one may take, s; then each has an event loop of its own.
+    """
     start = time.perf_counter()
-    rows = run_to_end(lambda: _rows_of(batch))
+    rows = run_to_end(lambda: _rows_of(batch)) if time_limit_s is None else _rows_within(time_limit_s, batch)
     return (time.perf_counter() - start) / len(batch), rows
+
+
+def _rows_within(time_limit_s: float, batch: Batch) -> list[tuple[str, Row]]:
+    """Simulate configurations as `_rows_of` does, with a limit for those together and for each of the others."""
+    shared = SharedByBatch()
+    configurations = [configuration for _, configuration in batch]
+    try:
+        together = run_within(time_limit_s, lambda: _rows_together(configurations, shared))
+    except TimeLimitError:  # each may take as long
+        together = [None] * len(batch)
+    rows = [row or _row_within(time_limit_s, each, shared) for each, row in zip(configurations, together, strict=True)]
+    return [(key, row) for (key, _), row in zip(batch, rows, strict=True)]
+
+
+def _row_within(time_limit_s: float, configuration: Configuration, shared: SharedByBatch) -> Row:
+    """Return the row of a configuration, which says so where it takes longer than it may."""
+    try:
+        return run_within(time_limit_s, lambda: row_of(configuration, shared))
+    except TimeLimitError as error:
+        return {**failed_row(configuration, error), "time_limit_s": time_limit_s}
 
 
 async def _rows_of(batch: Batch) -> list[tuple[str, Row]]:
