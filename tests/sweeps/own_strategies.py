@@ -13,6 +13,7 @@ GRID = {"world_size": [1, 2, 4], "microbatch_size": [1, 2]}
 MINE = """
 import os
 import signal
+import time
 from pathlib import Path
 
 import marks
@@ -26,6 +27,12 @@ async def mine(model, deadly=False):
         raise ValueError(f"{{answer}} in {{__file__}}")
     weights, states = model.load_weights(0)
     model.set_final_weight(0, weights)
+    return model
+
+
+async def waiting(model):
+    while model.world_size == 2 and not (Path({folder!r}) / "go").exists():
+        time.sleep(0.01)
     return model
 
 

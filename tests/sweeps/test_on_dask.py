@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
+from typer.testing import CliRunner
 
 import minitrain as mt
+from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.sweeps.executors.cluster_workers import ClusterWarning
 from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
@@ -72,14 +76,60 @@ def test_a_configuration_that_kills_every_worker_is_a_failed_row(client: Client,
     assert "WorkerLostError" not in str(rows[0]["error"])
 
 
-def test_restarted_workers_lose_no_row(client: Client) -> None:
-    made = mt.sweep(["ddp", "zero3"], GRID, client, **SIZES)
+def test_restarted_workers_lose_no_row(client: Client, file: Path, tmp_path: Path) -> None:
+    made = mt.sweep(f"{file}:waiting", {"world_size": [1, 2]}, client, **SIZES)
     rows = iter(made)
     next(rows)
-    client.restart()
-    with pytest.warns(ClusterWarning, match="were restarted"):
+    client.restart(wait_for_workers=False)
+    (tmp_path / "go").touch()
+    with pytest.warns(ClusterWarning, match="were restarted; what was under way is done again") as said:
         list(rows)
-    assert made.rows() == alone(["ddp", "zero3"], GRID)
+    assert len(said) == 1
+    assert made.rows() == alone(f"{file}:waiting", {"world_size": [1, 2]})
+
+
+def test_a_search_on_dask_finds_what_one_process_finds(client: Client, file: Path) -> None:
+    given: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "prune": "none"}
+    strategies = ["fsdp", f"{file}:mine"]
+    expected = mt.tune("tiny", strategies=strategies, jobs=1, **given).rows
+    with pytest.warns(ClusterWarning, match="a worker was lost"):
+        found = mt.tune("tiny", strategies=[*strategies, f"{file}:always_deadly"], executor=client, **given)
+    *rows, deadly = found.rows
+    assert rows == expected
+    assert deadly["reason"].startswith("WorkerLostError: every worker that simulated this was lost")
+
+
+def test_the_commands_run_on_dask(client: Client) -> None:
+    command = ["sweep", "ddp", "-g", "world_size=1,2", "--layers", "2", "--dask", client.scheduler.address, "--json"]
+    rows = json.loads(CliRunner().invoke(app, command).stdout)
+    assert [row["world_size"] for row in rows] == [1, 2]
+    search = [
+        "tune",
+        "fsdp",
+        "--model",
+        "tiny",
+        "--world-size",
+        "2",
+        "--batch",
+        "4",
+        "--dask",
+        client.scheduler.address,
+    ]
+    assert CliRunner().invoke(app, search).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dask", "tcp://a:1", "--ray", "auto"], "--dask and --ray say where to run; give one of them"),
+        (["--ray", "auto", "--jobs", "2"], "--ray and --jobs say where to run; give one of them"),
+        (["--dask", "host:8786"], "--dask takes the address of a scheduler, such as tcp://host:8786, got 'host:8786'"),
+        (["--time-limit", "0"], "time_limit_s must be a number of seconds above 0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: list[str], message: str) -> None:
+    shown = CliRunner().invoke(app, ["sweep", "ddp", "-g", "world_size=1", *options])
+    assert (shown.exit_code, message in shown.stderr) == (2, True)
 
 
 def test_an_address_where_nobody_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +139,7 @@ def test_an_address_where_nobody_answers_is_said(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_extra_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UsageError, match=r'`pip install "minitrain\[dask\]"` installs it'):
         mt.sweep("ddp", {"world_size": [1]}, "tcp://127.0.0.1:9").rows()
 

@@ -18,6 +18,7 @@ from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, SentTask
 from minitrain.sweeps.executors.sent_work import do_sent_work
 
 _CONNECT_S = 30
+_ANSWERING = ("running", "connecting")
 _GONE = (
     "the Dask scheduler was lost and did not come back; with a results file, the same call goes on where this one ended"
 )
@@ -84,59 +85,65 @@ class DaskWorkers(ClusterWorkers):
         super().__init__(strategies, import_module("cloudpickle"), sum(client.nthreads().values()))
         self._client = client
         self._killed = import_module("distributed").KilledWorker
+        self._lost_connection = import_module("distributed.comm").CommClosedError
         self._is_closed = threading.Event()
+        self._was_restarted = False
         self._last_event_s = max((seconds for seconds, _ in client.get_events("all")), default=0.0)
 
     def close(self) -> None:
         """End the tasks, and say whether workers were lost; the scheduler has done their tasks again by itself."""
         self._is_closed.set()
-        if self._client.status == "running":
-            events = (event for seconds, event in self._client.get_events("all") if seconds > self._last_event_s)
-            if any(map(_is_loss, events)):
-                self._note_loss()
+        with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be lost by now, which was said
+            if self._client.status == "running" and not self._was_restarted:
+                events = (event for seconds, event in self._client.get_events("all") if seconds > self._last_event_s)
+                if any(map(_is_loss, events)):
+                    self._note_loss()
         super().close()
 
     def _send(self, task: SentTask) -> None:
+        if self._client.status not in _ANSWERING:
+            self._failed(task, MinitrainError(_GONE))
+            return
         task.handle = self._client.submit(do_sent_work, task.sent, pure=False)
         task.handle.add_done_callback(lambda done: self._take(task, done))
 
     def _cancel(self, tasks: Sequence[SentTask]) -> None:
-        if tasks and self._client.status == "running":
-            self._client.cancel([task.handle for task in tasks if task.handle is not None], force=True)
+        with contextlib.suppress(OSError, TimeoutError):
+            if tasks and self._client.status == "running":
+                self._client.cancel([task.handle for task in tasks if task.handle is not None], force=True)
 
     def _take(self, task: SentTask, done: Any) -> None:
         """Take what the scheduler says of a task, in a thread of the client's."""
         if not self._is_wanted(task):
             return
         try:
-            if done.status == "finished":
-                self._succeeded(task, done.result())
-            elif done.status == "error":
-                self._take_error(task, done.exception())
-            else:
-                self._send_again(task)
+            self._succeeded(task, done.result())
+        except self._killed:
+            self._lost(task, is_final=True)
+        except self._lost_connection:
+            self._send_again(task, "scheduler")
         except Exception as error:  # nobody else would hear of it
-            if done.cancelled():  # between its end and our asking
-                self._send_again(task)
+            if done.cancelled():
+                self._send_again(task, str(getattr(error, "reason", "")))
             else:
                 self._failed(task, error)
 
-    def _take_error(self, task: SentTask, error: BaseException) -> None:
-        if isinstance(error, self._killed):
-            self._lost(task, is_final=True)
-        else:
-            self._failed(task, error)
+    def _send_again(self, task: SentTask, reason: str) -> None:
+        """Send a task again that the scheduler has forgotten, once there is one.
 
-    def _send_again(self, task: SentTask) -> None:
-        """Send a task again that the scheduler has forgotten, once there is one."""
+        Args:
+            task: the task.
+            reason: why it was forgotten, in words of Dask; a result may also be lost with its worker.
+        """
         while self._client.status == "connecting":  # the client tells nobody when it is connected
             self._is_closed.wait(0.1)
         if not self._is_wanted(task):
             return
-        if self._client.status != "running":
-            self._failed(task, MinitrainError(_GONE))
-            return
-        self._note("the Dask scheduler or its workers were restarted; what was under way is done again")
+        if self._client.status == "running" and reason.startswith("scheduler"):
+            self._was_restarted = True
+            self._note("the Dask scheduler or its workers were restarted; what was under way is done again")
+        elif self._client.status == "running":
+            self._note_loss()
         self._send(task)
 
 
