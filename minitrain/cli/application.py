@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
     "validate": ("validate:validate", "Simulate published runs, and print how far each table's predictions are off."),
+    "plan": ("plan:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
     "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
     "run": ("commands:run", "Simulate a training step of one strategy, and print where each rank's time goes."),
     "goodput": (

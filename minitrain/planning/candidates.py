@@ -13,7 +13,7 @@ from typing import Any, final
 
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.planning.balanced_samples import samples_by_finishing_time
-from minitrain.planning.balanced_stages import balanced_stages, slowest_stage
+from minitrain.planning.balanced_stages import balanced_stages, pipeline_time
 from minitrain.planning.device_times import DeviceTimes
 from minitrain.rank.shares import Shares
 
@@ -143,7 +143,7 @@ def pipelines(
     counts = balanced_stages(seconds, held, places)  # type: ignore[arg-type]  # none of them is None, as above
     if counts is None:
         return None
-    bound_s = slowest_stage(seconds, counts) * num_microbatches  # type: ignore[arg-type]  # as above
+    bound_s = pipeline_time(seconds, counts, num_microbatches)  # type: ignore[arg-type]  # as above
     options: dict[str, Any] = {"pp": len(owners), "microbatch_size": microbatch_size}
     if strategy == "megatron":
         options |= {"tp": tp, "scatter_gather": tp > 1, "overlap_messages": True, "zero": int(num_replicas > 1)}

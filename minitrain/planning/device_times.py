@@ -33,6 +33,7 @@ class DeviceTimes:
     cluster: Cluster
     step: Mapping[str, Any]
     _runs: dict[tuple[str, int, int], Run | None] = field(default_factory=dict)
+    _layers: dict[tuple[str, int, int], list[float] | None] = field(default_factory=dict)
 
     def run(self, group: str, num_samples: int, tp: int = 1) -> Run | None:
         """Return a step of so many samples on one device of a group, or on one tensor-parallel group of them.
@@ -62,6 +63,13 @@ class DeviceTimes:
 
     def layers(self, group: str, num_samples: int, tp: int = 1) -> list[float] | None:
         """Return how long a group's device takes for a microbatch of each layer, forward and backward, s."""
+        key = group, num_samples, tp
+        if key not in self._layers:
+            self._layers[key] = self._read_layers(*key)
+        return self._layers[key]
+
+    def _read_layers(self, group: str, num_samples: int, tp: int) -> list[float] | None:
+        """Read the events of a step for `layers`."""
         run = self.run(group, num_samples, tp)
         if run is None:
             return None

@@ -17,11 +17,13 @@ from typing import Any
 from minitrain.errors import MinitrainError, UsageError, require_count
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
+from minitrain.hardware.clusters.power import require_positive
 from minitrain.planning.candidates import DEGREES, Candidate, divisors, pipelines, replicas, subsets
 from minitrain.planning.device_times import DeviceTimes
 from minitrain.planning.power_budget import within_budget
 from minitrain.planning.refinement import refined
 from minitrain.planning.result import Plan, Verdict
+from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 
@@ -40,6 +42,7 @@ def plan(
     num_layers: int | None = None,
     strategies: Sequence[str] | None = None,
     power_budget_watts: float | None = None,
+    leave_out: bool = True,
     **step: Any,
 ) -> Plan:
     """Find how a step should run on a cluster of unlike devices.
@@ -52,6 +55,7 @@ def plan(
         num_layers: layers of the specified workload.
         strategies: those to consider; by default, those that can divide a step unevenly and suit the workload.
         power_budget_watts: what all devices that take part may draw together.
+        leave_out: whether groups of devices may take no part, where that is faster.
         step: further parameters of `simulate`, such as `fidelity`.
 
     Returns:
@@ -59,6 +63,7 @@ def plan(
 
     Raises:
         UsageError: a parameter is outside its rule, or no candidate runs or fits; the message says what was tried.
+        StrategyError: there is no strategy of a name.
         HardwareConfigError: the cluster cannot be read or believed.
     """
     found = cluster_or_other(cluster)
@@ -68,15 +73,19 @@ def plan(
             f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
         )
     require_count("global_batch_size", global_batch_size)
+    if power_budget_watts is not None:
+        require_positive("power_budget_watts", power_budget_watts)
     if isinstance(strategies, str) or (strategies is not None and not strategies):
         raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
+    for name in strategies or ():
+        choose_strategy(name)  # which says so where there is none
     trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
     step = {name: value for name, value in trained.items() if value is not None} | step
     step["global_batch_size"] = global_batch_size
-    verdicts = list(_judged(_candidates(found, step, strategies, power_budget_watts), step))
-    best = _best(verdicts)
-    if best is None:
-        raise _nothing_fits(found, verdicts, global_batch_size)
+    parts = list(subsets(found)) if leave_out else [found]
+    verdicts = list(_judged(_candidates(parts, step, strategies, power_budget_watts), step))
+    if _best(verdicts) is None:
+        raise _nothing_fits(found, verdicts, global_batch_size, power_budget_watts)
     verdicts = _with_refined(verdicts, step)
     winner = _best(verdicts)
     assert winner is not None  # there was one before
@@ -87,16 +96,18 @@ Step = Mapping[str, Any]
 
 
 def _candidates(
-    cluster: Cluster, step: Step, strategies: Sequence[str] | None, budget_watts: float | None
+    parts: Sequence[Cluster], step: Step, strategies: Sequence[str] | None, budget_watts: float | None
 ) -> list[Candidate]:
-    """Return all candidates, those of the lowest bound first."""
+    """Return all candidates on a cluster, which is the first, and its parts; those of the lowest bound first."""
     batch = step["global_batch_size"]
     priced = {name: value for name, value in step.items() if name != "global_batch_size"}
     found: list[Candidate] = []
-    for part in subsets(cluster):
+    whole = DeviceTimes(parts[0], priced)  # of every part whose devices have no other caps
+    for part in parts:
         used = part if budget_watts is None else within_budget(part, budget_watts)
         if used is not None:
-            found += _layouts(used, DeviceTimes(used, priced), strategies, batch)
+            times = whole if used is part else DeviceTimes(used, priced)
+            found += _layouts(used, times, strategies, batch)
     return sorted(found, key=lambda each: each.bound_s)
 
 
@@ -183,9 +194,11 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict | None:
 
 def _with_refined(verdicts: Sequence[Verdict], step: Step) -> list[Verdict]:
     """Return verdicts with the shares of the best few moved as long as that helps, the best first."""
-    ranked = sorted(verdicts, key=_rank)
-    found = list(ranked)
-    for verdict in ranked[:_REFINED]:
+    found = sorted(verdicts, key=_rank)
+    first: dict[tuple[Any, ...], Verdict] = {}  # of each strategy on each choice of groups
+    for verdict in found:
+        first.setdefault((verdict.candidate.strategy, verdict.candidate.groups), verdict)
+    for verdict in [*first.values()][:_REFINED]:
         if verdict.step_time is not None and verdict.reason == "simulated":
             better = refined(verdict.candidate, verdict.step_time, lambda candidate: judged(candidate, step))
             if better is not None:
@@ -216,17 +229,26 @@ def _plan_of(winner: Verdict, cluster: Cluster, step: Step, verdicts: Sequence[V
     )
 
 
-def _nothing_fits(cluster: Cluster, verdicts: Sequence[Verdict], batch: int) -> UsageError:
+def _nothing_fits(cluster: Cluster, verdicts: Sequence[Verdict], batch: int, budget_watts: float | None) -> UsageError:
     """Return the error for a step that no candidate runs, or fits."""
+    if not verdicts and budget_watts is not None:
+        return UsageError(
+            f"no layout of {cluster.name} keeps to {budget_watts:g} W with a batch of {batch} samples; give more than "
+            "its devices draw when they are idle, or a larger batch",
+            power_budget_watts=budget_watts,
+        )
     if not verdicts:
         return UsageError(
             f"no layout of {cluster.name} divides a batch of {batch} samples; use at least a sample for each device "
             "that takes part, or other strategies",
             global_batch_size=batch,
         )
-    reasons = list(dict.fromkeys(f"{each.candidate}: {each.reason}" for each in sorted(verdicts, key=_rank)))
+    reasons: dict[str, str] = {}
+    for each in sorted(verdicts, key=_rank):
+        reasons.setdefault(each.reason, f"{each.candidate}: {each.reason}")
+    said = "; ".join([*reasons.values()][:3])
     return UsageError(
-        f"none of {len(verdicts)} layouts of {cluster.name} runs within memory; the first: {'; '.join(reasons[:3])}; "
+        f"none of {len(verdicts)} layouts of {cluster.name} runs within memory; the first: {said}; "
         "use a smaller model, recompute='full', a smaller batch, or more devices",
         global_batch_size=batch,
     )
