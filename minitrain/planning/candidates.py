@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import inf
 from typing import Any, final
 
 from minitrain.hardware.clusters.cluster import Cluster
@@ -48,7 +49,8 @@ class Candidate:
         """Say it in words."""
         sizes = self.shares and self.shares.microbatch_sizes
         own = ", ".join(f"{name}={value}" for name, value in self.options.items() if value is not False)
-        own += f"microbatches of {min(sizes)} to {max(sizes)}" if sizes and not own else ""
+        if sizes and not own:
+            own = f"microbatches of {min(sizes)}{'' if len(set(sizes)) == 1 else f' to {max(sizes)}'}"
         return f"{self.strategy} on {' + '.join(self.groups)}{f' ({own})' if own else ''}"
 
 
@@ -97,6 +99,8 @@ def replicas(
         table(size) * (count // size)  # type: ignore[misc]  # there is a table, as above
         for table, size, count in zip(exact, sizes, samples, strict=True)
     )
+    if bound_s == inf:
+        return None
     groups = tuple(per_group)
     return Candidate(strategy, groups, cluster.num_devices, options, shares, bound_s, cluster)
 

@@ -114,15 +114,26 @@ def _candidates(
 def _layouts(cluster: Cluster, times: DeviceTimes, strategies: Sequence[str] | None, batch: int) -> Iterator[Candidate]:
     """Yield the layouts on all devices of a cluster, in its order and in reverse."""
     is_transformer = times.step.get("workload") is not None
-    wanted = strategies or (("zero1", "fsdp", "megatron") if is_transformer else ("ddp", "zero1", "zero3", "pp_dp"))
+    wanted = strategies or (
+        ("zero1", "fsdp", "megatron") if is_transformer else ("ddp_overlap", "zero1", "zero3_prefetch", "pp_dp")
+    )
     for strategy in wanted:
         degrees = _degrees(cluster) if strategy == "megatron" else [1]
         if strategy != "pp_dp":
             for tp in degrees:
-                for parts in _MICROBATCHES:
-                    yield from _one(replicas(cluster, times, strategy, batch, parts, tp))
+                yield from _replicas(cluster, times, strategy, batch, tp)
         if strategy in ("pp_dp", "megatron"):
             yield from _pipelines(cluster, times, strategy, batch, degrees)
+
+
+def _replicas(cluster: Cluster, times: DeviceTimes, strategy: str, batch: int, tp: int) -> Iterator[Candidate]:
+    """Yield replicas with few microbatches; with more where few are too large for what was measured."""
+    found = [replicas(cluster, times, strategy, batch, number, tp) for number in _MICROBATCHES]
+    number = _MICROBATCHES[-1]
+    while not any(found) and 2 * number <= batch:
+        number *= 2
+        found.append(replicas(cluster, times, strategy, batch, number, tp))
+    yield from filter(None, found)
 
 
 def _pipelines(
