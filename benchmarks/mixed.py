@@ -116,13 +116,16 @@ def divided(mix: Mix, rates: Sequence[float]) -> mt.Run:
 
 
 def rates_alone(mix: Mix) -> dict[str, float]:
-    """Return the samples a second that one device of each group trains with the whole batch to itself."""
+    """Return the samples a second that one device of each group trains with the whole batch to itself.
+
+    Where replicas are several devices, it is the part of a device of that node which trains alone.
+    """
     found = {}
     for group in mix.cluster.devices:
-        alone = mt.Cluster([group], name=group.label).changed(group.label, count=1)
+        alone = mt.Cluster([group], name=group.label).changed(group.label, count=mix.tp)
         names = ["megatron"] if mix.tp > 1 else ["zero1"]
         plan = mt.plan(mix.step.get("workload"), alone, strategies=names, **_rest(mix.step))
-        found[group.label] = mix.step["global_batch_size"] / plan.step_time
+        found[group.label] = mix.step["global_batch_size"] / plan.step_time / mix.tp
     return found
 
 

@@ -20,6 +20,8 @@ from minitrain.rank.shares import Shares
 
 DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees that are tried: those within a node."""
+_WHOLE, _SHARDED = ("ddp", "ddp_overlap", "megatron"), ("fsdp", "zero3", "zero3_prefetch")
+_USABLE = 0.9  # of a device's memory
 
 
 @final
@@ -103,6 +105,30 @@ def replicas(
         return None
     groups = tuple(per_group)
     return Candidate(strategy, groups, cluster.num_devices, options, shares, bound_s, cluster)
+
+
+def probably_fits(candidate: Candidate, times: DeviceTimes) -> bool:
+    """Return whether the microbatches of replicas leave some memory free, by what each layer holds."""
+    shares, tp = candidate.shares, candidate.options.get("tp", 1)
+    assert shares is not None  # replicas have them
+    assert shares.samples is not None
+    owners = [group.label for group in candidate.cluster.devices for _ in range(group.count // tp)]
+    largest = dict(zip(owners, shares.microbatch_sizes or shares.samples, strict=True))
+    return all(
+        _replica_bytes(times, group, (size, tp), candidate) <= _USABLE * times.capacity_bytes(group)
+        for group, size in largest.items()
+    )
+
+
+def _replica_bytes(times: DeviceTimes, group: str, part: tuple[int, int], candidate: Candidate) -> float:
+    """Return what a replica holds: as much as one alone, less the states that the strategy divides among replicas."""
+    run, found = times.run(group, *part), times.held_bytes(group, *part)
+    if run is None or found is None:
+        return inf  # more than was measured
+    weights, states, _ = map(sum, found)
+    divided = 0.0 if candidate.strategy in _WHOLE else states
+    divided += weights if candidate.strategy in _SHARDED else 0.0
+    return run.peak_memory_bytes - divided * (1 - part[1] / candidate.world_size)
 
 
 def pipelines(
