@@ -56,7 +56,7 @@ def balanced_stages(
 def _spans(row: Sequence[float]) -> Floats:
     """Return the sum of layers i to j - 1 at [i, j]; infinity where there is none."""
     sums = np.array([0.0, *accumulate(row)])
-    spans = sums[None, :] - sums[:, None]
+    spans: Floats = sums[None, :] - sums[:, None]
     spans[np.tril_indices(len(sums))] = np.inf
     return spans
 

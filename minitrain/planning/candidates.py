@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, final
 
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.planning.balanced_samples import samples_by_finishing_time
+from minitrain.planning.balanced_samples import Seconds, samples_by_finishing_time
 from minitrain.planning.balanced_stages import balanced_stages, pipeline_time
 from minitrain.planning.device_times import DeviceTimes
 from minitrain.rank.shares import Shares
@@ -78,28 +78,26 @@ def replicas(
     if any(count % tp for count in per_group.values()):
         return None
     most = -(-batch // num_microbatches)
-    tables = {name: times.samples(name, most, tp) for name in per_group}
-    if any(table is None for table in tables.values()):
+    known = {name: times.samples(name, most, tp) for name in per_group}
+    tables = {name: table for name, table in known.items() if table is not None}
+    if len(tables) < len(known):
         return None
     owners = [name for name, count in per_group.items() for _ in range(count // tp)]
     if batch < len(owners) * num_microbatches:
         return None
 
-    def seconds_of(name: str) -> Any:
+    def seconds_of(name: str) -> Seconds:
         table = tables[name]
         return lambda count: table(-(-count // num_microbatches)) * min(num_microbatches, count)
 
-    clocks = [seconds_of(name) for name in owners]
-    samples = samples_by_finishing_time(clocks, batch)
+    samples = samples_by_finishing_time([seconds_of(name) for name in owners], batch)
     if samples is None or min(samples) < num_microbatches:
         return None
     sizes = [-(-count // num_microbatches) for count in samples]
     shares = Shares(samples=samples, microbatch_sizes=sizes if num_microbatches > 1 else None)
     options = {"tp": tp, "microbatch_size": max(sizes)} if strategy == "megatron" else {}
-    exact = [times.samples(name, most, tp) for name in owners]
     bound_s = max(
-        table(size) * (count // size)  # type: ignore[misc]  # there is a table, as above
-        for table, size, count in zip(exact, sizes, samples, strict=True)
+        tables[name](size) * (count // size) for name, size, count in zip(owners, sizes, samples, strict=True)
     )
     if bound_s == inf:
         return None
