@@ -225,9 +225,12 @@ def html_table(rows: Sequence[Row], links: Mapping[str, str]) -> str:
     """Return rows as an HTML table; names with a link lead to their run's own page."""
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in rows[0])
+    head = "".join(_cell("th", html.escape(column), value) for column, value in rows[0].items())
     body = "".join(f"<tr>{_cells(list(row.values()), links)}</tr>\n" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
+
+
+_WIDEST_FIGURE = 30  # characters of a cell; what is longer is text, which takes several lines of some width
 
 
 def _cells(values: list[str], links: Mapping[str, str]) -> str:
@@ -237,9 +240,14 @@ def _cells(values: list[str], links: Mapping[str, str]) -> str:
         texts[0] = f'<a href="{html.escape(links[values[0]])}">{texts[0]}</a>'
     last = max((place for place, value in enumerate(values) if value), default=0)
     if not 0 < last < len(values) - 1:
-        return "".join(f"<td>{text}</td>" for text in texts)
+        return "".join(_cell("td", text, value) for text, value in zip(texts, values, strict=True))
     cells = "".join(f"<td>{text}</td>" for text in texts[:last])
     return f'{cells}<td class="rest" colspan="{len(values) - last}">{texts[last]}</td>'
+
+
+def _cell(tag: str, text: str, value: str) -> str:
+    """Return a cell of a row, or the head of a column with such a value."""
+    return f'<{tag} class="text">{text}</{tag}>' if len(value) > _WIDEST_FIGURE else f"<{tag}>{text}</{tag}>"
 
 
 def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict[str, Any]:

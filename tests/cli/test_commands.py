@@ -274,6 +274,15 @@ def test_the_rules_that_a_strategy_shows_name_what_its_errors_refuse(name: str, 
     assert refused in json.dumps(printed_json("strategies", name)) or refused == "num_microbatches"
 
 
+def test_the_example_that_a_strategy_shows_runs() -> None:
+    example = minitrain("strategies", "fsdp").stdout.splitlines()[-1].removeprefix("such as: minitrain ").split()
+    sizes = ("--world-size", "2", "--layers", "2", "--batch", "2", "--no-trace")
+    assert minitrain(*example, *sizes).exit_code == 0
+    doc = "'Train.\\n\\nArgs:\\n    order: \"up\" or None.\\n'"
+    Path("one.py").write_text(f"async def mine(model, *, order=None):\n    {doc}\n")
+    assert minitrain("strategies", "one.py").stdout.endswith("mine:order=up\n")
+
+
 def test_a_file_shows_its_strategies_or_its_only_one() -> None:
     one = "async def mine(model, *, depth, order='a'):\n    'Train.\\n\\nArgs:\\n    depth: how deep.\\n'\n"
     Path("one.py").write_text(one)
