@@ -241,7 +241,8 @@ def _lines_of(row: Row, num_columns: int, links: Mapping[str, str]) -> str:
     said = "; ".join(f"{column}: {html.escape(row[column])}" for column in _BENEATH if row.get(column))
     if not said:
         return f"<tr>{cells}</tr>\n"
-    return f'<tr class="more">{cells}</tr>\n<tr><td class="rest beneath" colspan="{num_columns}">{said}</td></tr>\n'
+    beneath = f'<td class="rest beneath" colspan="{num_columns}"><div>{said}</div></td>'
+    return f'<tr class="more">{cells}</tr>\n<tr>{beneath}</tr>\n'
 
 
 def _cells(values: list[str], num_columns: int, links: Mapping[str, str]) -> str:

@@ -46,7 +46,7 @@ def test_captions_of_transformers_are_as_short_as_those_of_other_runs(tmp_path: 
     above = page.partition('<div id="figure">')[0]
     assert "tokens/s a rank" in above
     assert "<th>peak by kind" not in above  # a list of figures, which would be a tall column
-    assert above.count('<td class="rest beneath" colspan="8">peak by kind: weights ') == len(comparison.succeeded)
+    assert above.count('<td class="rest beneath" colspan="8"><div>peak by kind: weights ') == len(comparison.succeeded)
 
 
 def test_the_page_of_a_comparison_lists_failures_too(comparison: mt.Comparison, tmp_path: Path) -> None:
