@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minitrain.errors import MinitrainError, UsageError, require_count
+from minitrain.hardware import load_config
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.planning.candidates import DEGREES, Candidate, divisors, pipelines, replicas, subsets
@@ -24,6 +25,7 @@ from minitrain.planning.refinement import refined
 from minitrain.planning.result import Plan, Verdict
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.workloads.models import find_model
 
 _MICROBATCHES = (1, 2, 4, 8)
 _SLACK = 0.97  # bounds are interpolated between simulated sizes
@@ -63,6 +65,7 @@ def plan(
     """
     found = cluster_or_other(cluster)
     if not isinstance(found, Cluster):
+        load_config(found)  # a name that nothing has is told before
         raise UsageError(
             "plan is for a cluster of devices, such as mt.Cluster({'h100_80g_nvl8': 8, 'a100_80g': 8}, between_groups="
             f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
@@ -70,6 +73,8 @@ def plan(
     require_count("global_batch_size", global_batch_size)
     if isinstance(strategies, str) or (strategies is not None and not strategies):
         raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
+    if isinstance(workload, str):
+        find_model(workload)  # a name that nothing has breaks every layout
     trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
     step = {name: value for name, value in trained.items() if value is not None} | step
     step["global_batch_size"] = global_batch_size
