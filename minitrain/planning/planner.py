@@ -16,6 +16,7 @@ from typing import Any
 
 from minitrain.analysis.labels import duration
 from minitrain.errors import MinitrainError, UsageError, require_count
+from minitrain.hardware import load_config
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.power import require_positive
@@ -27,6 +28,7 @@ from minitrain.planning.result import Plan, Verdict
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.workloads.models import find_model
 
 _MICROBATCHES = (1, 2, 4, 8)
 _SLACK = 0.97  # bounds are interpolated between simulated sizes
@@ -69,6 +71,7 @@ def plan(
     """
     found = cluster_or_other(cluster)
     if not isinstance(found, Cluster):
+        load_config(found)  # a name that nothing has is told before
         raise UsageError(
             "plan is for a cluster of devices, such as mt.Cluster({'h100_80g_nvl8': 8, 'a100_80g': 8}, between_groups="
             f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
@@ -80,6 +83,8 @@ def plan(
         raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
     for name in strategies or ():
         choose_strategy(name)  # which says so where there is none
+    if isinstance(workload, str):
+        find_model(workload)  # a name that nothing has breaks every layout
     trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
     step = {name: value for name, value in trained.items() if value is not None} | step
     step["global_batch_size"] = global_batch_size

@@ -234,6 +234,7 @@ def test_hw_list_names_every_shipped_config() -> None:
     assert printed_json("hw", "list") == shipped_configs()
     listing = minitrain("hw", "list").stdout
     assert all(name in listing for name in shipped_configs())
+    assert "clusters of unlike devices: five_kinds, two_generations" in listing
 
 
 def test_hw_show_prints_a_config_that_loads_again() -> None:

@@ -116,13 +116,6 @@ def test_the_error_of_a_failed_run_has_the_rest_of_its_row() -> None:
     assert '<td>own</td><td class="rest" colspan="3">failed: a long reason</td></tr>' in html_table([row], {})
 
 
-def test_long_cells_of_a_table_are_text_of_some_width() -> None:
-    long = "weights 1.91 GiB, gradients 1.96 GiB, optimizer 5.61 GiB"
-    table = html_table([{"strategy": "fsdp", "peak": "48.02 GiB", "peak by kind": long}], {})
-    assert f'<td>48.02 GiB</td><td class="text">{long}</td>' in table
-    assert '<th>peak</th><th class="text">peak by kind</th>' in table
-
-
 def test_a_comparison_page_has_its_table_above_its_figure(tmp_path: Path) -> None:
     path = write_compare_html(tmp_path / "all.html", _RUNS, title="three", include_plotlyjs="directory")
     text = path.read_text()
