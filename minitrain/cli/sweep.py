@@ -16,6 +16,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
+from minitrain.cli.wanted_traces import folding
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.chosen_strategy import literal
@@ -68,7 +69,7 @@ def sweep(
     prices: given.Prices = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    fold: given.Fold = given.DEFAULT.fold,
+    fold: given.Fold = None,
     jobs: Jobs = None,
     results: Results = None,
     csv: Csv = None,
@@ -89,7 +90,7 @@ def sweep(
         "hardware": hw or given.DEFAULT.hardware,
         **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
-        "fold": fold,
+        "fold": folding(fold),
         **({} if network is None else {"network": network}),
         **pricing(fidelity, platform, without, prices),
         **given.strategy_options(option or (), microbatch),

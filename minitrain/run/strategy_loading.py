@@ -38,6 +38,11 @@ def _shipped() -> Mapping[str, Strategy]:
     return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
 
 
+def is_shipped(strategy: Strategy) -> bool:
+    """Return whether a strategy is the very function that is shipped."""
+    return any(strategy is shipped for shipped in _shipped().values())
+
+
 def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     """Return a strategy's name and coroutine function.
 

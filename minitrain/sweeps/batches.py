@@ -32,6 +32,7 @@ from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
+from minitrain.run.exclusions import AUTO
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
@@ -58,8 +59,11 @@ def key_of(configuration: Configuration) -> str:
     """Return a text that tells configurations apart, the same in every process and on every day.
 
     It names the network even where that is the default one, which was "flat" once: such rows are not taken for others.
+    Folding that nobody has asked for does not change a row; the command wrote False before there was such a thing.
     """
     strategy, parameters = configuration[0], {"network": DEFAULTS["network"], **configuration[1]}
+    if parameters.get("fold") == AUTO:
+        parameters["fold"] = False
     return json.dumps([label_of(strategy), {name: plain(value) for name, value in sorted(parameters.items())}])
 
 
@@ -186,7 +190,7 @@ class SharedByBatch:
 
     def __init__(self) -> None:
         self._strategies: dict[str, ChosenStrategy] = {}
-        self._history: DivergenceHistory | None = None
+        self._histories: dict[bool, DivergenceHistory] = {}  # by whether folding was asked for
         self._predictors: dict[tuple[str, int, str, Pricing], Predictor] = {}
         self._trainers: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
 
@@ -217,16 +221,21 @@ class SharedByBatch:
             shared["hardware"] = self._predictors[machine]
         if parameters.get("workload") is not None:
             shared |= self._trained(parameters, shared.get("hardware"))
-        if parameters.get("fold") is True:
-            shared["fold"] = self._divergence_history()
+        shared |= self._folding(parameters)
         return {**parameters, **shared}
 
     def structure(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return parameters with what is shared in their place, but for what prices the run."""
-        shared: dict[str, Any] = {"fold": self._divergence_history()} if parameters.get("fold") is True else {}
+        shared = self._folding(parameters)
         if parameters.get("workload") is not None:
             shared |= self._trained(parameters, None)
         return {**parameters, **shared}
+
+    def _folding(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how runs with some parameters fold, with what those before have found out."""
+        fold = parameters.get("fold", AUTO)
+        is_known = fold is True or fold == AUTO
+        return {"fold": self._divergence_history(was_asked_for=fold is True)} if is_known else {}
 
     def _trained(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
         """Return the workload that is meant, and the predictor that has remembered its prices on a machine."""
@@ -259,13 +268,13 @@ class SharedByBatch:
         given = {name: parameters[name] for name in _PRICING if name in parameters}
         return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
 
-    def _divergence_history(self) -> DivergenceHistory:
-        """Return what the folded runs of this batch share."""
-        if self._history is None:
+    def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:
+        """Return what the runs of this batch that may fold share."""
+        if was_asked_for not in self._histories:
             from minitrain.folding.early_divergence import DivergenceHistory  # noqa: PLC0415  (only where it is used)
 
-            self._history = DivergenceHistory()
-        return self._history
+            self._histories[was_asked_for] = DivergenceHistory(was_asked_for=was_asked_for)
+        return self._histories[was_asked_for]
 
 
 async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:

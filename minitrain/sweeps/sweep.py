@@ -20,7 +20,7 @@ from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.data_frames import data_frame
-from minitrain.run.parameters import EXCLUSIONS
+from minitrain.run.exclusions import EXCLUSIONS
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
 from minitrain.sweeps.batches import Configuration, Row, flat, key_of, label_of, run_batches, succeeded
