@@ -87,7 +87,7 @@ def replicas(
         return None
 
     def seconds_of(name: str) -> Seconds:
-        table: Any = tables[name]
+        table = tables[name]
         return lambda count: table(-(-count // num_microbatches)) * min(num_microbatches, count)
 
     samples = samples_by_finishing_time([seconds_of(name) for name in owners], batch)
