@@ -72,5 +72,5 @@ def saying_losses() -> Iterator[None]:
             else:
                 shown(message, category, *where, **more)
 
-        warnings.showwarning = show  # type: ignore[assignment]  # it takes what the other takes
+        warnings.showwarning = show
         yield
