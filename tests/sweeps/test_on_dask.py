@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 from typer.testing import CliRunner
@@ -23,7 +24,11 @@ from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 def client() -> Iterator[Client]:
     local: Any = LocalCluster  # it has no types
     connected: Any = Client
-    with local(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, connected(cluster) as client:
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),  # workers take a second to start again
+        local(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        connected(cluster) as client,
+    ):
         yield client
 
 
@@ -91,7 +96,7 @@ def test_restarted_workers_lose_no_row(client: Client, file: Path, tmp_path: Pat
     made = mt.sweep(f"{file}:waiting", {"world_size": [1, 2]}, client, **SIZES)
     rows = iter(made)
     next(rows)
-    client.restart(wait_for_workers=False)
+    client.restart()
     (tmp_path / "go").touch()
     with pytest.warns(ClusterWarning, match="were restarted; what was under way is done again") as said:
         list(rows)
