@@ -21,6 +21,8 @@ MAKESPAN_BUBBLE = (
 )
 SPAN_BUBBLE = "the longest idle time of a rank between its own first and last pass"
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_LONG_UNITS = ((86400.0, "days"), (3600.0, "h"))
+_LONG_S = 1e4  # from here on seconds have more digits than are shown
 
 
 def time_unit(longest: float) -> tuple[float, str]:
@@ -36,12 +38,12 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in s with four digits and a unit.
+    """Write a duration in s with four digits and a unit; from `_LONG_S` on in hours, from 100 hours on in days.
 
-    >>> duration(0.0123456)
-    '12.35 ms'
+    >>> duration(0.0123456), duration(86400)
+    ('12.35 ms', '24 h')
     """
-    scale, name = time_unit(abs(seconds))
+    scale, name = time_unit(abs(seconds)) if abs(seconds) < _LONG_S else _LONG_UNITS[abs(seconds) < 100 * 3600]
     return f"{seconds / scale:.4g} {name}"
 
 

@@ -124,7 +124,7 @@ def report(error: Exception, *, debug: bool) -> int:
     format_message = getattr(error, "format_message", None)  # of the parser's own errors
     if format_message is not None:
         if format_message():  # there is none where the help was printed instead
-            print_error(f"{format_message().rstrip('.')}{_help(error)}")
+            print_error(f"{format_message().rstrip('.')}{_help(error)}".replace("?; see", "? See"))
         return int(getattr(error, "exit_code", USAGE))
     unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None
     if unprinted:

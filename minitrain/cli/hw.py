@@ -21,7 +21,7 @@ from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.cluster_files import names_cluster
-from minitrain.hardware.config_files import is_shipped, parse, read_file, shipped_text
+from minitrain.hardware.config_files import is_shipped, parse, read_file, shipped_clusters, shipped_text
 from minitrain.hardware.figures import Figure, figures, sources_of
 from minitrain.hardware.overview import OverviewLine, counted, overview, title
 from minitrain.plain_text import printable
@@ -41,6 +41,8 @@ def list_configs(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa
         print_json(shipped_configs())
     else:
         print_table(_configs_table([load_config(name) for name in shipped_configs()]))
+        clusters = shipped_clusters()  # learners' packages have none
+        print_lines([f"clusters of unlike devices: {', '.join(clusters)}"] if clusters else [])
 
 
 @hw.command()

@@ -217,7 +217,8 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
         print_table(table)
     out_of_memory = sum(row["status"] == "oom" for row in rows)
     failures = [row for row in rows if row["status"] == "failed"]
-    print_lines([f"{len(rows)} configurations: {len(best)} ok, {out_of_memory} out of memory, {len(failures)} failed"])
+    counted = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}"
+    print_lines([f"{counted}: {len(best)} ok, {out_of_memory} out of memory, {len(failures)} failed"])
     if failures:
         print_lines([f"the first failure: {failures[0]['strategy']}: {failures[0]['error']}"])
 

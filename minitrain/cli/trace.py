@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
 trace = typer.Typer(no_args_is_help=True, help="Show, explain and export saved runs.")
 
-RunFile = Annotated[str, typer.Argument(metavar="RUN", help="A run file, such as traces/ddp/run.jsonl.")]
+
+def _run_file(given: str) -> str:
+    """Return the run file that is meant: that in a folder, where `run` and `compare` write one."""
+    inside = Path(given, "run.jsonl")
+    return str(inside) if inside.is_file() else given
+
+
+RunFile = Annotated[
+    str, typer.Argument(metavar="RUN", callback=_run_file, help="A run file, such as traces/ddp/run.jsonl.")
+]
 
 
 def _page(run: Run, path: Path) -> Sequence[Path]:

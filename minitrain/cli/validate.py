@@ -125,7 +125,8 @@ def _print_skipped(done: mt.Validation) -> None:
         reasons[skipped.table, skipped.reason] = reasons.get((skipped.table, skipped.reason), 0) + 1
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
     if ordered:
-        print_lines([f"{len(done.skipped)} rows were not simulated:"])
+        left_out = len(done.skipped)
+        print_lines([f"{left_out} rows were not simulated:" if left_out > 1 else "1 row was not simulated:"])
     for (table, reason), number in ordered[:_SKIPPED_SHOWN]:
         print_lines([printable(f"  {table}, {number}: {reason}")])
     if len(ordered) > _SKIPPED_SHOWN:

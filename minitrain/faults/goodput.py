@@ -20,9 +20,9 @@ from minitrain.errors import UsageError, require_count
 from minitrain.faults.checkpoints import Checkpoint, checkpoint_of, daly_s, mtbf_of_all_s, young_s
 from minitrain.faults.long_run import CAUSES, WORK, Job, LongRun
 from minitrain.faults.remaining_job import devices_of, smaller_steps
-from minitrain.hardware.reliability import mtbf_hours_of, require_mtbf
+from minitrain.hardware.reliability import mtbf_hours_of, require_devices, require_mtbf
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.faults import Recovery
+from minitrain.run.faults import Recovery, require_recovery
 from minitrain.run.prepared_run import prepare
 from minitrain.run.result import Run
 from minitrain.run.signatures import shows_run_parameters
@@ -173,9 +173,12 @@ def goodput(
     require_mtbf(mtbf_hours)
     if parameters.get("faults"):
         raise UsageError("goodput draws its faults by mtbf_hours; leave faults out")
+    require_recovery(parameters.get("recovery"))
     recovery = parameters.pop("recovery", None) or Recovery()
     prepared = prepare(strategy, parameters)
-    hours = [mtbf_hours_of(device, mtbf_hours) for device in devices_of(prepared)]
+    devices = devices_of(prepared)
+    require_devices(mtbf_hours, devices)
+    hours = [mtbf_hours_of(device, mtbf_hours) for device in devices]
     run = run_to_end(lambda: simulate_prepared(prepared), None)
     written = checkpoint_of(run)
     if checkpoint_bytes is not None:

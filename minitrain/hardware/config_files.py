@@ -17,6 +17,7 @@ from minitrain.hardware.config_faults import TOO_DEEP, key_path, label_of, refus
 from minitrain.hardware.yaml_files import is_yaml, parse_yaml
 
 MAX_BYTES = 1_000_000
+CLUSTERS = "clusters"  # the folder of clusters, beside the configs
 
 _MAX_DIGITS = 400  # more digits than any float has; int() refuses thousands
 
@@ -26,6 +27,13 @@ def shipped_names() -> tuple[str, ...]:
     """Return the names of the configs that come with minitrain, sorted, without `.json`."""
     names = (entry.name for entry in shipped_folder().iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def shipped_clusters() -> tuple[str, ...]:
+    """Return the names of the clusters that come with minitrain, sorted, without `.yaml`."""
+    folder = shipped_folder().joinpath(CLUSTERS)
+    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()  # learners' packages have none
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
 def shipped_text(name: str) -> str:
@@ -56,8 +64,9 @@ def unknown_name(name: str) -> HardwareConfigError:
 
     known = shipped_names()
     stem = name.removesuffix(".json")
-    longer = [other for other in known if stem and other.startswith(stem)]
-    close = longer or get_close_matches(stem, known, n=1, cutoff=0.4)
+    names = (*known, *shipped_clusters())
+    longer = [other for other in names if stem and other.startswith(stem)]
+    close = longer or get_close_matches(stem, names, n=1, cutoff=0.4)
     hint = f'did you mean "{close[0]}"? ' if close else ""
     fault = (
         f"expected the name of a shipped config or of a file, found no such thing; {hint}"

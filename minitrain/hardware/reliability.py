@@ -14,7 +14,7 @@ other devices nothing is published that could be used here, and nothing is assum
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from minitrain.errors import UsageError
@@ -55,6 +55,22 @@ def mtbf_hours_of(device: str, given: float | Mapping[str, float] | None = None)
             device=device,
         )
     return float(hours)
+
+
+def require_devices(given: float | Mapping[str, float] | None, devices: Iterable[str]) -> None:
+    """Require that each name that a time between failures is given for is that of a device of the run.
+
+    Args:
+        given: hours of every device, or of some by config, group or family.
+        devices: the hardware config or the group of each rank's device.
+
+    Raises:
+        UsageError: a name is none, so that its hours would change nothing.
+    """
+    known = dict.fromkeys(name for device in dict.fromkeys(devices) for name in (device, device.partition("_")[0]))
+    for name in given if isinstance(given, Mapping) else ():
+        if name not in known:
+            raise UsageError(f"mtbf_hours names {name!r}, which no device of the run is; use one of {', '.join(known)}")
 
 
 def require_mtbf(given: float | Mapping[str, float] | None) -> None:

@@ -2,8 +2,8 @@
 
 Candidates are made for every choice of groups (a device may be left out), as replicas with samples by finishing time
 and as pipelines with layers by finishing time. They are simulated in the order of their lower bounds, until no bound is
-below the best step that fits into memory. The shares of the best few are then moved as long as a simulation says that
-it helps. So what wins has been simulated, communication and memory included.
+below the best step that fits into memory, or sixty in a row were no better. The shares of the best few are then moved
+as long as a simulation says that it helps. So what wins has been simulated, communication and memory included.
 
 Left out: replicas that are pipelines of different cuts, parts of a group, and other orders of the groups than that of
 the cluster and its reverse.
@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from minitrain.analysis.labels import duration
 from minitrain.errors import MinitrainError, UsageError, require_count
+from minitrain.hardware import load_config
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.power import require_positive
-from minitrain.planning.candidates import DEGREES, Candidate, divisors, pipelines, replicas, subsets
+from minitrain.planning.candidates import DEGREES, Candidate, divisors, pipelines, probably_fits, replicas, subsets
 from minitrain.planning.device_times import DeviceTimes
 from minitrain.planning.power_budget import within_budget
 from minitrain.planning.refinement import refined
@@ -26,11 +28,12 @@ from minitrain.planning.result import Plan, Verdict
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.workloads.models import find_model
 
 _MICROBATCHES = (1, 2, 4, 8)
 _SLACK = 0.97  # bounds are interpolated between simulated sizes
 _REFINED = 3  # of the best candidates
-_MOST_SIMULATED = 200
+_PATIENCE = 60  # simulated steps in a row that are no better, where links hide what bounds say
 
 
 def plan(
@@ -68,6 +71,7 @@ def plan(
     """
     found = cluster_or_other(cluster)
     if not isinstance(found, Cluster):
+        load_config(found)  # a name that nothing has is told before
         raise UsageError(
             "plan is for a cluster of devices, such as mt.Cluster({'h100_80g_nvl8': 8, 'a100_80g': 8}, between_groups="
             f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
@@ -79,6 +83,8 @@ def plan(
         raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
     for name in strategies or ():
         choose_strategy(name)  # which says so where there is none
+    if isinstance(workload, str):
+        find_model(workload)  # a name that nothing has breaks every layout
     trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
     step = {name: value for name, value in trained.items() if value is not None} | step
     step["global_batch_size"] = global_batch_size
@@ -114,15 +120,26 @@ def _candidates(
 def _layouts(cluster: Cluster, times: DeviceTimes, strategies: Sequence[str] | None, batch: int) -> Iterator[Candidate]:
     """Yield the layouts on all devices of a cluster, in its order and in reverse."""
     is_transformer = times.step.get("workload") is not None
-    wanted = strategies or (("zero1", "fsdp", "megatron") if is_transformer else ("ddp", "zero1", "zero3", "pp_dp"))
+    wanted = strategies or (
+        ("zero1", "fsdp", "megatron") if is_transformer else ("ddp_overlap", "zero1", "zero3_prefetch", "pp_dp")
+    )
     for strategy in wanted:
         degrees = _degrees(cluster) if strategy == "megatron" else [1]
         if strategy != "pp_dp":
             for tp in degrees:
-                for parts in _MICROBATCHES:
-                    yield from _one(replicas(cluster, times, strategy, batch, parts, tp))
+                yield from _replicas(cluster, times, strategy, batch, tp)
         if strategy in ("pp_dp", "megatron"):
             yield from _pipelines(cluster, times, strategy, batch, degrees)
+
+
+def _replicas(cluster: Cluster, times: DeviceTimes, strategy: str, batch: int, tp: int) -> Iterator[Candidate]:
+    """Yield replicas with few microbatches; with more where few are too large for memory, or for what was measured."""
+    found = [replicas(cluster, times, strategy, batch, number, tp) for number in _MICROBATCHES]
+    number = _MICROBATCHES[-1]
+    while not any(each and probably_fits(each, times) for each in found) and 2 * number <= batch:
+        number *= 2
+        found.append(replicas(cluster, times, strategy, batch, number, tp))
+    yield from filter(None, found)
 
 
 def _pipelines(
@@ -155,16 +172,17 @@ def _one(candidate: Candidate | None) -> Iterable[Candidate]:
 
 def _judged(candidates: Sequence[Candidate], step: Step) -> Iterator[Verdict]:
     """Yield what becomes of candidates: they are simulated until no bound is below the best that fits."""
-    best_s, number = float("inf"), 0
+    best_s, num_in_vain = float("inf"), 0
     for candidate in candidates:
-        if candidate.bound_s * _SLACK >= best_s or number >= _MOST_SIMULATED:
+        if candidate.bound_s * _SLACK >= best_s or num_in_vain >= _PATIENCE:
             why = "bound above the best" if candidate.bound_s * _SLACK >= best_s else "not simulated"
-            yield Verdict(candidate, None, f"{why} (at least {candidate.bound_s:.4g} s)")
+            yield Verdict(candidate, None, f"{why} (at least {duration(candidate.bound_s)})")
             continue
-        number += 1
         verdict = judged(candidate, step)
-        if verdict.reason == "simulated" and verdict.step_time is not None:
-            best_s = min(best_s, verdict.step_time)
+        if verdict.reason == "simulated" and verdict.step_time is not None and verdict.step_time < best_s:
+            best_s, num_in_vain = verdict.step_time, 0
+        else:
+            num_in_vain += best_s < float("inf")
         yield verdict
 
 

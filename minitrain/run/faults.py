@@ -122,14 +122,23 @@ class Recovery:
                 _require_seconds(each.name, value)
 
 
+def require_recovery(recovery: object) -> None:
+    """Require that what follows a failure is a `Recovery`, or None.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if recovery is not None and not isinstance(recovery, Recovery):
+        raise UsageError(f"recovery must be a mt.Recovery, such as mt.Recovery(spares=1), got {recovery!r:.80}")
+
+
 def require_faults(faults: Any, recovery: Any, world_size: int) -> None:
     """Require that faults are of ranks of the run, and that what follows them is a `Recovery`.
 
     Raises:
         UsageError: they are not.
     """
-    if recovery is not None and not isinstance(recovery, Recovery):
-        raise UsageError(f"recovery must be a mt.Recovery, such as mt.Recovery(spares=1), got {recovery!r:.80}")
+    require_recovery(recovery)
     if recovery is not None and not faults:
         raise UsageError("recovery is for runs with faults, and none are given; give faults=[mt.Fault(rank=, at_s=)]")
     if not faults or isinstance(faults, FaultRate):

@@ -44,6 +44,7 @@ CONFIG = {
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 
 Row = Mapping[str, str]
+_BENEATH = ("peak by kind", "communication")
 
 
 def write_html(
@@ -222,24 +223,38 @@ def comparison_rows(traces: Mapping[str, Trace], views: Mapping[str, View] | Non
 
 
 def html_table(rows: Sequence[Row], links: Mapping[str, str]) -> str:
-    """Return rows as an HTML table; names with a link lead to their run's own page."""
+    """Return rows as an HTML table; names with a link lead to their run's own page.
+
+    What is a list of figures has a line of its own beneath its row, where it is not squeezed into a narrow column.
+    """
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in rows[0])
-    body = "".join(f"<tr>{_cells(list(row.values()), links)}</tr>\n" for row in rows)
+    columns = [column for column in rows[0] if column not in _BENEATH]
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(_lines_of(row, len(columns), links) for row in rows)
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
 
 
-def _cells(values: list[str], links: Mapping[str, str]) -> str:
+def _lines_of(row: Row, num_columns: int, links: Mapping[str, str]) -> str:
+    """Return a row, and beneath it what is said of it at length."""
+    cells = _cells([value for column, value in row.items() if column not in _BENEATH], num_columns, links)
+    said = "; ".join(f"{column}: {html.escape(row[column])}" for column in _BENEATH if row.get(column))
+    if not said:
+        return f"<tr>{cells}</tr>\n"
+    beneath = f'<td class="rest beneath" colspan="{num_columns}"><div>{said}</div></td>'
+    return f'<tr class="more">{cells}</tr>\n<tr>{beneath}</tr>\n'
+
+
+def _cells(values: list[str], num_columns: int, links: Mapping[str, str]) -> str:
     """Return the cells of one row; the text of a row that ends early, such as an error, takes the rest of it."""
     texts = [html.escape(value) for value in values]
     if values[0] in links:
         texts[0] = f'<a href="{html.escape(links[values[0]])}">{texts[0]}</a>'
     last = max((place for place, value in enumerate(values) if value), default=0)
-    if not 0 < last < len(values) - 1:
+    if not 0 < last < num_columns - 1:
         return "".join(f"<td>{text}</td>" for text in texts)
     cells = "".join(f"<td>{text}</td>" for text in texts[:last])
-    return f'{cells}<td class="rest" colspan="{len(values) - last}">{texts[last]}</td>'
+    return f'{cells}<td class="rest" colspan="{num_columns - last}">{texts[last]}</td>'
 
 
 def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict[str, Any]:

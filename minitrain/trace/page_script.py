@@ -46,7 +46,9 @@ function unpack(packed) {
 const UNITS = [[1, 's'], [1e-3, 'ms'], [1e-6, 'µs'], [1e-9, 'ns']];
 function duration(value) {
   const seconds = value * details.unit;
-  const [scale, name] = UNITS.find(([size]) => Math.abs(seconds) >= size) || UNITS[0];
+  const long = Math.abs(seconds) < 360000 ? [3600, 'h'] : [86400, 'days'];
+  const short = UNITS.find(([size]) => Math.abs(seconds) >= size) || UNITS[0];
+  const [scale, name] = Math.abs(seconds) < 1e4 ? short : long;
   return Number((seconds / scale).toPrecision(4)) + ' ' + name;
 }
 

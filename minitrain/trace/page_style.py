@@ -25,6 +25,9 @@ th, td {{ padding: 3px 0 3px 14px; text-align: right; border-bottom: 1px solid v
 th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
 td:nth-child(2) {{ white-space: nowrap; }}
 td.rest {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
+.more td {{ border-bottom: 0; padding-bottom: 0; }}
+td.beneath {{ color: var(--soft); font-size: 12px; padding-top: 0; }}
+.beneath div {{ position: sticky; left: 0; width: fit-content; max-width: calc(100vw - 40px); }}
 .answer {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: 0 32px;
   margin: 4px 0 10px; padding-bottom: 6px; border-bottom: 1px solid var(--line); font-size: 13px; }}
 .answer > div {{ min-width: 0; max-width: 680px; }}

@@ -160,6 +160,7 @@ def _row(run: Run) -> Mapping[str, str]:
         **({} if run.trained_model is None else _figures_of_transformer(run)),
         "bubble": f"{run.bubble_fraction:.1%}",
         "exposed communication": f"{run.exposed_comm_fraction:.1%}",
+        **({} if run.trained_model is None else _texts_of_transformer(run)),
     }
 
 
@@ -167,9 +168,12 @@ def _figures_of_transformer(run: Run) -> Mapping[str, str]:
     return {
         "HFU": "-" if run.hfu is None else f"{run.hfu:.1%}",
         "tokens/s a rank": f"{run.tokens_per_second_per_rank:,.0f}",
-        "peak by kind": memory_text(run),
-        "communication": communication_text(run),
     }
+
+
+def _texts_of_transformer(run: Run) -> Mapping[str, str]:
+    """Return the long cells, which stand behind all figures."""
+    return {"peak by kind": memory_text(run), "communication": communication_text(run)}
 
 
 def _failed_row(name: str, error: Exception) -> Mapping[str, str]:

@@ -213,7 +213,8 @@ class _Megatron:
 
     def candidates(self) -> Iterator[Candidate]:
         """Yield them."""
-        degrees = [self._axes[name] for name in ("tp", "pp", "num_chunks", "microbatch_size")]
+        names = ("tp", "pp", "num_chunks", "microbatch_size")
+        degrees = [_whole_numbers(name, self._axes[name]) for name in names]
         for tp, pp, num_chunks, microbatch_size in itertools.product(*degrees):
             if pp == 1 and num_chunks > 1:
                 continue
@@ -318,6 +319,18 @@ _OF_PIECES = frozenset({"tp", "pp", "num_chunks", "microbatch_size", "zero", "re
 def _num_blocks(machine: Machine) -> int:
     """Return the layers of a transformer, or of another workload."""
     return int(machine.num_layers if machine.model is None else machine.model.num_layers)
+
+
+def _whole_numbers(name: str, values: Sequence[Any]) -> Sequence[int]:
+    """Return the values of an axis, each of which is a whole number of at least 1.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"space must have whole numbers of at least 1 for {name}, got {value!r}", name=name)
+    return values
 
 
 def _divisors(number: int) -> list[int]:

@@ -158,8 +158,8 @@ def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
             raise UsageError(f"{name} is not for a search, which simulates steps as it needs; leave it out")
         if name not in DEFAULTS:
             raise UsageError(
-                f"{name} is no parameter of `simulate`{did_you_mean(name, list(DEFAULTS))}; give options of strategies "
-                f"as values, in space={{{name!r}: [...]}}",
+                f"{name} is no parameter of `simulate`; give options of strategies as values, in "
+                f"space={{{name!r}: [...]}}{did_you_mean(name, list(DEFAULTS))}",
                 name=name,
             )
     return dict(parameters)

@@ -25,7 +25,18 @@ def test_streams_say_with_whom(stream: Stream, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (12.5, "12.5 s"), (0.25, "250 ms"), (4.2e-5, "42 µs"), (3e-9, "3 ns"), (1e-12, "1e-12 s")],
+    [
+        (0, "0 s"),
+        (12.5, "12.5 s"),
+        (0.25, "250 ms"),
+        (4.2e-5, "42 µs"),
+        (3e-9, "3 ns"),
+        (1e-12, "1e-12 s"),
+        (9999, "9999 s"),
+        (1e4, "2.778 h"),
+        (86400, "24 h"),
+        (2.28e7, "263.9 days"),
+    ],
 )
 def test_durations_have_a_unit_that_reads_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -234,6 +234,7 @@ def test_hw_list_names_every_shipped_config() -> None:
     assert printed_json("hw", "list") == shipped_configs()
     listing = minitrain("hw", "list").stdout
     assert all(name in listing for name in shipped_configs())
+    assert "clusters of unlike devices: five_kinds, two_generations" in listing
 
 
 def test_hw_show_prints_a_config_that_loads_again() -> None:
@@ -272,6 +273,15 @@ def test_the_rules_that_a_strategy_shows_name_what_its_errors_refuse(name: str, 
     run = mt.compare(name, world_size=sizes[0], num_layers=sizes[1], global_batch_size=sizes[2]).runs[name]
     refused = str(run.error).partition(" ")[0] if isinstance(run, mt.FailedRun) else ""
     assert refused in json.dumps(printed_json("strategies", name)) or refused == "num_microbatches"
+
+
+def test_the_example_that_a_strategy_shows_runs() -> None:
+    example = minitrain("strategies", "fsdp").stdout.splitlines()[-1].removeprefix("such as: minitrain ").split()
+    sizes = ("--world-size", "2", "--layers", "2", "--batch", "2", "--no-trace")
+    assert minitrain(*example, *sizes).exit_code == 0
+    doc = "'Train.\\n\\nArgs:\\n    order: \"up\" or None.\\n'"
+    Path("one.py").write_text(f"async def mine(model, *, order=None):\n    {doc}\n")
+    assert minitrain("strategies", "one.py").stdout.endswith("mine:order=up\n")
 
 
 def test_a_file_shows_its_strategies_or_its_only_one() -> None:

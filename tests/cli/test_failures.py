@@ -126,6 +126,8 @@ USAGE = [
     ("paint", "'paint'; see `minitrain --help`"),
     ("hw show", "'CONFIG'; see `minitrain hw show --help`"),
     ("hw show nope", '"nope": expected the name of a shipped config'),
+    ("run ddp --hw two_generation", 'did you mean "two_generations"? shipped are'),
+    ("comparee", "No such command 'comparee'. Did you mean 'compare'? See `minitrain --help`"),
     ("hw check nope", '"nope": expected the name of a shipped config'),
 ]
 

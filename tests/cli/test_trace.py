@@ -87,6 +87,10 @@ def test_where_no_rank_waits_explain_says_so(saved: Path) -> None:
     assert "bubble" not in told
 
 
+def test_a_run_may_be_named_by_its_folder(saved: Path) -> None:
+    assert _invoke("explain", ".").stdout == _invoke("explain", "run.jsonl").stdout
+
+
 def test_of_many_ranks_explain_shows_the_ends(saved: Path) -> None:
     mt.simulate("ddp", world_size=20, num_layers=2, global_batch_size=20, slowdown={3: 2.0}).save("ddp.jsonl")
     ranks = [line.split()[0] for line in _invoke("explain", "ddp.jsonl").stdout.splitlines() if line[:5].strip()]

@@ -134,6 +134,11 @@ def test_an_elastic_job_knows_how_fast_it_is_with_devices_missing() -> None:
         ({"samples": 0}, "samples"),
         ({"faults": [mt.Fault(0, 0.0)]}, "goodput draws its faults by mtbf_hours; leave faults out"),
         ({"mtbf_hours": {"h100": "often"}}, "mtbf_hours of h100 must be a positive number of hours, got 'often'"),
+        (
+            {"mtbf_hours": {"h200": 9}},
+            "mtbf_hours names 'h200', which no device of the run is; use one of h100_80g_nvl8, h1",
+        ),
+        ({"recovery": 3}, r"recovery must be a mt\.Recovery, such as mt\.Recovery\(spares=1\), got 3"),
         ({"hardware": "mi300x_192g_8"}, r"no mean time between failures is known of 'mi300x"),
     ],
 )

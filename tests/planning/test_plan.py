@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.errors import StrategyError, UsageError
+from minitrain.errors import HardwareConfigError, StrategyError, UsageError
 from minitrain.planning.candidates import part_of
 from minitrain.planning.power_budget import within_budget
 from minitrain.planning.result import saved_plan
@@ -160,18 +160,20 @@ def test_a_plan_is_saved_drawn_and_said(tmp_path: Path) -> None:
     ("cluster", "given", "message"),
     [
         ("h100_80g_nvl8", {}, r"plan is for a cluster of devices, .* for equal devices there is mt\.tune"),
+        ("two_generation", {}, r'did you mean "two_generations"\?'),
+        (PAIR, {"workload": "llama3-8"}, r'there is no model "llama3-8"; did you mean "llama3-8b"\?'),
         (PAIR, {"global_batch_size": 0}, "global_batch_size"),
         (PAIR, {"strategies": "zero1"}, "strategies must be a list of at least one strategy, got 'zero1'"),
         (PAIR, {"strategies": ["zero1"], "global_batch_size": 1}, "no layout of pair divides a batch of 1 samples"),
         (PAIR, {"power_budget_watts": 10.0}, "no layout of pair"),
         (PAIR, {"power_budget_watts": -1}, "power_budget_watts must be a number above 0, got -1"),
         (
-            PAIR,
-            {"strategies": ["ddp"], "num_layers": 32, "global_batch_size": 2**14},
+            mt.Cluster({"rtx_2080ti": 1, "t4": 1}, between_groups=FAST, name="pair"),
+            {"strategies": ["ddp"], "num_layers": 200, "global_batch_size": 4},
             r"none of \d+ layouts of pair runs within memory; the first: ddp on .*: out of memory on rank 0",
         ),
     ],
 )
 def test_plans_that_cannot_be_are_refused(cluster: Any, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        mt.plan(None, cluster, **({"num_layers": 2, "global_batch_size": 8} | given))
+    with pytest.raises((UsageError, HardwareConfigError), match=message):
+        mt.plan(cluster=cluster, **({"workload": None, "num_layers": 2, "global_batch_size": 8} | given))

@@ -43,7 +43,10 @@ def test_captions_of_transformers_are_as_short_as_those_of_other_runs(tmp_path: 
     assert [caption.count(" · ") for caption in captions] == [4, 4]  # step, MFU, bubble, exposed, peak
     page = comparison.write_html(tmp_path / "page.html").read_text()
     assert '<div class="wide"><table>' in page  # which a narrow window scrolls, and not the page
-    assert "tokens/s a rank" in page.partition('<div id="figure">')[0]
+    above = page.partition('<div id="figure">')[0]
+    assert "tokens/s a rank" in above
+    assert "<th>peak by kind" not in above  # a list of figures, which would be a tall column
+    assert above.count('<td class="rest beneath" colspan="8"><div>peak by kind: weights ') == len(comparison.succeeded)
 
 
 def test_the_page_of_a_comparison_lists_failures_too(comparison: mt.Comparison, tmp_path: Path) -> None:

@@ -161,6 +161,8 @@ def test_experts_and_plain_layers_have_strategies_of_their_own() -> None:
         ({"sampler": "random"}, "sampler must be one of exhaustive, optuna"),
         ({"space": {"tpp": [1]}}, "tpp is no option of any strategy that is searched"),
         ({"space": {"tp": 8}}, "space must have a list of at least one value for tp"),
+        ({"space": {"tp": ["a"]}}, "space must have whole numbers of at least 1 for tp, got 'a'"),
+        ({"space": {"microbatch_size": [0]}}, "whole numbers of at least 1 for microbatch_size, got 0"),
         ({"strategies": []}, "at least one strategy"),
         ({"tp": 8}, "tp is no parameter of `simulate`"),
         ({"fold": True}, "fold is not for a search"),

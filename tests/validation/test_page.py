@@ -79,7 +79,7 @@ def test_a_table_of_which_nothing_can_be_simulated_fails_with_the_reasons(tmp_pa
     file.write_text("row_id,gpu\n1,A100\n")
     result = CliRunner().invoke(app, ["validate", "--table", str(file)])
     assert result.exit_code == 1
-    assert "1 rows were not simulated" in result.output
+    assert "1 row was not simulated" in result.output
     assert "n_gpus" in result.output
 
 

@@ -35,14 +35,6 @@ _LINK = frozenset(Link.__dataclass_fields__)
 _GROUP = frozenset(Devices.__dataclass_fields__) - {"system"}
 _THERMAL = frozenset(Thermal.__dataclass_fields__)
 _PRICES = frozenset({"file", "gpu", "model", "includes_transfers"})
-_FOLDER = "clusters"
-
-
-def shipped_clusters() -> tuple[str, ...]:
-    """Return the names of the clusters that come with minitrain, sorted."""
-    folder = files.shipped_folder().joinpath(_FOLDER)
-    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()  # learners' packages have none
-    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
 def names_cluster(source: object) -> bool:
@@ -52,7 +44,7 @@ def names_cluster(source: object) -> bool:
     path = os.fspath(source)
     if not isinstance(path, str) or files.is_shipped(path):
         return False
-    if files.is_bare(path) and path in shipped_clusters():
+    if files.is_bare(path) and path in files.shipped_clusters():
         return True
     if not path.lower().endswith(SUFFIXES) or not Path(path).is_file():
         return False
@@ -70,8 +62,8 @@ def read_cluster(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str
     if isinstance(source, Mapping):
         return _Reader("cluster", Path()).read(source)
     path = os.fspath(source)
-    if files.is_bare(path) and path in shipped_clusters():
-        text = str(files.shipped_folder().joinpath(_FOLDER, f"{path}.yaml").read_text("utf-8"))
+    if files.is_bare(path) and path in files.shipped_clusters():
+        text = str(files.shipped_folder().joinpath(files.CLUSTERS, f"{path}.yaml").read_text("utf-8"))
         return _Reader(f"{path}.yaml", Path()).read(files.parse(text, f"{path}.yaml"))
     label = label_of(path)
     return _Reader(label, Path(path).parent).read(files.parse(files.read_file(path), label))
