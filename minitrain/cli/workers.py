@@ -64,13 +64,13 @@ def saying_losses() -> Iterator[None]:
     """Say on stderr, in a line each, what a cluster lost."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", ClusterWarning)
-        shown = warnings.showwarning
+        shown: Any = warnings.showwarning
 
-        def show(message: Any, category: Any, *where: Any) -> None:
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
             if issubclass(category, ClusterWarning):
                 print_error(str(message))
             else:
-                shown(message, category, *where)
+                shown(message, category, *where, **more)
 
         warnings.showwarning = show
         yield

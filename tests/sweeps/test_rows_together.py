@@ -11,6 +11,7 @@ import minitrain as mt
 from minitrain.run.event_loops import run_to_end
 from minitrain.sweeps import batches
 from minitrain.sweeps.grid import points_by_structure
+from minitrain.sweeps.shared_by_batch import SharedByBatch
 
 _STRATEGIES = ["ddp", "pp_zero1:pp=2", "zero3"]
 _GRIDS: dict[str, tuple[dict[str, list[Any]], dict[str, Any]]] = {
@@ -30,7 +31,7 @@ def _one_by_one(configurations: list[Any]) -> list[batches.Row]:
     """Return the rows of configurations that are simulated each by itself."""
 
     async def rows() -> list[batches.Row]:
-        shared = batches.SharedByBatch()
+        shared = SharedByBatch()
         return [await batches.row_of(each, shared) for each in configurations]
 
     return run_to_end(rows)

@@ -11,7 +11,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.sweeps.batches import run_batch
+from minitrain.sweeps.batches import Batch, run_batch
 from tests.sweeps.test_sweep import Counting
 
 SIZES: dict[str, Any] = {"num_layers": 2, "global_batch_size": 4}
@@ -60,7 +60,7 @@ def test_rows_within_a_limit_are_those_without_one() -> None:
     grid: dict[str, list[Any]] = {"world_size": [1, 2], "hardware": ["h100_80g_nvl8", "h200_141g_nvl8", "default"]}
     without = mt.sweep("ddp", grid, Counting(), **SIZES).rows()
     assert mt.sweep("ddp", grid, Counting(), time_limit_s=60, **SIZES).rows() == without
-    together = [
+    together: Batch = [
         (str(place), ("ddp", {"world_size": 1, "hardware": name, **SIZES}))
         for place, name in enumerate(grid["hardware"])
     ]

@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.sweeps.executors.cluster_workers import ClusterWorkers
 
 DASK_PROTOCOLS = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
 _RAY = "ray"
@@ -45,6 +46,7 @@ def workers_of(executor: Any, strategies: Sequence[Any]) -> Iterator[tuple[Execu
         UsageError: the engine is not installed, or does not answer.
     """
     require_workers(executor)
+    provided: contextlib.AbstractContextManager[ClusterWorkers]
     if _is_ray(executor):
         from minitrain.sweeps.executors.ray_workers import ray_workers  # noqa: PLC0415  (an extra)
 

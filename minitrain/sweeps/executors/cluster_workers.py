@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
@@ -17,6 +18,7 @@ from minitrain.sweeps.executors.sent_work import Sender
 
 MOST_LOSSES = 3
 """A task whose worker is lost so often is not begun again."""
+_MOST_FINAL_LOSSES = 2  # where the engine has begun it again some times itself: once among others, once alone
 
 
 class ClusterWarning(RuntimeWarning):
@@ -68,6 +70,8 @@ class ClusterWorkers(Executor):
         self._lock = threading.Lock()
         self._tasks: set[SentTask] = set()
         self._news = _News()
+        self._suspects: deque[SentTask] = deque()
+        self._alone: SentTask | None = None
 
     @abstractmethod
     def _send(self, task: SentTask) -> None:
@@ -92,6 +96,7 @@ class ClusterWorkers(Executor):
         with self._lock:
             tasks = list(self._tasks)
             self._tasks.clear()
+            self._suspects.clear()
         for task in tasks:
             task.future.cancel()
         self._cancel(tasks)
@@ -126,13 +131,26 @@ class ClusterWorkers(Executor):
         """
         self._note_loss()
         task.num_losses += 1
-        if is_final or task.num_losses >= MOST_LOSSES:
-            tries = "" if is_final else f" {task.num_losses} times"
-            self._failed(
-                task, WorkerLostError(f"every worker that simulated this was lost{tries}: it may end its process")
-            )
+        if task.num_losses >= (_MOST_FINAL_LOSSES if is_final else MOST_LOSSES):
+            self._failed(task, WorkerLostError("every worker that simulated this was lost: it may end its process"))
+        elif is_final:
+            self._send_alone(task)
         elif self._is_wanted(task):
             self._send(task)
+
+    def _send_alone(self, task: SentTask | None) -> None:
+        """Send a task again of which the engine cannot tell whether it ended its workers, or one beside it did.
+
+        Args:
+            task: one that waits until no other suspect is at work; None if that may be so now.
+        """
+        with self._lock:
+            if task is not None:
+                self._suspects.append(task)
+            if self._alone is not None or not self._suspects:
+                return
+            self._alone = self._suspects.popleft()
+        self._send(self._alone)
 
     def _is_wanted(self, task: SentTask) -> bool:
         """Return whether somebody still waits for a task."""
@@ -142,6 +160,10 @@ class ClusterWorkers(Executor):
     def _is_over(self, task: SentTask) -> None:
         with self._lock:
             self._tasks.discard(task)
+            was_alone = self._alone is task
+            self._alone = None if was_alone else self._alone
+        if was_alone:
+            self._send_alone(None)
 
     def _note(self, text: str) -> None:
         """Have something said once, by the thread that submits."""
