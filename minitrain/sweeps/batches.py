@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import (
@@ -18,7 +16,6 @@ from concurrent.futures import (
     BrokenExecutor,
     Executor,
     Future,
-    ProcessPoolExecutor,
     wait,
 )
 from itertools import islice
@@ -37,6 +34,7 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
+from minitrain.run.worker_processes import worker_pool
 from minitrain.sweeps.rows_together import FEWEST, structure_of, summaries_together
 
 if TYPE_CHECKING:
@@ -127,16 +125,11 @@ def own_workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[E
         yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
         return
     num_processes = jobs or os.cpu_count() or 1
-    own = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"), _leave_interrupts_to_the_caller)
+    own = worker_pool(num_processes)
     try:
         yield own, 2 * num_processes
     finally:
         own.shutdown(cancel_futures=True)
-
-
-def _leave_interrupts_to_the_caller() -> None:
-    """Ignore Ctrl-C in a worker: the caller ends the sweep, and no worker prints a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_batch(batch: Batch) -> tuple[float, list[tuple[str, Row]]]:
