@@ -39,7 +39,7 @@ class SparedProcess(SpawnProcess):
 class _SparedContext(SpawnContext):
     """What a pool makes its processes with."""
 
-    Process = SparedProcess  # type: ignore[assignment]  # typeshed fixes the class
+    Process = SparedProcess
 
 
 _CONTEXT = _SparedContext()
