@@ -34,17 +34,17 @@ GROWTH: dict[str, tuple[str, tuple[int, ...], Any]] = {
     "zero3, 8 layers, in ranks": (
         "zero3",
         (64, 256, 1024, 4096),
-        lambda n: {"world_size": n, "num_layers": 8, "global_batch_size": n},
+        lambda n: {"world_size": n, "num_layers": 8, "global_batch_size": n, "fold": False},
     ),
     "zero3, 64 ranks, in layers": (
         "zero3",
         (8, 32, 128, 512),
-        lambda n: {"world_size": 64, "num_layers": n, "global_batch_size": 64},
+        lambda n: {"world_size": 64, "num_layers": n, "global_batch_size": 64, "fold": False},
     ),
     "1f1b, 8 ranks, in microbatches": (
         "1f1b",
         (32, 128, 512, 2048),
-        lambda n: {"world_size": 8, "num_layers": 8, "global_batch_size": n, "microbatch_size": 1},
+        lambda n: {"world_size": 8, "num_layers": 8, "global_batch_size": n, "microbatch_size": 1, "fold": False},
     ),
     "hsdp folded, 126 layers, in ranks": (
         "hsdp",

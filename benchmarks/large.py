@@ -30,7 +30,7 @@ def measure(world_size: int, log: str) -> dict[str, Any]:
         "pp": PP,
     }
     begun, start = time.monotonic(), time.process_time()
-    run = mt.simulate("pp_zero1", log=log, **sizes)
+    run = mt.simulate("pp_zero1", log=log, fold=False, **sizes)
     simulated_s = time.process_time() - start
     start = time.process_time()
     figures = run.summary()

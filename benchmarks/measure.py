@@ -81,10 +81,10 @@ def measure(case: Case, num_repeats: int) -> Row:
 
 
 def _simulate(case: Case) -> int:
-    """Simulate a case as anybody would, and return the number of its events."""
+    """Simulate every rank of a case, and return the number of its events."""
     import minitrain as mt
 
-    parameters: dict[str, Any] = {"world_size": case.world_size, **case.parameters}
+    parameters: dict[str, Any] = {"world_size": case.world_size, **case.parameters, "fold": False}
     return mt.simulate(case.strategy, **parameters).num_events
 
 

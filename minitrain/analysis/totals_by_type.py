@@ -50,10 +50,13 @@ class TypeSums:
         """Add events."""
         self._durations.update((event.typ, event.duration) for event in events)
 
-    def totals(self) -> dict[str, TypeTotal]:
-        """Return the totals so far, by type in alphabetical order."""
+    def totals(self, times: int = 1) -> dict[str, TypeTotal]:
+        """Return the totals so far, so many times, by type in alphabetical order."""
         self._add_counted()
-        return {typ: TypeTotal(self._counts[typ], float(self._seconds[typ])) for typ in sorted(self._counts)}
+        return {
+            typ: TypeTotal(times * count, float(times * self._seconds[typ]))
+            for typ, count in sorted(self._counts.items())
+        }
 
     def _add_counted(self) -> None:
         """Add the counted durations to the sums."""
@@ -63,8 +66,13 @@ class TypeSums:
         self._durations.clear()
 
 
-def totals_by_type(logs: Sequence[Sequence[Event]]) -> dict[str, TypeTotal]:
-    """Return the totals by type of one log a rank."""
+def totals_by_type(logs: Sequence[Sequence[Event]], times: int = 1) -> dict[str, TypeTotal]:
+    """Return the totals by type.
+
+    Args:
+        logs: the events of each rank, or of one rank of each class.
+        times: how many ranks each log stands for.
+    """
     sums = TypeSums()
     if are_flat(logs):
         for log in logs:
@@ -72,4 +80,4 @@ def totals_by_type(logs: Sequence[Sequence[Event]]) -> dict[str, TypeTotal]:
     else:
         for events in logs:
             sums.add_events(events)
-    return sums.totals()
+    return sums.totals(times)

@@ -17,31 +17,32 @@ from typer.core import TyperCommand
 from minitrain.cli.failures import Commands
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "prove": (
-        "prove:prove",
-        "Run strategies on real arrays, and compare what they train with what a single device trains.",
-    ),
+    "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
+    "run": ("commands:run", "Simulate a training step of one strategy, and print where each rank's time goes."),
     "strategies": (
         "strategies:strategies",
         "List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs.",
+    ),
+    "trace": ("trace_noise:trace", "Show, explain and export saved runs."),
+    "prove": (
+        "prove:prove",
+        "Run strategies on real arrays, and compare what they train with what a single device trains.",
     ),
     "sweep": (
         "sweep:sweep",
         "Simulate every strategy with every combination of a grid, over all cores, and print the fastest.",
     ),
     "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
-    "validate": ("validate:validate", "Simulate published runs, and print how far each table's predictions are off."),
-    "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
-    "run": ("commands:run", "Simulate a training step of one strategy, and print where each rank's time goes."),
+    "plan": ("plan:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
     "goodput": (
         "faults:goodput",
         "Play days of a training run with failures, checkpoints and restarts, and print how much of them is training.",
     ),
-    "hw": ("hw:hw", "List, show and check hardware configs."),
     "learn": ("teach:learn", "Learn by writing strategies: graded exercises."),
     "models": ("models:app", "List and show the models that can be trained."),
+    "hw": ("hw:hw", "List, show and check hardware configs."),
     "platform": ("platform:platform", "Simulate tasks that share devices, memories and links."),
-    "trace": ("trace_noise:trace", "Show, explain and export saved runs."),
+    "validate": ("validate:validate", "Simulate published runs, and print how far each table's predictions are off."),
 }
 """Where each command is, as "module:name" of this room, and the beginning of its help."""
 

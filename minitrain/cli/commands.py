@@ -23,6 +23,7 @@ from minitrain.cli.failures import (
 )
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import machine, pricing
+from minitrain.cli.wanted_traces import Traces, folding, wanted_traces
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.result import Run
@@ -60,7 +61,7 @@ def compare(
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
-    fold: given.Fold = given.DEFAULT.fold,
+    fold: given.Fold = None,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
@@ -72,12 +73,12 @@ def compare(
     Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given.
     """
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
-        traced = given.writes_traces(trace, log, strict=strict, fold=fold)
+        traces = wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         trained = given.trained(model, seq, layers)
         ranks = machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
-        if traced:
+        if traces is not Traces.NONE:
             given.require_folder(out)
         with running():
             comparison = mt.compare(
@@ -89,13 +90,14 @@ def compare(
                 **ranks_given.batch_of(batch, shares),
                 strict=strict,
                 strict_memory=strict_memory,
-                memory_by_kind=traced,
+                memory_by_kind=traces is Traces.ALL,
                 log=log,
-                fold=fold,
+                fold=folding(fold),
                 **common,
             )
-        write = functools.partial(write_comparison, comparison, out, shared_script=shared_script)
-        written = _written(write, out, progress) if traced else []
+        pages = {"shared_script": shared_script, "pages_alone": traces is Traces.PAGES}
+        write = functools.partial(write_comparison, comparison, out, **pages)
+        written = [] if traces is Traces.NONE else _written(write, out, progress)
     if as_json:
         print_json(comparison.summary())
     else:
@@ -129,7 +131,7 @@ def run(
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
-    fold: given.Fold = given.DEFAULT.fold,
+    fold: given.Fold = None,
     as_json: given.AsJson = False,
     out: given.Out = TRACES,
     trace: given.WriteTraces = None,
@@ -138,10 +140,10 @@ def run(
     """Simulate a training step of one strategy, and print where each rank's time goes.
 
     Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given; with --fold, its page
-    alone, into traces/NAME-folded/.
+    alone, into traces/NAME-folded/, unless --trace is given.
     """
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
-        traced = given.writes_traces(trace, log, strict=strict, fold=fold)
+        traces = wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         parameters = {
             **machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
@@ -149,26 +151,26 @@ def run(
             **ranks_given.batch_of(batch, shares),
             "strict": strict,
             "strict_memory": strict_memory,
-            "memory_by_kind": traced and not fault,
+            "memory_by_kind": traces is Traces.ALL and not fault,
             "log": log,
-            "fold": fold,
+            "fold": folding(fold),
             **faults_given.disturbance(fault, recovery, hw, network, durations),
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]
-        writes = traced or (fold and trace is None)  # a folded run has a page
-        if writes:
+        if traces is not Traces.NONE:
             given.require_folder(out)
         result = _simulated(chosen, parameters, progress)
         written: Sequence[Path] | None = []
-        if writes and isinstance(result, Run):
-            written = _written(functools.partial(_write_one, result, out), out, progress)
+        if traces is not Traces.NONE and isinstance(result, Run):
+            write = functools.partial(_write_one, result, out, page_alone=traces is Traces.PAGES)
+            written = _written(write, out, progress)
     if as_json:
         print_json(result.summary())
     if isinstance(result, FailedRun):
         raise RunFailedError from result.error
     if not as_json:
-        _print_run(result, written)
+        _print_run(result, written, page_alone=traces is Traces.PAGES)
     if written is None:
         raise typer.Exit(FAILED)
 
@@ -184,9 +186,9 @@ def _simulated(chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: 
         return FailedRun(chosen.name, {**parameters, **chosen.options}, cause)
 
 
-def _write_one(run: Run, out: Path) -> Sequence[Path]:
+def _write_one(run: Run, out: Path, *, page_alone: bool) -> Sequence[Path]:
     """Write the traces of a run."""
-    return [write_run(run, out)]
+    return [write_run(run, out, page_alone=page_alone)]
 
 
 def _tell_of_earlier_runs(out: Path, written: Sequence[Path], *, to_stderr: bool) -> None:
@@ -221,14 +223,15 @@ def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) ->
         print_lines([f"wrote {written[0]} and a folder for each strategy beside it"])
 
 
-def _print_run(result: Run, written: Sequence[Path] | None) -> None:
+def _print_run(result: Run, written: Sequence[Path] | None, *, page_alone: bool) -> None:
     """Print a run's figures, where each rank's time goes, and where the pictures are."""
     print_lines([f"{result.strategy}: {conditions(result)}"])
     print_lines(result.notes)
     print_table(run_table(result))
     print_table(ranks_table(result))
-    if written and result.is_folded:
-        print_lines([f"wrote {written[0] / PAGE}, which has a row for each class of ranks that do the same"])
+    if written and page_alone:
+        rows = ", which has a row for each class of ranks that do the same" if result.draws_classes else ""
+        print_lines([f"wrote {written[0] / PAGE}{rows}"])
     elif written:
         why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
         print_lines([f"wrote {written[0]}", why])

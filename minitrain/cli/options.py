@@ -12,7 +12,7 @@ import typer
 from minitrain.cli import failures
 from minitrain.errors import StrategyError, UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
-from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, LOGS, RunParameters
+from minitrain.run.parameters import DEFAULTS, RunParameters
 from minitrain.run.strategy_loading import load_strategy, takes_option
 
 DEFAULT = RunParameters()
@@ -182,7 +182,7 @@ WriteTraces = Annotated[
         "--trace/--no-trace",
         metavar="",
         help="Write traces.",
-        show_default="trace, unless --log summary or --fold",
+        show_default="trace, unless --log summary; with --fold, pages alone",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -196,10 +196,12 @@ Log = Annotated[
     ),
 ]
 Fold = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--fold",
-        help="Simulate ranks that do the same once: the same figures much sooner; traces: the page of `run` alone.",
+        "--fold/--no-fold",
+        metavar="",
+        help="Simulate ranks that do the same once: the same figures much sooner; pages have a row for each class.",
+        show_default="for shipped strategies, with a row for each rank",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -224,28 +226,6 @@ OWN_OPTIONS: Mapping[str, str] = {
     "fold": "--fold",
 }
 _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
-
-
-def writes_traces(trace: bool | None, log: str, *, strict: bool, fold: bool) -> bool:
-    """Return whether traces are to be written: where the events of every rank are kept, unless --no-trace is given.
-
-    Raises:
-        UsageError: there is no such log, or another option needs every event.
-    """
-    if log not in LOGS:
-        raise UsageError(f"--log must be full or summary, got {log!r}")
-    excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": trace, "strict": strict})
-    for name, option in (("memory_by_kind", "--trace"), ("strict", OWN_OPTIONS["strict"])):
-        if name in excluded:
-            raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
-    if fold and log != "full":
-        raise UsageError(f"--fold does not go with --log {log}; leave one out")
-    for name, option in (("memory_by_kind", "--trace"), ("strict", OWN_OPTIONS["strict"])):
-        if name in EXCLUSIONS["fold"].found({"fold": fold, "memory_by_kind": trace, "strict": strict}):
-            raise UsageError(
-                f"{option} needs every rank, but --fold simulates ranks that do the same once; leave one out"
-            )
-    return log == "full" and not fold and trace is not False
 
 
 def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _show(name: str, function: Strategy, *, as_json: bool) -> None:
         default = "required" if option.is_required else repr(option.default)
         table.add_row(*(Text(printable(text)) for text in (option.name, default, option.meaning)))
     print_table(table)
-    print_lines([f"such as: minitrain run {name}:{options[-1].name}={_example(options[-1])}"])
+    print_lines([f"such as: minitrain run {name}:{_example(options)}"])
 
 
 def _wrapped(paragraphs: Sequence[str]) -> Iterator[str]:
@@ -99,9 +99,12 @@ def _wrapped(paragraphs: Sequence[str]) -> Iterator[str]:
         yield from textwrap.wrap(paragraph, Console().width) or [""]
 
 
-def _example(option: Option) -> str:
-    """Return a value of an option to write in an example."""
-    return "1" if option.default is None else str(option.default)
+def _example(options: Sequence[Option]) -> str:
+    """Return an option with a value that it takes: the last default, or else a word that its meaning quotes."""
+    option = next((option for option in reversed(options) if option.default is not None), options[-1])
+    quoted = re.search(r'"(\w+)"', option.meaning)
+    value = str(option.default) if option.default is not None else quoted[1] if quoted else "1"
+    return f"{option.name}={value}"
 
 
 def _what_it_is(function: Strategy) -> str:

@@ -16,6 +16,8 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
+from minitrain.cli.wanted_traces import folding
+from minitrain.cli.workers import Dask, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.chosen_strategy import literal
@@ -68,8 +70,11 @@ def sweep(
     prices: given.Prices = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    fold: given.Fold = given.DEFAULT.fold,
+    fold: given.Fold = None,
     jobs: Jobs = None,
+    dask: Dask = None,
+    ray: Ray = None,
+    time_limit: TimeLimit = None,
     results: Results = None,
     csv: Csv = None,
     html: Html = None,
@@ -89,15 +94,20 @@ def sweep(
         "hardware": hw or given.DEFAULT.hardware,
         **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
-        "fold": fold,
+        "fold": folding(fold),
         **({} if network is None else {"network": network}),
         **pricing(fidelity, platform, without, prices),
         **given.strategy_options(option or (), microbatch),
     }
-    with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: _kept(done, results)):
-        done = mt.sweep(
-            strategy, axes, jobs=jobs, results=results, progress=_Remaining(progress, lambda: done), **fixed
-        )
+    where: dict[str, Any] = {"executor": executor_of(dask, ray, jobs), "jobs": jobs, "time_limit_s": time_limit}
+    with (
+        user_prints_to_stderr(as_json),
+        saying_losses(),
+        Progress() as progress,
+        saying_what_is_kept(lambda: _kept(done, results)),
+    ):
+        remaining = _Remaining(progress, lambda: done)
+        done = mt.sweep(strategy, axes, results=results, progress=remaining, **where, **fixed)
         if csv is not None:
             done.write_csv(csv)
         rows = done.rows()

@@ -17,6 +17,7 @@ from minitrain.cli.failures import FAILED
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
 from minitrain.cli.sweep import Jobs, Results, in_words, parse_grid
+from minitrain.cli.workers import Dask, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.plain_text import printable
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
@@ -89,6 +90,9 @@ def tune(
     explain: Explain = False,
     words: Words = None,
     jobs: Jobs = None,
+    dask: Dask = None,
+    ray: Ray = None,
+    time_limit: TimeLimit = None,
     results: Results = None,
     html: Html = None,
     as_json: given.AsJson = False,
@@ -108,7 +112,7 @@ def tune(
         **({} if network is None else {"network": network}),
         **pricing(fidelity, platform, without, None),
     }
-    with user_prints_to_stderr(as_json), Progress() as progress:
+    with user_prints_to_stderr(as_json), saying_losses(), Progress() as progress:
         found = mt.tune(
             trained.get("workload"),
             hw or given.DEFAULT.hardware,
@@ -123,7 +127,9 @@ def tune(
             sampler=sampler,
             num_samples=samples,
             budget_s=budget,
+            executor=executor_of(dask, ray, jobs),
             jobs=jobs,
+            time_limit_s=time_limit,
             results=results,
             progress=_Live(progress),
             **trained_on,

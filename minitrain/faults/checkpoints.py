@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError
@@ -77,15 +78,16 @@ def checkpoint_of(run: Run) -> Checkpoint:
     Raises:
         UsageError: the run was read from a file, which does not keep what ranks hold.
     """
-    if not run.models:
+    models = run.class_models
+    if not models:
         raise UsageError(f"the run of {run.strategy} does not keep what its ranks hold; simulate it, do not load it")
-    elements_of = run.models[0].runtime_predictor.workload.memory_elements
-    held = [[tensor for name in KEPT for tensor in getattr(model, name).values()] for model in run.models]
+    elements_of = models[0].runtime_predictor.workload.memory_elements
+    held = [[tensor for name in KEPT for tensor in getattr(model, name).values()] for model in models]
     sizes = [sum(map(elements_of, tensors)) * run.bytes_per_element for tensors in held]
     different = {(type(tensor), tensor.layer): tensor for tensors in held for tensor in tensors}
     whole = sum(elements_of(tensor) * _times_in_whole(tensor) for tensor in different.values())
     ranks_a_node = -(-run.world_size // run.num_nodes)
-    read_bytes = sum(sizes) * run.num_ranks_a_class
+    read_bytes = fsum(size for size in sizes for _ in range(run.num_ranks_a_class))
     return Checkpoint(whole * run.bytes_per_element, read_bytes, max(sizes), run.num_nodes, ranks_a_node)
 
 

@@ -66,6 +66,7 @@ class FoldAttempt:
         streams: those of the groups that were asked for, by lowest rank and axes.
         diverged: axes on which ranks diverge, and where; None as long as they do not.
         prices_differ: whether they diverge because the network does not carry the same in the same time for all.
+        needs_every_rank: whether they do not diverge, but something was asked for that only all of them can tell.
         sequences_differ: whether they diverge because ranks that do the same have other shards of a sequence.
         wanted_axes: axes that the strategy asked for and that are not these.
         wants_split: whether it asked by a division of the rank, and not by a mesh.
@@ -96,7 +97,7 @@ class FoldAttempt:
         self.wants_split = False
         self.message_axes: set[str] = set()
         self.is_observed = self.has_adopted_mesh = self.is_over = False
-        self.prices_differ = self.sequences_differ = False
+        self.prices_differ = self.sequences_differ = self.needs_every_rank = False
 
     def _lay_out(self, axes: Mapping[str, int]) -> None:
         """Lay the ranks out on some axes."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.early_divergence import DivergenceHistory, find_early_divergence, key_of_attempt
+from minitrain.folding.expansion import Expansion
 from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.run import FoldedRun
@@ -29,18 +31,25 @@ from minitrain.hardware.measured_topology import MeasuredTopology
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.final_weights import check_final_weights
+from minitrain.run.exclusions import asks_to_fold
 from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.memory_reports import kinds_of_journals
 from minitrain.run.out_of_memory import watching_memory
 from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.trained_model import trained_model_of
+from minitrain.run.variants import LEAST_RANKS_A_CLASS
 from minitrain.tensors import Weight, clone
 from minitrain.tensors.experts import ExpertWeight
+from minitrain.tensors.index_sets import forget_latest_union
 from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
 _KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
+
+R = TypeVar("R")
 
 
 async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
@@ -67,6 +76,36 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
             raise refusal from None
 
 
+async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
+    """Simulate one rank of each class, if there are classes of enough ranks; return None where nobody knows that yet.
+
+    An attempt ends where too few ranks are left in a class, or anything is raised: what a strategy may not do is for
+    the simulation of every rank to say. Whoever watches the run is told when it is done.
+
+    Args:
+        prepared: what is to be simulated.
+    """
+    search = _Search(replace(prepared, watch=None), _nothing, LEAST_RANKS_A_CLASS)
+    if search.history.expects_nothing(prepared):
+        return None
+    try:
+        _require_prices_alike(prepared.predictor)
+        run = await search.run(may_change_axes=True)
+    except Exception as error:  # every rank raises the same again, unless folding alone is to blame
+        if prepared.variant is not None and not isinstance(error, StrategyError):
+            raise  # whoever extends the engine has his own reasons
+        run = None
+    if run is None:
+        search.history.record_nothing(prepared)
+    elif prepared.watch is not None:
+        prepared.watch(RunProgress(run.class_models, run.num_ranks_a_class))
+    return run
+
+
+async def _nothing() -> None:
+    """Return None: every rank is to be simulated."""
+
+
 def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
     if isinstance(predictor, RankPredictors) and predictor.cluster is None:
@@ -89,37 +128,46 @@ def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
         )
 
 
-class _Search:
+class _Search(Generic[R]):
     """The search for axes along which the ranks of a strategy fold.
 
     Args:
         prepared: what is to be simulated.
         simulate_fully: simulates every rank, where nothing can be folded.
+        least: how many ranks a class must have for an attempt.
     """
 
-    def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> None:
+    def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[R]], least: int = 1) -> None:
         self.prepared = prepared
         self.simulate_fully = simulate_fully
+        self.least = least
         self.labels = labels_of(prepared)
         shared = prepared.parameters.fold
         self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
 
-    async def run(self, *, may_change_axes: bool) -> Run:
-        """Make one attempt after the other.
+    async def run(self, *, may_change_axes: bool) -> Run | R:
+        """Make one attempt after the other, and leave nothing of them behind.
 
         Args:
             may_change_axes: whether divisions of the rank lay out the ranks.
         """
+        try:
+            return await self._run(may_change_axes=may_change_axes)
+        finally:
+            forget_latest_union()
+
+    async def _run(self, *, may_change_axes: bool) -> Run | R:
+        """Make one attempt after the other."""
         axes: Mapping[str, int] = {"world": self.prepared.parameters.world_size}
         reasons: dict[str, str] = {}  # why each axis is kept
         apart: frozenset[str] = frozenset()  # those that are kept for prices alone
         is_world = True  # as long as the strategy has not asked for a mesh
         split: dict[str, int] = {}  # axes of the strategy's mesh whose ranks are unlike in blocks
         while True:
-            may_change = may_change_axes and is_world
-            attempt, run = await self._attempt(
-                FoldAttempt(axes, frozenset(reasons), apart, may_change_axes=may_change, split=split)
-            )
+            kept, may_change = frozenset(reasons), may_change_axes and is_world
+            attempt, run = await self._attempt(FoldAttempt(axes, kept, apart, may_change_axes=may_change, split=split))
+            if attempt.needs_every_rank:
+                return await self.simulate_fully()
             if attempt.has_adopted_mesh:
                 axes, is_world = attempt.mesh_axes, False
             if attempt.wanted_split:
@@ -141,7 +189,7 @@ class _Search:
             reasons |= dict.fromkeys(new, place)
             apart |= new if attempt.prices_differ or attempt.sequences_differ else frozenset()
 
-    async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> Run:
+    async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> R:
         """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge.
 
         Where ranks do the same, but some of it takes longer on some of them, every rank is simulated, too.
@@ -183,6 +231,9 @@ class _Search:
         An attempt that is likely to fail is replaced by a dry run. Several classes interact before the end of the first
         one is noticed, which a dry run leaves out; so it is made only for one class, or where there are very many.
         """
+        if attempt.num_ranks_a_class < self.least:
+            attempt.needs_every_rank = True
+            return attempt, None
         representatives = attempt.representatives()
         if self.labels is not None and not are_alike(attempt, representatives, self.labels):
             return attempt, None
@@ -225,22 +276,35 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     """Run the strategy on each class to its end, and return the run of all ranks."""
     parameters = prepared.parameters
     with rare_collections(), watching_memory(models, strict=parameters.strict_memory) as excesses:
-        await run_ranks(prepared, models)
+        await run_ranks(prepared, models, attempt.num_ranks_a_class)
         require_nothing_left(models[0].dist, models)
+        prepared.require_shares_read(models)
     if parameters.check:
         check_final_weights([_with_all_shards(model, attempt) for model in models])
     attempt.is_over = True
     for model in models:
         model.finish()
+    expansion = Expansion(attempt, models)
+    logs, of_ranks = expansion.every_rank()
     return prepared.result(
         FoldedRun,
         models,
         excesses,
+        logs=logs,
+        models=of_ranks,
         peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
         trained_model=trained_model_of(prepared.predictor.workload, models, attempt.num_ranks_a_class),
-        fold=attempt,
-        representatives=attempt.representatives(),
+        expansion=expansion,
+        was_asked_for=asks_to_fold(parameters.fold),
+        **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
+
+
+def _journals(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> dict[str, Any]:
+    """Return the journals of all ranks, and what the fullest one held of each kind."""
+    journals = [model.memory_journal for model in models]
+    kinds = kinds_of_journals(journals, prepared.predictor.workload.bytes_per_element)
+    return {"memory_journals": attempt.of_every_rank(journals), "memory_by_kind": kinds}
 
 
 def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:

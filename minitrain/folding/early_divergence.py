@@ -24,14 +24,27 @@ class DivergenceHistory:
 
     It is a guess at how the next attempt ends, which a dry run then confirms or not. So it changes how long a run
     takes, and nothing else, and a key may leave out whatever varies in a sweep.
+
+    Args:
+        was_asked_for: whether its runs are to be folded or refused, as with `fold=True`; else as with `fold="auto"`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, was_asked_for: bool = True) -> None:
+        self.was_asked_for = was_asked_for
         self._diverged: set[Hashable] = set()
+        self._in_vain: set[Hashable] = set()
 
     def expects_divergence(self, key: Hashable) -> bool:
         """Return whether ranks diverged in the last attempt with this key."""
         return key in self._diverged
+
+    def expects_nothing(self, prepared: PreparedRun) -> bool:
+        """Return whether the search for a run like this one came to nothing, the last time that nobody asked for it."""
+        return _key_of_run(prepared) in self._in_vain
+
+    def record_nothing(self, prepared: PreparedRun) -> None:
+        """Remember that the search came to nothing: the next run like this one is simulated in full at once."""
+        self._in_vain.add(_key_of_run(prepared))
 
     def record(self, key: Hashable, *, diverged: bool) -> None:
         """Remember how an attempt ended."""
@@ -39,6 +52,11 @@ class DivergenceHistory:
             self._diverged.add(key)
         else:
             self._diverged.discard(key)
+
+
+def _key_of_run(prepared: PreparedRun) -> Hashable:
+    """Return what tells runs apart of which some fold and some do not."""
+    return prepared.name, repr(prepared.options), prepared.parameters.world_size, prepared.hardware_name
 
 
 def key_of_attempt(prepared: PreparedRun, attempt: FoldAttempt) -> Hashable:

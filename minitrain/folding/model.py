@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt, in_engine
-from minitrain.folding.collectives import perform, perform_of_classes, require_symmetric, united_within
+from minitrain.folding.class_operation import ClassOperation
+from minitrain.folding.collectives import perform, require_symmetric, united_within
 from minitrain.folding.experts import FoldedExperts
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
@@ -22,46 +22,15 @@ from minitrain.hardware.price import Predictor, Price
 from minitrain.hardware.rank_placement import RankNodes
 from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
-from minitrain.rank.operations import Operation
+from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
-from minitrain.tensors import FIELDS, Activation, OptState, Weight
+from minitrain.tensors import Activation, OptState, Weight
 from minitrain.tensors.context import ContextShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
 
-
-class ClassOperation(Operation):
-    """The part of a class in a collective whose groups have members of several classes.
-
-    Attributes:
-        own_value: what the lowest rank of the class gave; its `value` may have the samples of all ranks of the class.
-    """
-
-    __slots__ = ("own_value",)
-    own_value: Any
-
-    @property
-    def given(self) -> Any:
-        """What the lowest rank gave, whose memory counts."""
-        return self.own_value
-
-    @staticmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[float],
-        start: float,
-        last: int,
-        largest_bytes: int,
-    ) -> None:
-        """Complete the collective of all classes; `results` are those of their lowest ranks among themselves."""
-        found = [
-            perform_of_classes(call.model.attempt, call.op, call.value, result, call.owner)
-            for call, result in zip(calls, results, strict=True)
-        ]
-        Operation.settle_all(calls, found, clocks, start, last, largest_bytes)
-        calls[0].model.require_same_price(calls[0])
+T = TypeVar("T")
 
 
 class FoldedModel(FoldedExperts):
@@ -75,11 +44,16 @@ class FoldedModel(FoldedExperts):
         global_batch_size: samples of one step.
         runtime_predictor: what prices the operations.
         labels: what the ranks of a class must have in common, for each rank; None where all ranks are alike.
+        memory_by_kind: keep a journal of every change of every store.
+
+    Attributes:
+        symbolic_columns: columns of the finished log, by their place in a row, with values that stand for every rank.
 
     Adds:
         rank: a number to the engine, and to the strategy one that stands for every rank of the class.
         log: refuses to be read by the strategy.
         mesh, group, _member: give groups that stand for those of every rank of the class.
+        launch: refuses to keep a journal of what is in flight.
         _collective: completes at once, as all ranks of the class do the same at the same time.
         _send, _receive: go to and come from another class.
         load_weights, load_router, load_experts, get_input_activation, get_input_shard: take shards, parts and
@@ -99,12 +73,22 @@ class FoldedModel(FoldedExperts):
         global_batch_size: int,
         runtime_predictor: Predictor,
         labels: Labels | None = None,
+        *,
+        memory_by_kind: bool = False,
     ) -> None:
         self.attempt = attempt
+        self.symbolic_columns: dict[int, list[Any]] = {}
         self._labels = labels
         topology = getattr(runtime_predictor, "topology", None)
         self._nodes = None if topology is None else places_of(topology)
-        super().__init__(rank, dist, num_layers, global_batch_size, runtime_predictor=runtime_predictor)
+        super().__init__(
+            rank,
+            dist,
+            num_layers,
+            global_batch_size,
+            runtime_predictor=runtime_predictor,
+            memory_by_kind=memory_by_kind,
+        )
         self._finished = False
         self._task: Any = None
         self._find_coordinates()
@@ -195,6 +179,17 @@ class FoldedModel(FoldedExperts):
         operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
         self.require_same_price(operation)
         return operation
+
+    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
+        """Submit a communication to run beside what follows, where no journal is kept.
+
+        When a journal learns of what comes of it depends on which rank of the group was the last to come.
+        """
+        if self._account.journal is not None and self.attempt.folded_sizes:
+            operation.close()
+            self.attempt.needs_every_rank = True
+            self.attempt.diverge("a journal of what is in flight")
+        return super().launch(operation)
 
     def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
@@ -316,34 +311,27 @@ class FoldedModel(FoldedExperts):
         return bool(whole)
 
     def finish(self) -> None:
-        """Become the model of the lowest rank alone, whose log and tensors hold plain ints and sets."""
+        """Put the values of the lowest rank into the log, and keep those that stand for every rank beside it."""
         self._finished = True
+        self._task = None
         self._rank_of_each = self._rank
-        self._finish_log()
-        held: Any = [self.final_weights, self.final_experts, *self.storage()]
-        for tensor in chain(*(tensors.values() for tensors in held)):
-            for name in _SETS[tensor.__class__]:
-                setattr(tensor, name, of_lowest(getattr(tensor, name)))
-
-    def _finish_log(self) -> None:
-        """Put the values of the lowest rank into the log."""
         rows = self._rows
         for place in (LAYER, SAMPLES):
             values = rows[place::STRIDE]
             lowest = {id(value): of_lowest(value) for value in values if value.__class__ in _PER_RANK}
             if lowest:  # events share their sets
+                self.symbolic_columns[place] = values
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})
-_MAY_DIFFER = frozenset({"shards", "samples", "parts", "own", "sequence_shards"})  # between the ranks of a class
-_SETS = {kind: sorted(_MAY_DIFFER.intersection(kind.__dataclass_fields__)) for kind in FIELDS}
 
 
 def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
     """Return the model of the class of a lowest rank, on the transport that all classes share."""
-    sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
+    parameters, predictor = prepared.parameters, prepared.predictor_of(rank)
     kind: type[FoldedModel] = prepared.folded_kind or FoldedModel
-    model = kind(attempt, rank, dist, *sizes, prepared.predictor_of(rank), labels_of(prepared))
+    sizes, more = (parameters.num_layers, parameters.global_batch_size), {"memory_by_kind": parameters.memory_by_kind}
+    model = kind(attempt, rank, dist, *sizes, predictor, labels_of(prepared), **more)
     prepared.give_shares([model])
     return model

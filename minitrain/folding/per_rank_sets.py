@@ -38,7 +38,7 @@ class PerRankSet(Set[Any]):
         repeats: step and count of each axis over which sets were united.
     """
 
-    __slots__ = ("_known_hash", "_lowest", "_size", "_unions", "attempt", "intervals", "repeats", "slopes")
+    __slots__ = ("_equal", "_known_hash", "_lowest", "_size", "_unions", "attempt", "intervals", "repeats", "slopes")
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class PerRankSet(Set[Any]):
         self._known_hash: int | None = None
         self._unions: dict[frozenset[str], PerRankSet] = {}  # layers share sets, and their collectives the unions
         self._lowest: PerRankSet | None = None
+        self._equal: Any = None
 
     @classmethod
     def of(cls, attempt: FoldAttempt, values: Any) -> PerRankSet:
@@ -141,7 +142,7 @@ class PerRankSet(Set[Any]):
         return any(start <= rest and rest < stop for start, stop in self.intervals)
 
     def __eq__(self, other: object) -> bool:
-        if other is self or (isinstance(other, PerRankSet) and self._form() == other._form()):
+        if other is self or other is self._equal or (isinstance(other, PerRankSet) and self._form() == other._form()):
             return True
         if not isinstance(other, Set):
             return NotImplemented
@@ -150,7 +151,10 @@ class PerRankSet(Set[Any]):
         if self.slopes != getattr(other, "slopes", {}):
             self.attempt.diverge("a comparison of sets that holds for some ranks only")
         mine, theirs = self.of_lowest_rank(), other.of_lowest_rank() if isinstance(other, PerRankSet) else other
-        return all(value in theirs for value in mine)
+        if all(value in theirs for value in mine):
+            self._equal = other  # layers share sets, and each is compared with all samples
+            return True
+        return False
 
     def _form(self) -> tuple[Any, ...]:
         return self.intervals, self.repeats, self.slopes
@@ -160,7 +164,7 @@ class PerRankSet(Set[Any]):
             self.attempt.diverge("a look-up of a set that differs between ranks", self.slopes)
         if len(self) <= _MOST_HASHED:
             if self._known_hash is None:
-                self._known_hash = hash(frozenset(chain(*(range(*interval) for interval in self._listed()))))
+                self._known_hash = hash(frozenset(chain(*(range(*interval) for interval in self.listed()))))
             return self._known_hash
         if not in_engine() and not self.attempt.is_over:
             self.attempt.diverge(f"a look-up of a set of more than {_MOST_HASHED} members", frozenset())
@@ -178,7 +182,7 @@ class PerRankSet(Set[Any]):
             self.attempt.diverge("a union of sets that move differently between ranks")
         if self.repeats == right.repeats:
             return PerRankSet(self.attempt, [*self.intervals, *right.intervals], self.slopes, self.repeats)
-        return PerRankSet(self.attempt, [*self._listed(), *right._listed()], self.slopes)
+        return PerRankSet(self.attempt, [*self.listed(), *right.listed()], self.slopes)
 
     __ror__ = __or__
 
@@ -220,7 +224,7 @@ class PerRankSet(Set[Any]):
         """Return the set, which cannot change."""
         return self
 
-    def _listed(self) -> list[Interval]:
+    def listed(self) -> list[Interval]:
         """Return all intervals, with a copy of each for every repeat."""
         intervals = list(self.intervals)
         for step, count in self.repeats:

@@ -1,66 +1,105 @@
-"""The result of a folded run: one log for each class, and the figures of all ranks."""
+"""The result of a folded run: figures from one log for each class, and what every rank did when somebody looks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError
+from minitrain.folding.expansion import Expansion, OfEveryRank
 from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown
+    from minitrain.analysis.explanation import Explanation
     from minitrain.analysis.timeline import Timeline
+    from minitrain.events import Event, MemoryChange
     from minitrain.folding.attempt import FoldAttempt
+    from minitrain.folding.model import FoldedModel
+
+MOST_DRAWN = 50_000
+"""The most events of a run whose ranks are drawn one by one where nobody asked for folding; of more, classes are."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class FoldedRun(Run):
-    """A run whose `logs` and `models` hold one for each class of ranks, in the order of their lowest ranks.
+    """A run of which one rank of each class was simulated.
 
-    Its figures are those of all ranks: `world_size`, `peak_memory_per_rank`, `breakdown` and `num_events` count all.
+    It equals the run of all ranks. Logs and models are made for the ranks that somebody looks at. Figures are made from
+    the classes.
 
     Args:
-        fold: how ranks were folded (the last attempt).
-        representatives: the lowest rank of each class.
+        expansion: what makes the logs and models of all ranks, and the models of the classes.
+        was_asked_for: whether folding was asked for. Then pictures have a row for each class of ranks.
     """
 
-    fold: FoldAttempt | None = field(default=None, repr=False, compare=False)
-    representatives: Sequence[int] = ()
+    expansion: Expansion | None = field(default=None, repr=False, compare=False)
+    was_asked_for: bool = field(default=True, repr=False, compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Run):
+            return NotImplemented
+        compared = [one.name for one in fields(Run) if one.compare]
+        return all(getattr(self, name) == getattr(other, name) for name in compared)
+
+    __hash__ = None  # type: ignore[assignment]  # as that of `Run`, which has lists
+
+    @property
+    def _classes(self) -> Sequence[FoldedModel]:
+        """The model of each class; none where the run was given other logs, as by `dataclasses.replace`."""
+        return self.expansion.classes if self.expansion and isinstance(self.logs, OfEveryRank) else ()
+
+    @property
+    def fold(self) -> FoldAttempt:
+        """How ranks were folded."""
+        assert self.expansion is not None  # every folded run has one
+        return self.expansion.attempt
+
+    @property
+    def representatives(self) -> Sequence[int]:
+        """The lowest rank of each class."""
+        return self.fold.representatives()
 
     @property
     def is_folded(self) -> bool:
-        """Whether there is a log for each class of ranks that do the same: there is."""
+        """Whether one rank of each class was simulated for all of them: it was."""
         return True
 
     @property
     def num_ranks_a_class(self) -> int:
-        """How many ranks each log stands for."""
-        assert self.fold is not None
-        return self.fold.num_ranks_a_class
+        """How many ranks each of the classes has."""
+        return self.fold.num_ranks_a_class if self._classes else 1
 
     @property
-    def _ranks_of_logs(self) -> Sequence[int]:
+    def class_logs(self) -> Sequence[Sequence[Event]]:
+        """The log of the lowest rank of each class."""
+        return [model._log for model in self._classes] or self.logs
+
+    @property
+    def class_models(self) -> Sequence[Any]:
+        """The model of each class."""
+        return self._classes or self.models
+
+    @property
+    def ranks_of_class_logs(self) -> Sequence[int]:
         """The lowest rank of each class, whose log it is."""
-        return self.representatives
+        return self.representatives if self._classes else range(self.world_size)
 
     @property
-    def num_events(self) -> int:
-        """Number of events of all ranks."""
-        return super().num_events * self.num_ranks_a_class
+    def draws_classes(self) -> bool:
+        """Whether pictures have a row a class: where folding was asked for, or every rank would be too many."""
+        return self.num_ranks_a_class > 1 and (self.was_asked_for or self.num_events > MOST_DRAWN)
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time, s, one row a rank."""
         import numpy as np  # noqa: PLC0415  (only when somebody looks)
 
-        from minitrain.analysis.breakdown import breakdown  # noqa: PLC0415
-
-        assert self.fold is not None
-        parts = breakdown(self._trace, self.step_time)
-        ranks = np.array(self.fold.of_every_rank(list(range(len(self.logs)))))
+        parts = super().breakdown
+        if not self._classes:
+            return parts
+        ranks = np.array(self.fold.of_every_rank(list(range(len(self._classes)))))
         names = ("computing", "exposed", "overlapped", "waiting")
         return replace(parts, **{name: getattr(parts, name)[ranks] for name in names})
 
@@ -69,42 +108,46 @@ class FoldedRun(Run):
         """The most that all devices draw together at any moment, W; ranks of a class are busy at the same moments."""
         from minitrain.run.energy import peak_watts  # noqa: PLC0415  (numpy only when somebody looks)
 
-        sheets = [self.sheets[rank] for rank in self.representatives] if len(self.sheets) > 1 else self.sheets
-        of_classes = peak_watts(self.timeline, sheets)
+        ranks = self.ranks_of_class_logs
+        sheets = [self.sheets[rank] for rank in ranks] if len(self.sheets) > 1 else self.sheets
+        of_classes = peak_watts(self.timeline_of_classes, sheets)
         return None if of_classes is None else of_classes * self.num_ranks_a_class
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UsageError(f"a folded run holds one log a class and cannot be {what}; simulate without fold=True")
-
-    def save(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: files hold a log a rank."""
-        self._refuse("saved")
+    @property
+    def drawn(self) -> Timeline:
+        """What pictures show: a row a class, which says how many ranks it stands for, or a row a rank."""
+        return self.timeline_of_classes if self.draws_classes else self.timeline
 
     @cached_property
-    def drawn(self) -> Timeline:
-        """What pictures show: a row a class, which says how many ranks it stands for."""
-        import numpy as np  # noqa: PLC0415  (only when somebody looks)
+    def timeline_of_classes(self) -> Timeline:
+        """The columns of one log a class, whose peers are classes."""
+        import numpy as np  # noqa: PLC0415
 
-        assert self.fold is not None
-        rows = self.fold.of_every_rank(list(range(len(self.logs))))
-        row_of = np.array([*rows, -1])  # -1 is no rank, and stays so
-        line, size = self.timeline, self.num_ranks_a_class
+        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415
+
+        if not self._classes:
+            return self.timeline
+        line, size = self._named(as_timeline(self.class_logs), self.representatives), self.num_ranks_a_class
+        row_of = np.array([*self.fold.of_every_rank(list(range(len(self._classes)))), -1])  # -1 is no rank: it stays so
         named = line.rank_names or tuple(map(str, self.representatives))
         names = tuple(f"{name} (x {size})" for name in named) if size > 1 else line.rank_names
         return replace(line, peer=row_of[line.peer], waited_for=row_of[line.waited_for], rank_names=names)
 
-    def write_chrome_trace(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a trace has every rank."""
-        self._refuse("written as a trace")
+    def explain(self) -> Explanation:
+        """Return why ranks wait, or classes of them in a large run that was to be folded, and what would help."""
+        from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
 
-    def to_pandas(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a table of events holds every rank's."""
-        self._refuse("turned into a table of events")
+        if not (self._classes and self.was_asked_for and self.num_events > MOST_DRAWN):
+            return super().explain()
+        journals = self._of_classes(self.memory_journals)
+        sizes = self.bytes_per_element, self.step_time
+        return Explanation(self.timeline_of_classes, *sizes, self.strategy, self.options, journals)
 
-    def _mime_bundle(self) -> dict[str, Any]:
-        """Return no picture: it would show every rank."""
-        return {}
+    @property
+    def drawn_journals(self) -> Sequence[Sequence[MemoryChange]]:
+        """Every change of every store of what is drawn."""
+        return self._of_classes(self.memory_journals) if self.draws_classes else self.memory_journals
 
-    def explain(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: who waits for whom is read from every rank."""
-        self._refuse("explained")
+    def _of_classes(self, journals: Sequence[Any]) -> Sequence[Any]:
+        """Return the journal of each class, where journals were kept."""
+        return [journals[rank] for rank in self.representatives] if journals else ()

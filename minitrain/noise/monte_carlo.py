@@ -124,12 +124,12 @@ def require_events(run: Run, what: str) -> None:
     """Require that a run has kept every event of every rank.
 
     Raises:
-        UsageError: it was folded, or kept totals alone.
+        UsageError: it kept totals alone.
     """
     if len(run.logs) != run.world_size or not all(isinstance(log, EventLog | list) for log in run.logs):
         raise UsageError(
             f"{what} needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
-            'without fold and with log="full"'
+            'with log="full"'
         )
 
 

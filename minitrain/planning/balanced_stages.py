@@ -65,3 +65,23 @@ def slowest_stage(seconds: Table, counts: Sequence[int]) -> float:
     """Return how long the slowest stage takes for its layers, s."""
     starts = [0, *accumulate(counts)]
     return max(sum(row[start : start + count]) for row, start, count in zip(seconds, starts, counts, strict=False))
+
+
+def pipeline_time(seconds: Table, counts: Sequence[int], num_microbatches: int) -> float:
+    """Return the least that a pipeline takes, s.
+
+    A stage does all of its microbatches one after the other. Before its first, the stages before it have taken one
+    forward; after its last, they take one backward.
+
+    Args:
+        seconds: how long each stage takes for a microbatch of each layer, forward and backward, s.
+        counts: the layers of each stage.
+        num_microbatches: of the step.
+
+    >>> pipeline_time([[1, 1, 1], [2, 2, 2]], [2, 1], 4)
+    10
+    """
+    starts = [0, *accumulate(counts)]
+    stages = [sum(row[start : start + count]) for row, start, count in zip(seconds, starts, counts, strict=False)]
+    before = [0.0, *accumulate(stages)]
+    return max(num_microbatches * each + first for each, first in zip(stages, before, strict=False))

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import inf
 from typing import Any, final
 
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.planning.balanced_samples import samples_by_finishing_time
-from minitrain.planning.balanced_stages import balanced_stages, slowest_stage
+from minitrain.planning.balanced_samples import Seconds, samples_by_finishing_time
+from minitrain.planning.balanced_stages import balanced_stages, pipeline_time
 from minitrain.planning.device_times import DeviceTimes
 from minitrain.rank.shares import Shares
 
 DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees that are tried: those within a node."""
+_WHOLE, _SHARDED = ("ddp", "ddp_overlap", "megatron"), ("fsdp", "zero3", "zero3_prefetch")
+_USABLE = 0.9  # of a device's memory
 
 
 @final
@@ -48,7 +51,8 @@ class Candidate:
         """Say it in words."""
         sizes = self.shares and self.shares.microbatch_sizes
         own = ", ".join(f"{name}={value}" for name, value in self.options.items() if value is not False)
-        own += f"microbatches of {min(sizes)} to {max(sizes)}" if sizes and not own else ""
+        if sizes and not own:
+            own = f"microbatches of {min(sizes)}{'' if len(set(sizes)) == 1 else f' to {max(sizes)}'}"
         return f"{self.strategy} on {' + '.join(self.groups)}{f' ({own})' if own else ''}"
 
 
@@ -74,31 +78,55 @@ def replicas(
     if any(count % tp for count in per_group.values()):
         return None
     most = -(-batch // num_microbatches)
-    tables = {name: times.samples(name, most, tp) for name in per_group}
-    if any(table is None for table in tables.values()):
+    known = {name: times.samples(name, most, tp) for name in per_group}
+    tables = {name: table for name, table in known.items() if table is not None}
+    if len(tables) < len(known):
         return None
     owners = [name for name, count in per_group.items() for _ in range(count // tp)]
     if batch < len(owners) * num_microbatches:
         return None
 
-    def seconds_of(name: str) -> Any:
+    def seconds_of(name: str) -> Seconds:
         table: Any = tables[name]
         return lambda count: table(-(-count // num_microbatches)) * min(num_microbatches, count)
 
-    clocks = [seconds_of(name) for name in owners]
-    samples = samples_by_finishing_time(clocks, batch)
+    samples = samples_by_finishing_time([seconds_of(name) for name in owners], batch)
     if samples is None or min(samples) < num_microbatches:
         return None
     sizes = [-(-count // num_microbatches) for count in samples]
     shares = Shares(samples=samples, microbatch_sizes=sizes if num_microbatches > 1 else None)
     options = {"tp": tp, "microbatch_size": max(sizes)} if strategy == "megatron" else {}
-    exact = [times.samples(name, most, tp) for name in owners]
     bound_s = max(
-        table(size) * (count // size)  # type: ignore[misc]  # there is a table, as above
-        for table, size, count in zip(exact, sizes, samples, strict=True)
+        tables[name](size) * (count // size) for name, size, count in zip(owners, sizes, samples, strict=True)
     )
+    if bound_s == inf:
+        return None
     groups = tuple(per_group)
     return Candidate(strategy, groups, cluster.num_devices, options, shares, bound_s, cluster)
+
+
+def probably_fits(candidate: Candidate, times: DeviceTimes) -> bool:
+    """Return whether the microbatches of replicas leave some memory free, by what each layer holds."""
+    shares, tp = candidate.shares, candidate.options.get("tp", 1)
+    assert shares is not None  # replicas have them
+    assert shares.samples is not None
+    owners = [group.label for group in candidate.cluster.devices for _ in range(group.count // tp)]
+    largest = dict(zip(owners, shares.microbatch_sizes or shares.samples, strict=True))
+    return all(
+        _replica_bytes(times, group, (size, tp), candidate) <= _USABLE * times.capacity_bytes(group)
+        for group, size in largest.items()
+    )
+
+
+def _replica_bytes(times: DeviceTimes, group: str, part: tuple[int, int], candidate: Candidate) -> float:
+    """Return what a replica holds: as much as one alone, less the states that the strategy divides among replicas."""
+    run, found = times.run(group, *part), times.held_bytes(group, *part)
+    if run is None or found is None:
+        return inf  # more than was measured
+    weights, states, _ = map(sum, found)
+    divided = 0.0 if candidate.strategy in _WHOLE else states
+    divided += weights if candidate.strategy in _SHARDED else 0.0
+    return run.peak_memory_bytes - divided * (1 - part[1] / candidate.world_size)
 
 
 def pipelines(
@@ -143,7 +171,7 @@ def pipelines(
     counts = balanced_stages(seconds, held, places)  # type: ignore[arg-type]  # none of them is None, as above
     if counts is None:
         return None
-    bound_s = slowest_stage(seconds, counts) * num_microbatches  # type: ignore[arg-type]  # as above
+    bound_s = pipeline_time(seconds, counts, num_microbatches)  # type: ignore[arg-type]  # as above
     options: dict[str, Any] = {"pp": len(owners), "microbatch_size": microbatch_size}
     if strategy == "megatron":
         options |= {"tp": tp, "scatter_gather": tp > 1, "overlap_messages": True, "zero": int(num_replicas > 1)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, final
 
 from minitrain.errors import MinitrainError
@@ -33,6 +34,7 @@ class DeviceTimes:
     cluster: Cluster
     step: Mapping[str, Any]
     _runs: dict[tuple[str, int, int], Run | None] = field(default_factory=dict)
+    _layers: dict[tuple[str, int, int], list[float] | None] = field(default_factory=dict)
 
     def run(self, group: str, num_samples: int, tp: int = 1) -> Run | None:
         """Return a step of so many samples on one device of a group, or on one tensor-parallel group of them.
@@ -62,6 +64,13 @@ class DeviceTimes:
 
     def layers(self, group: str, num_samples: int, tp: int = 1) -> list[float] | None:
         """Return how long a group's device takes for a microbatch of each layer, forward and backward, s."""
+        key = group, num_samples, tp
+        if key not in self._layers:
+            self._layers[key] = self._read_layers(*key)
+        return self._layers[key]
+
+    def _read_layers(self, group: str, num_samples: int, tp: int) -> list[float] | None:
+        """Read the events of a step for `layers`."""
         run = self.run(group, num_samples, tp)
         if run is None:
             return None
@@ -97,7 +106,8 @@ class DeviceTimes:
     def samples(self, group: str, most: int, tp: int = 1) -> Callable[[int], float] | None:
         """Return how long a group's device takes for a microbatch of so many samples, s.
 
-        Powers of two are simulated, and between them is a straight line.
+        Powers of two are simulated, and between them is a straight line. It is infinite beyond the largest that can be
+        simulated, which matters where times are measured; None where not even one sample can be.
         """
         counts = [1]
         while counts[-1] < most:
@@ -106,13 +116,18 @@ class DeviceTimes:
         for count in counts:
             layers = self.layers(group, count, tp)
             if layers is None:
-                return None
+                break
             known.append(max([sum(layers), *known[-1:]]))
+        if not known:
+            return None
+        known += [inf] * (len(counts) - len(known))
 
         def seconds(num_samples: int) -> float:
             place = bisect_left(counts, num_samples)
             if counts[place] == num_samples:
                 return known[place]
+            if known[place] == inf:
+                return inf
             low, high = counts[place - 1], counts[place]
             return known[place - 1] + (known[place] - known[place - 1]) * (num_samples - low) / (high - low)
 

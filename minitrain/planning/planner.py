@@ -2,8 +2,8 @@
 
 Candidates are made for every choice of groups (a device may be left out), as replicas with samples by finishing time
 and as pipelines with layers by finishing time. They are simulated in the order of their lower bounds, until no bound is
-below the best step that fits into memory. The shares of the best few are then moved as long as a simulation says that
-it helps. So what wins has been simulated, communication and memory included.
+below the best step that fits into memory, or sixty in a row were no better. The shares of the best few are then moved
+as long as a simulation says that it helps. So what wins has been simulated, communication and memory included.
 
 Left out: replicas that are pipelines of different cuts, parts of a group, and other orders of the groups than that of
 the cluster and its reverse.
@@ -14,15 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from minitrain.analysis.labels import duration
 from minitrain.errors import MinitrainError, UsageError, require_count
 from minitrain.hardware import load_config
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.planning.candidates import DEGREES, Candidate, divisors, pipelines, replicas, subsets
+from minitrain.hardware.clusters.power import require_positive
+from minitrain.planning.candidates import DEGREES, Candidate, divisors, pipelines, probably_fits, replicas, subsets
 from minitrain.planning.device_times import DeviceTimes
 from minitrain.planning.power_budget import within_budget
 from minitrain.planning.refinement import refined
 from minitrain.planning.result import Plan, Verdict
+from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.workloads.models import find_model
@@ -30,7 +33,7 @@ from minitrain.workloads.models import find_model
 _MICROBATCHES = (1, 2, 4, 8)
 _SLACK = 0.97  # bounds are interpolated between simulated sizes
 _REFINED = 3  # of the best candidates
-_MOST_SIMULATED = 200
+_PATIENCE = 60  # simulated steps in a row that are no better, where links hide what bounds say
 
 
 def plan(
@@ -42,6 +45,7 @@ def plan(
     num_layers: int | None = None,
     strategies: Sequence[str] | None = None,
     power_budget_watts: float | None = None,
+    leave_out: bool = True,
     **step: Any,
 ) -> Plan:
     """Find how a step should run on a cluster of unlike devices.
@@ -54,6 +58,7 @@ def plan(
         num_layers: layers of the specified workload.
         strategies: those to consider; by default, those that can divide a step unevenly and suit the workload.
         power_budget_watts: what all devices that take part may draw together.
+        leave_out: whether groups of devices may take no part, where that is faster.
         step: further parameters of `simulate`, such as `fidelity`.
 
     Returns:
@@ -61,6 +66,7 @@ def plan(
 
     Raises:
         UsageError: a parameter is outside its rule, or no candidate runs or fits; the message says what was tried.
+        StrategyError: there is no strategy of a name.
         HardwareConfigError: the cluster cannot be read or believed.
     """
     found = cluster_or_other(cluster)
@@ -71,17 +77,21 @@ def plan(
             f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
         )
     require_count("global_batch_size", global_batch_size)
+    if power_budget_watts is not None:
+        require_positive("power_budget_watts", power_budget_watts)
     if isinstance(strategies, str) or (strategies is not None and not strategies):
         raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
+    for name in strategies or ():
+        choose_strategy(name)  # which says so where there is none
     if isinstance(workload, str):
         find_model(workload)  # a name that nothing has breaks every layout
     trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
     step = {name: value for name, value in trained.items() if value is not None} | step
     step["global_batch_size"] = global_batch_size
-    verdicts = list(_judged(_candidates(found, step, strategies, power_budget_watts), step))
-    best = _best(verdicts)
-    if best is None:
-        raise _nothing_fits(found, verdicts, global_batch_size)
+    parts = list(subsets(found)) if leave_out else [found]
+    verdicts = list(_judged(_candidates(parts, step, strategies, power_budget_watts), step))
+    if _best(verdicts) is None:
+        raise _nothing_fits(found, verdicts, global_batch_size, power_budget_watts)
     verdicts = _with_refined(verdicts, step)
     winner = _best(verdicts)
     assert winner is not None  # there was one before
@@ -92,31 +102,44 @@ Step = Mapping[str, Any]
 
 
 def _candidates(
-    cluster: Cluster, step: Step, strategies: Sequence[str] | None, budget_watts: float | None
+    parts: Sequence[Cluster], step: Step, strategies: Sequence[str] | None, budget_watts: float | None
 ) -> list[Candidate]:
-    """Return all candidates, those of the lowest bound first."""
+    """Return all candidates on a cluster, which is the first, and its parts; those of the lowest bound first."""
     batch = step["global_batch_size"]
     priced = {name: value for name, value in step.items() if name != "global_batch_size"}
     found: list[Candidate] = []
-    for part in subsets(cluster):
+    whole = DeviceTimes(parts[0], priced)  # of every part whose devices have no other caps
+    for part in parts:
         used = part if budget_watts is None else within_budget(part, budget_watts)
         if used is not None:
-            found += _layouts(used, DeviceTimes(used, priced), strategies, batch)
+            times = whole if used is part else DeviceTimes(used, priced)
+            found += _layouts(used, times, strategies, batch)
     return sorted(found, key=lambda each: each.bound_s)
 
 
 def _layouts(cluster: Cluster, times: DeviceTimes, strategies: Sequence[str] | None, batch: int) -> Iterator[Candidate]:
     """Yield the layouts on all devices of a cluster, in its order and in reverse."""
     is_transformer = times.step.get("workload") is not None
-    wanted = strategies or (("zero1", "fsdp", "megatron") if is_transformer else ("ddp", "zero1", "zero3", "pp_dp"))
+    wanted = strategies or (
+        ("zero1", "fsdp", "megatron") if is_transformer else ("ddp_overlap", "zero1", "zero3_prefetch", "pp_dp")
+    )
     for strategy in wanted:
         degrees = _degrees(cluster) if strategy == "megatron" else [1]
         if strategy != "pp_dp":
             for tp in degrees:
-                for parts in _MICROBATCHES:
-                    yield from _one(replicas(cluster, times, strategy, batch, parts, tp))
+                yield from _replicas(cluster, times, strategy, batch, tp)
         if strategy in ("pp_dp", "megatron"):
             yield from _pipelines(cluster, times, strategy, batch, degrees)
+
+
+def _replicas(cluster: Cluster, times: DeviceTimes, strategy: str, batch: int, tp: int) -> Iterator[Candidate]:
+    """Yield replicas with few microbatches; with more where few are too large for memory, or for what was measured."""
+    found = [replicas(cluster, times, strategy, batch, number, tp) for number in _MICROBATCHES]
+    number = _MICROBATCHES[-1]
+    while not any(each and probably_fits(each, times) for each in found) and 2 * number <= batch:
+        number *= 2
+        found.append(replicas(cluster, times, strategy, batch, number, tp))
+    yield from filter(None, found)
 
 
 def _pipelines(
@@ -149,16 +172,17 @@ def _one(candidate: Candidate | None) -> Iterable[Candidate]:
 
 def _judged(candidates: Sequence[Candidate], step: Step) -> Iterator[Verdict]:
     """Yield what becomes of candidates: they are simulated until no bound is below the best that fits."""
-    best_s, number = float("inf"), 0
+    best_s, num_in_vain = float("inf"), 0
     for candidate in candidates:
-        if candidate.bound_s * _SLACK >= best_s or number >= _MOST_SIMULATED:
+        if candidate.bound_s * _SLACK >= best_s or num_in_vain >= _PATIENCE:
             why = "bound above the best" if candidate.bound_s * _SLACK >= best_s else "not simulated"
-            yield Verdict(candidate, None, f"{why} (at least {candidate.bound_s:.4g} s)")
+            yield Verdict(candidate, None, f"{why} (at least {duration(candidate.bound_s)})")
             continue
-        number += 1
         verdict = judged(candidate, step)
-        if verdict.reason == "simulated" and verdict.step_time is not None:
-            best_s = min(best_s, verdict.step_time)
+        if verdict.reason == "simulated" and verdict.step_time is not None and verdict.step_time < best_s:
+            best_s, num_in_vain = verdict.step_time, 0
+        else:
+            num_in_vain += best_s < float("inf")
         yield verdict
 
 
@@ -188,9 +212,11 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict | None:
 
 def _with_refined(verdicts: Sequence[Verdict], step: Step) -> list[Verdict]:
     """Return verdicts with the shares of the best few moved as long as that helps, the best first."""
-    ranked = sorted(verdicts, key=_rank)
-    found = list(ranked)
-    for verdict in ranked[:_REFINED]:
+    found = sorted(verdicts, key=_rank)
+    first: dict[tuple[Any, ...], Verdict] = {}  # of each strategy on each choice of groups
+    for verdict in found:
+        first.setdefault((verdict.candidate.strategy, verdict.candidate.groups), verdict)
+    for verdict in [*first.values()][:_REFINED]:
         if verdict.step_time is not None and verdict.reason == "simulated":
             better = refined(verdict.candidate, verdict.step_time, lambda candidate: judged(candidate, step))
             if better is not None:
@@ -221,17 +247,26 @@ def _plan_of(winner: Verdict, cluster: Cluster, step: Step, verdicts: Sequence[V
     )
 
 
-def _nothing_fits(cluster: Cluster, verdicts: Sequence[Verdict], batch: int) -> UsageError:
+def _nothing_fits(cluster: Cluster, verdicts: Sequence[Verdict], batch: int, budget_watts: float | None) -> UsageError:
     """Return the error for a step that no candidate runs, or fits."""
+    if not verdicts and budget_watts is not None:
+        return UsageError(
+            f"no layout of {cluster.name} keeps to {budget_watts:g} W with a batch of {batch} samples; give more than "
+            "its devices draw when they are idle, or a larger batch",
+            power_budget_watts=budget_watts,
+        )
     if not verdicts:
         return UsageError(
             f"no layout of {cluster.name} divides a batch of {batch} samples; use at least a sample for each device "
             "that takes part, or other strategies",
             global_batch_size=batch,
         )
-    reasons = list(dict.fromkeys(f"{each.candidate}: {each.reason}" for each in sorted(verdicts, key=_rank)))
+    reasons: dict[str, str] = {}
+    for each in sorted(verdicts, key=_rank):
+        reasons.setdefault(each.reason, f"{each.candidate}: {each.reason}")
+    said = "; ".join([*reasons.values()][:3])
     return UsageError(
-        f"none of {len(verdicts)} layouts of {cluster.name} runs within memory; the first: {'; '.join(reasons[:3])}; "
+        f"none of {len(verdicts)} layouts of {cluster.name} runs within memory; the first: {said}; "
         "use a smaller model, recompute='full', a smaller batch, or more devices",
         global_batch_size=batch,
     )

@@ -129,7 +129,8 @@ class Plan:
         lines = [f"{head}{mfu}, {memory}"]
         for each in self.run.by_device_kind:
             share = "" if each.work_fraction is None else f"{each.work_fraction:.1%} of the work, "
-            lines.append(f"  {each.kind.name} ({len(each.kind.ranks)} ranks): {share}idle {each.idle_fraction:.1%}")
+            ranks = f"{len(each.kind.ranks)} rank{'s' if len(each.kind.ranks) > 1 else ''}"
+            lines.append(f"  {each.kind.name} ({ranks}): {share}idle {each.idle_fraction:.1%}")
         if self.shares is not None:
             lines.append(f"  {_in_runs(self.shares)}")
         if self.left_out:

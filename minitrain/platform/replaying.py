@@ -170,7 +170,7 @@ def _require_events(run: Run) -> None:
     if len(run.logs) != run.world_size or not all(isinstance(log, EventLog) for log in run.logs):
         raise UsageError(
             f"replay needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
-            'without fold and with log="full"'
+            'with log="full"'
         )
 
 

@@ -21,18 +21,6 @@ class DeviceKindFigures:
 
     device_kinds: Sequence[DeviceKind]
 
-    if TYPE_CHECKING:
-
-        @property
-        def _ranks_of_logs(self) -> Sequence[int]:
-            """The rank of each log."""
-            ...
-
-    @property
-    def ranks_of_logs(self) -> Sequence[int]:
-        """The rank of each log; of a folded run, the lowest of those that it stands for."""
-        return self._ranks_of_logs
-
     @property
     def keeps_events(self) -> bool:
         """Whether the logs can be read."""
@@ -43,10 +31,10 @@ class DeviceKindFigures:
         """The name of each rank's kind of device."""
         return {rank: kind.name for kind in self.device_kinds for rank in kind.ranks}
 
-    def _with_devices(self, timeline: Timeline) -> Timeline:
+    def _with_devices(self, timeline: Timeline, ranks: Sequence[int]) -> Timeline:
         """Return a timeline that says which device the rank of each row has, and is so called: "3 old"."""
-        devices = [self.device_of_rank[rank] for rank in self._ranks_of_logs]
-        names = [f"{rank} {device}" for rank, device in zip(self._ranks_of_logs, devices, strict=True)]
+        devices = [self.device_of_rank[rank] for rank in ranks]
+        names = [f"{rank} {device}" for rank, device in zip(ranks, devices, strict=True)]
         return replace(timeline, rank_names=tuple(names), devices=tuple(devices))
 
     @cached_property

@@ -113,7 +113,7 @@ class RunOnKinds(Protocol):
     bytes_per_element: int
 
     @property
-    def logs(self) -> Sequence[Sequence[Event]]:
+    def class_logs(self) -> Sequence[Sequence[Event]]:
         """The events of each rank, or of each class of ranks."""
 
     @property
@@ -121,7 +121,7 @@ class RunOnKinds(Protocol):
         """Whether the logs can be read."""
 
     @property
-    def ranks_of_logs(self) -> Sequence[int]:
+    def ranks_of_class_logs(self) -> Sequence[int]:
         """The rank of each log."""
 
     @property
@@ -129,8 +129,8 @@ class RunOnKinds(Protocol):
         """The name of each rank's kind of device."""
 
     @property
-    def drawn(self) -> Timeline:
-        """The events as columns, a row a log."""
+    def timeline_of_classes(self) -> Timeline:
+        """The columns of those logs, whose peers are rows."""
 
     @property
     def breakdown(self) -> Breakdown:
@@ -147,7 +147,7 @@ class RunOnKinds(Protocol):
 
 def figures_by_kind(run: RunOnKinds) -> list[KindFigures]:
     """Return the figures of each kind of device that a run has."""
-    waits = waits_by_device(run.drawn, run.step_time) if run.keeps_events else {}
+    waits = waits_by_device(run.timeline_of_classes, run.step_time) if run.keeps_events else {}
     work = _work(run) if run.keeps_events else {}
     total_work = sum(work.values())
     return [
@@ -176,7 +176,7 @@ def _figures_of(
 def _work(run: RunOnKinds) -> dict[str, int]:
     """Return the samples x layers that the ranks of each kind take forward, where each log stands for as many ranks."""
     work = {kind.name: 0 for kind in run.device_kinds}
-    for rank, log in zip(run.ranks_of_logs, run.logs, strict=True):
+    for rank, log in zip(run.ranks_of_class_logs, run.class_logs, strict=True):
         work[run.device_of_rank[rank]] += sum(len(event.samples) for event in log if event.typ == "forward")
     return work
 

@@ -110,14 +110,22 @@ class DeviceMemoryFigures:
     """What a run says of its devices' memories.
 
     Attributes:
-        models: those of the ranks, or of the classes of ranks that are alike.
-        logs: their events.
         bytes_per_element: size of an element.
     """
 
-    models: Sequence[Any]
-    logs: Sequence[Sequence[Event]]
     bytes_per_element: int
+
+    if TYPE_CHECKING:
+
+        @property
+        def class_models(self) -> Sequence[Any]:
+            """The models of the ranks, or of the classes of ranks that are alike."""
+            ...
+
+        @property
+        def class_logs(self) -> Sequence[Sequence[Event]]:
+            """Their events."""
+            ...
 
     @cached_property
     def device_memory(self) -> DeviceMemory | None:
@@ -126,7 +134,7 @@ class DeviceMemoryFigures:
         Raises:
             UsageError: the run kept totals instead of events.
         """
-        ranks = zip(self.models, self.logs, strict=False)
+        ranks = zip(self.class_models, self.class_logs, strict=False)
         found = (_of_rank(model, log, self.bytes_per_element) for model, log in ranks)
         return max(found, key=lambda memory: memory.total_bytes, default=None)
 

@@ -22,6 +22,7 @@ from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.rank.model import Model
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
+from minitrain.run.exclusions import AUTO, EXCLUSIONS, asks_to_fold, require_fold
 from minitrain.run.faults import require_faults
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ class RunParameters:
             log stays the same.
         model_kind: class of the ranks' models, for whoever extends `Model` to follow a run; by default, that of
             `strict` and `numerics`.
-        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`). A
-            `minitrain.folding.early_divergence.DivergenceHistory` in the place of True lets several runs share what
-            they find out.
+        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`), with the
+            same result. "auto" does so for shipped strategies from eight ranks on, where each class has four at least,
+            and simulates every rank where it cannot. True does so for any strategy, or says why not; False never does.
+            A `minitrain.folding.early_divergence.DivergenceHistory` lets several runs share what they find out.
         log: "full", or "summary" to keep totals instead of events (see `minitrain.accounting.summary`).
 
     Raises:
@@ -108,7 +110,7 @@ class RunParameters:
     memory_by_kind: bool = False
     numerics: Any = None
     model_kind: type[Model] | None = None
-    fold: bool | Any = False
+    fold: bool | str | Any = AUTO
     log: str = "full"
 
     def __post_init__(self) -> None:
@@ -120,10 +122,7 @@ class RunParameters:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
-        if self.fold or self.log == "summary" or self.faults:
-            given = {name: getattr(self, name) for name in DEFAULTS}
-            for exclusion in EXCLUSIONS.values():
-                exclusion.require(given)
+        self._require_compatible()
         self._pricing()
         _require_contention(self.contention, self.hardware)
         require_faults(self.faults, self.recovery, self.world_size)
@@ -132,6 +131,17 @@ class RunParameters:
         if self.shares is not None:
             object.__setattr__(self, "shares", Shares.of(self.shares))
             self.shares.require(self.global_batch_size, self.num_layers)
+
+    def _require_compatible(self) -> None:
+        """Require a way to fold, and parameters that go together with it and with a log of totals."""
+        require_fold(self.fold)
+        if asks_to_fold(self.fold) or self.log == "summary" or self.faults:
+            for exclusion in EXCLUSIONS.values():
+                exclusion.require(self.by_name())
+
+    def by_name(self) -> dict[str, Any]:
+        """Return all parameters by name."""
+        return {name: getattr(self, name) for name in DEFAULTS}
 
     def predictor(self) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
@@ -182,58 +192,6 @@ class RunParameters:
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType({field.name: field.default for field in fields(RunParameters)})
 """The default of each parameter by its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """A parameter that, with some of its values, does not go together with others.
-
-    Args:
-        name: the parameter.
-        value: the value that excludes others; any true value if None.
-        others: parameters that must not be given beside it.
-        spelling: parameter and value as messages name them.
-        reason: why, to follow the others' names.
-    """
-
-    name: str
-    value: Any
-    others: tuple[str, ...]
-    spelling: str
-    reason: str = ""
-
-    def found(self, given: Mapping[str, Any]) -> list[str]:
-        """Return the parameters among some given ones that are excluded, in the order of the table."""
-        value = given.get(self.name)
-        if not (value if self.value is None else value == self.value):
-            return []
-        return [name for name in self.others if given.get(name)]
-
-    def require(self, given: Mapping[str, Any]) -> None:
-        """Require that nothing excluded is among some parameters.
-
-        Raises:
-            UsageError: something is.
-        """
-        excluded = self.found(given)
-        if excluded:
-            raise UsageError(
-                f"{self.spelling} does not go with {', '.join(excluded)}{self.reason}; leave one out",
-                **{self.name: given[self.name]},
-            )
-
-
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
-
-EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
-    {
-        "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
-        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "model_kind"), "faults"),
-        "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
-    }
-)
-"""What excludes each other, by the parameter that excludes the others."""
 
 
 def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str, Any]]:

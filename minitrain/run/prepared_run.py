@@ -63,6 +63,11 @@ class PreparedRun:
         system = getattr(self.predictor, "system", None)
         return str(getattr(system, "name", None) or self.parameters.hardware)
 
+    @property
+    def has_stragglers(self) -> bool:
+        """Whether computing takes longer on some ranks."""
+        return bool(self.parameters.slowdown)
+
     def predictor_of(self, rank: int) -> Predictor:
         """Return what prices the operations of one rank, which may be a straggler."""
         predictor, factor = predictor_of(self.predictor, rank), (self.parameters.slowdown or {}).get(rank)
@@ -106,7 +111,7 @@ class PreparedRun:
 
         return kinds_of(self.predictor)
 
-    def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], **more: Any) -> R:
+    def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], /, **more: Any) -> R:
         """Return what a simulation came to.
 
         Args:
@@ -118,6 +123,7 @@ class PreparedRun:
         workload, parameters = self.predictor.workload, self.parameters
         machine = predictor_of(self.predictor, 0)  # the ranks of a run share one network
         of_models: dict[str, Any] = {
+            "models": models,
             "logs": [model._log for model in models],
             "peak_memory_per_rank": [model.peak_memory for model in models],
             "memory_by_kind": _memory_by_kind(models, workload.bytes_per_element),
@@ -141,7 +147,6 @@ class PreparedRun:
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
             priced_by=str(getattr(machine, "pricing", "roofline")),
-            models=models,
             prepared=self,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),

@@ -23,12 +23,13 @@ INTERRUPTED_S = 2.0
 _MOST_CANCELLATIONS = 3  # one for the task, the others for clean-ups that wait for what cannot come
 
 
-async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
+async def run_ranks(prepared: PreparedRun, models: Sequence[Model], ranks_a_model: int = 1) -> None:
     """Run the strategy on every rank; if one fails, end the others and raise its error.
 
     Args:
         prepared: the strategy and its options.
         models: those of the ranks.
+        ranks_a_model: how many ranks each of them stands for.
     """
     dist, loop = models[0].dist, asyncio.get_running_loop()
     ranks = _RankTasks(prepared, len(models))
@@ -37,7 +38,7 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model]) -> None:
     tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
     dist.detector.watch_run()
     if prepared.watch is not None:
-        prepared.watch(RunProgress(models))
+        prepared.watch(RunProgress(models, ranks_a_model))
     patience_s: float | None = None
     with collecting_unretrieved_errors(dist, tasks) as unretrieved:
         try:

@@ -19,6 +19,7 @@ from minitrain.run.device_kind_figures import DeviceKindFigures
 from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
+from minitrain.run.ranks_alike import RanksAlike
 from minitrain.run.saved_runs import plain, read_run, save_run
 from minitrain.run.sureness import SurenessFigures
 from minitrain.run.trained_model import TrainedModel, figures_of
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
+class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -109,22 +110,20 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         """The event logs as columns."""
         from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
-        timeline = as_timeline(self.logs)
+        return self._named(as_timeline(self.logs), range(self.world_size))
+
+    def _named(self, timeline: Timeline, ranks: Sequence[int]) -> Timeline:
+        """Return columns that know what the layers are called, and which devices the rows have.
+
+        Args:
+            timeline: the columns.
+            ranks: the rank of each row.
+        """
         if self.trained_model:
             timeline = replace(timeline, layer_names=self.trained_model.layer_names)
         if self.outages:
             timeline = replace(timeline, outages=tuple(self.outages))
-        return self._with_devices(timeline) if self.device_kinds else timeline
-
-    @property
-    def drawn(self) -> Timeline:
-        """What pictures show: the timeline, a row a rank."""
-        return self.timeline
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether there is a log for each class of ranks that do the same, and not for each rank."""
-        return False
+        return self._with_devices(timeline, ranks) if self.device_kinds else timeline
 
     @property
     def notes(self) -> Sequence[str]:
@@ -132,16 +131,12 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         return ()
 
     @property
-    def num_ranks_a_class(self) -> int:
-        """How many ranks each log stands for; 1 unless the run was folded."""
-        return 1
-
-    @property
     def _trace(self) -> Trace:
         """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
         from minitrain.analysis.busy_time import are_flat  # noqa: PLC0415
 
-        return self.logs if are_flat(self.logs) else self.timeline
+        logs = self.class_logs
+        return logs if are_flat(logs) else self.timeline
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -153,8 +148,10 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
     @cached_property
     def step_time(self) -> float:
         """The latest final clock of all ranks, s."""
-        if self.models and self.models[0].log is self.logs[0]:  # the run was not timed again for contention
-            return max(model.time for model in self.models)
+        models = self.class_models
+        if models and models[0]._log is self.class_logs[0]:  # the run was not timed again for contention
+            latest: float = max(model.time for model in models)
+            return latest
         return self.timeline.step_time
 
     @property
@@ -219,14 +216,14 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
     @property
     def num_events(self) -> int:
         """Number of events of all ranks."""
-        return sum(len(log) for log in self.logs)
+        return sum(len(log) for log in self.class_logs) * self.num_ranks_a_class
 
     @cached_property
     def by_type(self) -> dict[str, TypeTotal]:
         """Number of events of each type on all ranks, and the time that they worked, s."""
         from minitrain.analysis.totals_by_type import totals_by_type  # noqa: PLC0415
 
-        return totals_by_type(self.logs)
+        return totals_by_type(self.class_logs, self.num_ranks_a_class)
 
     @property
     def events(self) -> list[Event]:
@@ -271,7 +268,7 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         from minitrain.trace.notebook_figure import NotebookFigure  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        return NotebookFigure(figure(self.drawn, view_of(self), self.memory_journals), self._repr_html_)
+        return NotebookFigure(figure(self.drawn, view_of(self), self.drawn_journals), self._repr_html_)
 
     def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
         """Write the figure as one page that opens without internet, and return its path.
@@ -284,7 +281,7 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         from minitrain.trace.page import write_html  # noqa: PLC0415
         from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
-        return write_html(Path(path), self.drawn, view_of(self), include_plotlyjs, self.memory_journals)
+        return write_html(Path(path), self.drawn, view_of(self), include_plotlyjs, self.drawn_journals)
 
     def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
         """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""
@@ -311,7 +308,8 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         from minitrain.trace.run_folder import conditions  # noqa: PLC0415
 
         step = f"{duration(self.step_time)}{self.sureness_of_kernels}, peak {self.peak_memory_bytes / GIB:.4g} GiB"
-        return f"<{type(self).__name__} {self.strategy}: {conditions(self)}, step {step}>"
+        kind = "Run" if self.is_folded else type(self).__name__  # a folded run is as good as another
+        return f"<{kind} {self.strategy}: {conditions(self)}, step {step}>"
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""
@@ -328,7 +326,7 @@ class Run(EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigu
         from minitrain.trace.page import mime_bundle  # noqa: PLC0415
         from minitrain.trace.run_folder import picture_of_first_ranks, view_of  # noqa: PLC0415
 
-        bundle = mime_bundle(self.timeline, view_of(self), self.memory_journals)
+        bundle = mime_bundle(self.drawn, view_of(self), self.drawn_journals)
         return bundle if "text/html" in bundle else {**bundle, "text/html": picture_of_first_ranks(self)}
 
     def _facts_html(self) -> str:

@@ -55,7 +55,7 @@ class TakesRunParameters(Protocol[R_co]):
         memory_by_kind: bool = ...,
         numerics: Any = ...,
         model_kind: type[Model] | None = ...,
-        fold: bool | Any = ...,
+        fold: bool | str | Any = ...,
         log: str = ...,
         **options: Any,
     ) -> R_co:

@@ -84,9 +84,7 @@ async def simulate_prepared(prepared: PreparedRun) -> Run:
     """Simulate a run that is ready, all of its ranks or folded ones; raises what `simulate_async` does."""
     if prepared.parameters.faults:
         return await variants.simulate_with_faults(prepared, _simulate_every_rank)
-    if not prepared.parameters.fold:
-        return await _simulate_every_rank(prepared)
-    return await variants.simulate_folded(prepared, lambda: _simulate_every_rank(prepared))
+    return await variants.simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
 
 
 async def _simulate_every_rank(prepared: PreparedRun) -> Run:

@@ -9,7 +9,9 @@ import difflib
 import importlib
 import inspect
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -38,6 +40,11 @@ def _shipped() -> Mapping[str, Strategy]:
     return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
 
 
+def is_shipped(strategy: Strategy) -> bool:
+    """Return whether a strategy is the very function that is shipped."""
+    return any(strategy is shipped for shipped in _shipped().values())
+
+
 def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     """Return a strategy's name and coroutine function.
 
@@ -60,12 +67,12 @@ def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
 
 def _name_of(strategy: Any) -> str:
     """Return the name of a function, of the one in a partial, or of a callable object's class."""
-    function = _unwrapped(strategy)
+    function = unwrapped(strategy)
     name = getattr(function, "__name__", type(function).__name__)
     return _SPELLED_OTHERWISE.get(name, name) if function in _shipped().values() else name
 
 
-def _unwrapped(function: Any) -> Any:
+def unwrapped(function: Any) -> Any:
     """Return the function in a partial of it."""
     while hasattr(function, "func"):
         function = function.func
@@ -74,17 +81,42 @@ def _unwrapped(function: Any) -> Any:
 
 def _is_coroutine_function(function: Any) -> bool:
     """Return whether calling gives a coroutine, for functions, partials and callable objects."""
-    function = _unwrapped(function)
+    function = unwrapped(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  (not whether, but what kind)
+
+
+def file_in(text: str) -> Path | None:
+    """Return the file that a strategy without options is given by, None for the name of a shipped one.
+
+    >>> file_in("mine.py:mine"), file_in("mine.py"), file_in("ddp")
+    (PosixPath('mine.py'), PosixPath('mine.py'), None)
+    """
+    path = text.rpartition(":")[0]
+    return Path(path) if path.endswith(".py") else Path(text) if text.endswith(".py") else None
+
+
+_ELSEWHERE: ContextVar[Mapping[str, Path]] = ContextVar("where files of strategies are that were sent here")
+
+
+@contextmanager
+def loading_from(elsewhere: Mapping[str, Path]) -> Iterator[None]:
+    """Load strategies of some files from elsewhere: a worker on another machine has copies of them."""
+    token = _ELSEWHERE.set(elsewhere)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
 
 
 def _load_from_text(text: str) -> tuple[str, Strategy]:
     """Return a shipped strategy, or one from a file."""
-    path, colon, function_name = text.rpartition(":")
-    if colon and path.endswith(".py"):
-        return function_name, _load_from_file(Path(path), function_name)
-    if text.endswith(".py"):
-        return _load_only_one(Path(text))
+    path = file_in(text)
+    if path is not None:
+        found = _ELSEWHERE.get({}).get(str(path), path)
+        if text.endswith(".py"):
+            return _load_only_one(found)
+        function_name = text.rpartition(":")[2]
+        return function_name, _load_from_file(found, function_name)
     shipped = _shipped()
     name = _SPELLED_OTHERWISE.get(text, text)
     if name not in shipped:

@@ -23,7 +23,6 @@ class TransformerFigures:
         world_size: number of ranks.
         global_batch_size: samples of the step.
         useful_flop: floating-point operations that the step has to do.
-        logs: the events of each rank.
         meshes: size by axis of each mesh that the ranks have made.
     """
 
@@ -31,7 +30,6 @@ class TransformerFigures:
     world_size: int
     global_batch_size: int
     useful_flop: float
-    logs: Sequence[Sequence[Event]]
     meshes: Sequence[Mapping[str, int]]
 
     if TYPE_CHECKING:
@@ -44,6 +42,16 @@ class TransformerFigures:
         @cached_property
         def step_time(self) -> float:
             """The latest final clock of all ranks, s."""
+            ...
+
+        @property
+        def class_logs(self) -> Sequence[Sequence[Event]]:
+            """The logs that figures are made from."""
+            ...
+
+        @property
+        def ranks_of_class_logs(self) -> Sequence[int]:
+            """The rank whose log each of them is."""
             ...
 
     @property
@@ -78,10 +86,5 @@ class TransformerFigures:
         """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
         from minitrain.analysis.communication import mean_by_axis, totals_of_log  # noqa: PLC0415
 
-        ranks = zip(self._ranks_of_logs, self.logs, strict=True)
+        ranks = zip(self.ranks_of_class_logs, self.class_logs, strict=True)
         return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
-
-    @property
-    def _ranks_of_logs(self) -> Sequence[int]:
-        """The rank of each log."""
-        return range(self.world_size)

@@ -13,7 +13,7 @@
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 
 `strict` works together with `numerics` and `model_kind`: it extends their class. What excludes each other is in
-`minitrain.run.parameters.EXCLUSIONS`. This file is the room's only way up to accounting, numerics, faults and folding,
+`minitrain.run.exclusions`. This file is the room's only way up to accounting, numerics, faults and folding,
 and each of them is imported when it is asked for.
 """
 
@@ -30,11 +30,19 @@ from minitrain.errors import UsageError
 from minitrain.events import TIME
 from minitrain.rank.model import Model
 from minitrain.run.contention import EXACT, with_contention
+from minitrain.run.exclusions import EXCLUSIONS, asks_to_fold
 from minitrain.run.log_interning import sharing_sizes
 from minitrain.run.memory_reports import MemoryOutsideStores, kinds_of_journals
 from minitrain.run.parameters import RunParameters
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
+from minitrain.run.strategy_loading import is_shipped
+
+LEAST_RANKS, LEAST_RANKS_A_CLASS = 8, 4
+"""Ranks of a run, and of each class, from which on folding is worth an attempt that nobody has asked for.
+
+An attempt in vain costs as much as some thirty events. A smaller run would take a tenth longer with it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +74,38 @@ def choose_variant(parameters: RunParameters) -> Variant:
     )
 
 
-async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
-    """Simulate one rank of each class of ranks that do the same; see `minitrain.folding.driver.simulate_folded`."""
+async def simulate_with_folding(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
+    """Simulate one rank of each class of ranks that do the same, where that is asked for or sure to be the same.
+
+    Args:
+        prepared: what is to be simulated.
+        simulate_fully: simulates every rank.
+    """
+    is_asked_for = asks_to_fold(prepared.parameters.fold)
+    if not is_asked_for and not _may_fold(prepared):
+        return await simulate_fully()
     from minitrain.folding import driver  # noqa: PLC0415  (only where it is asked for, as all below)
 
-    return await driver.simulate_folded(prepared, simulate_fully)
+    if is_asked_for:
+        return await driver.simulate_folded(prepared, simulate_fully)
+    return await driver.simulate_where_it_folds(prepared) or await simulate_fully()
+
+
+def _may_fold(prepared: PreparedRun) -> bool:
+    """Return whether a run may be folded without being asked: that of a shipped strategy with enough ranks.
+
+    What another strategy does may depend on the rank in ways that folding does not see: by a global counter, a random
+    number, or `isinstance(model.rank, int)`.
+    """
+    parameters = prepared.parameters
+    if (
+        prepared.has_stragglers
+        or parameters.fold is False
+        or parameters.world_size < LEAST_RANKS
+        or parameters.log != "full"
+    ):
+        return False
+    return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})
 
 
 async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run:

@@ -18,46 +18,47 @@ from concurrent.futures import (
     Future,
     wait,
 )
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
-from minitrain.hardware.chosen_predictor import make_predictor
-from minitrain.hardware.clusters.cluster_files import names_cluster
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import ROOFLINE, Pricing
-from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
+from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
+from minitrain.run.exclusions import AUTO
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
 from minitrain.run.worker_processes import worker_pool
+from minitrain.sweeps.executors.choice import workers_of
+from minitrain.sweeps.executors.cluster_workers import WorkerLostError
+from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
 from minitrain.sweeps.rows_together import FEWEST, structure_of, summaries_together
-
-if TYPE_CHECKING:
-    from minitrain.folding.early_divergence import DivergenceHistory
+from minitrain.sweeps.shared_by_batch import SharedByBatch
 
 Row = dict[str, Any]
 R = TypeVar("R")
+Workers = Any
+"""Where to run: what `minitrain.sweeps.executors.choice` takes."""
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
 Batch = list[tuple[str, Configuration]]  # with their keys
 
 _BATCH_S = 0.05
 _MOST_IN_BATCH = 1024
 
-_MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
-_PRICING = ("fidelity", "platform", "without", "prices")
-
 
 def key_of(configuration: Configuration) -> str:
     """Return a text that tells configurations apart, the same in every process and on every day.
 
     It names the network even where that is the default one, which was "flat" once: such rows are not taken for others.
+    Folding that nobody has asked for does not change a row; the command wrote False before there was such a thing.
     """
     strategy, parameters = configuration[0], {"network": DEFAULTS["network"], **configuration[1]}
+    if parameters.get("fold") == AUTO:
+        parameters["fold"] = False
     return json.dumps([label_of(strategy), {name: plain(value) for name, value in sorted(parameters.items())}])
 
 
@@ -74,7 +75,11 @@ def label_of(strategy: str | Strategy) -> str:
 
 
 def run_batches(
-    configurations: Iterator[tuple[str, Configuration]], executor: Executor | None, jobs: int | None = None
+    configurations: Iterator[tuple[str, Configuration]],
+    executor: Workers = None,
+    jobs: int | None = None,
+    strategies: Sequence[str | Strategy] = (),
+    time_limit_s: float | None = None,
 ) -> Iterator[tuple[str, Row]]:
     """Simulate configurations, and yield the key and the row of each as it is done.
 
@@ -82,24 +87,38 @@ def run_batches(
         configurations: with their keys; they are taken as workers become free.
         executor: where to run; by default, a pool of processes that ends with this generator.
         jobs: processes of that pool; one a core by default.
+        strategies: all that configurations may name, for workers that have not their files.
+        time_limit_s: how long a configuration may take, s; None for no limit.
 
     Raises:
         UsageError: a configuration cannot be sent to another process.
-        MinitrainError: a worker died.
+        MinitrainError: a worker of a pool died, or a cluster was lost.
     """
-    with own_workers(executor, jobs) as (workers, num_at_once):
-        in_flight: set[Future[tuple[float, list[tuple[str, Row]]]]] = set()
+    work = run_batch if time_limit_s is None else partial(run_batch, time_limit_s=time_limit_s)
+    with own_workers(executor, jobs, strategies) as (workers, num_at_once):
+        in_flight: dict[Future[tuple[float, list[tuple[str, Row]]]], Batch] = {}
+        alone: Batch = []  # configurations of batches whose workers were lost: one of them may be the cause
         size = 1
         while True:
-            while len(in_flight) < num_at_once and (batch := list(islice(configurations, size))):
-                in_flight.add(workers.submit(run_batch, batch))
+            while len(in_flight) < num_at_once and (batch := _next_batch(alone, configurations, size)):
+                in_flight[workers.submit(work, batch)] = batch
             if not in_flight:
                 return
-            done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
-            for future in done:
-                seconds_each, rows = result_of(future)
-                size = max(1, min(int(_BATCH_S / seconds_each), 2 * size, _MOST_IN_BATCH))
+            for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                batch = in_flight.pop(future)
+                try:
+                    seconds_each, rows = result_of(future)
+                except WorkerLostError as error:
+                    alone += batch if len(batch) > 1 else []
+                    rows = [] if len(batch) > 1 else [(batch[0][0], failed_row(batch[0][1], error))]
+                else:
+                    size = max(1, min(int(_BATCH_S / seconds_each), 2 * size, _MOST_IN_BATCH))
                 yield from rows
+
+
+def _next_batch(alone: Batch, configurations: Iterator[tuple[str, Configuration]], size: int) -> Batch:
+    """Return what is to be simulated next: configurations that must be alone first."""
+    return [alone.pop()] if alone else list(islice(configurations, size))
 
 
 def result_of(future: Future[R]) -> R:
@@ -119,10 +138,19 @@ def result_of(future: Future[R]) -> R:
 
 
 @contextlib.contextmanager
-def own_workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[Executor, int]]:
-    """Provide an executor, and how many batches to submit to it at once."""
+def own_workers(
+    executor: Workers, jobs: int | None, strategies: Sequence[str | Strategy] = ()
+) -> Iterator[tuple[Executor, int]]:
+    """Provide an executor, and how many batches to submit to it at once.
+
+    Args:
+        executor: what the caller gave: an executor, a cluster, or None for processes that end with this.
+        jobs: how many processes; one a core if None.
+        strategies: what is simulated; workers on a cluster are sent their files.
+    """
     if executor is not None:
-        yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
+        with workers_of(executor, strategies) as provided:
+            yield provided
         return
     num_processes = jobs or os.cpu_count() or 1
     own = worker_pool(num_processes)
@@ -132,11 +160,36 @@ def own_workers(executor: Executor | None, jobs: int | None) -> Iterator[tuple[E
         own.shutdown(cancel_futures=True)
 
 
-def run_batch(batch: Batch) -> tuple[float, list[tuple[str, Row]]]:
-    """Simulate configurations in one event loop; return the time of one of them, s, and their rows by key."""
+def run_batch(batch: Batch, time_limit_s: float | None = None) -> tuple[float, list[tuple[str, Row]]]:
+    """Simulate configurations in one event loop; return the time of one of them, s, and their rows by key.
+
+    Args:
+        batch: the configurations.
+        time_limit_s: how long one may take, s; then each has an event loop of its own.
+    """
     start = time.perf_counter()
-    rows = run_to_end(lambda: _rows_of(batch))
+    rows = run_to_end(lambda: _rows_of(batch)) if time_limit_s is None else _rows_within(time_limit_s, batch)
     return (time.perf_counter() - start) / len(batch), rows
+
+
+def _rows_within(time_limit_s: float, batch: Batch) -> list[tuple[str, Row]]:
+    """Simulate configurations as `_rows_of` does, with a limit for those together and for each of the others."""
+    shared = SharedByBatch()
+    configurations = [configuration for _, configuration in batch]
+    try:
+        together = run_within(time_limit_s, lambda: _rows_together(configurations, shared))
+    except TimeLimitError:  # each may take as long
+        together = [None] * len(batch)
+    rows = [row or _row_within(time_limit_s, each, shared) for each, row in zip(configurations, together, strict=True)]
+    return [(key, row) for (key, _), row in zip(batch, rows, strict=True)]
+
+
+def _row_within(time_limit_s: float, configuration: Configuration, shared: SharedByBatch) -> Row:
+    """Return the row of a configuration, which says so where it takes longer than it may."""
+    try:
+        return run_within(time_limit_s, lambda: row_of(configuration, shared))
+    except TimeLimitError as error:
+        return {**failed_row(configuration, error), "time_limit_s": time_limit_s}
 
 
 async def _rows_of(batch: Batch) -> list[tuple[str, Row]]:
@@ -174,93 +227,6 @@ async def _rows_alike(configurations: Sequence[Configuration], shared: SharedByB
     return [summary and _row(parameters, chosen.options, name, summary) for (_, parameters), summary in rows]
 
 
-class SharedByBatch:
-    """What the configurations of a batch share: loaded strategies, predictors, and what folding has found out."""
-
-    def __init__(self) -> None:
-        self._strategies: dict[str, ChosenStrategy] = {}
-        self._history: DivergenceHistory | None = None
-        self._predictors: dict[tuple[str, int, str, Pricing], Predictor] = {}
-        self._trainers: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
-
-    def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
-        """Return a strategy, which is loaded once if it has a name.
-
-        Raises:
-            StrategyError: there is no such strategy.
-        """
-        if not isinstance(strategy, str):
-            return choose_strategy(strategy)
-        if strategy not in self._strategies:
-            self._strategies[strategy] = choose_strategy(strategy)
-        return self._strategies[strategy]
-
-    def parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters of `simulate` with what is shared in their place; the run is the same.
-
-        Raises:
-            MinitrainError: the hardware cannot be found or believed, or does not connect so many ranks.
-        """
-        shared: dict[str, Any] = {}
-        machine = self._machine(parameters)
-        if machine is not None:
-            if machine not in self._predictors:
-                self._predictors[machine] = make_predictor(*machine[:3], pricing=machine[3])
-            shared |= {name: DEFAULTS[name] for name in _PRICING if name in parameters}  # the predictor has it
-            shared["hardware"] = self._predictors[machine]
-        if parameters.get("workload") is not None:
-            shared |= self._trained(parameters, shared.get("hardware"))
-        if parameters.get("fold") is True:
-            shared["fold"] = self._divergence_history()
-        return {**parameters, **shared}
-
-    def structure(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters with what is shared in their place, but for what prices the run."""
-        shared: dict[str, Any] = {"fold": self._divergence_history()} if parameters.get("fold") is True else {}
-        if parameters.get("workload") is not None:
-            shared |= self._trained(parameters, None)
-        return {**parameters, **shared}
-
-    def _trained(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
-        """Return the workload that is meant, and the predictor that has remembered its prices on a machine."""
-        from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
-
-        workload = find_workload(parameters["workload"], parameters.get("seq_len"))
-        found = {"workload": workload, "seq_len": None}
-        if machine is None:
-            return found
-        key = id(machine), id(workload)
-        if key not in self._trainers:
-            self._trainers[key] = machine.training(workload)
-        return {**found, "hardware": self._trainers[key]}
-
-    def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str, Pricing] | None:
-        """Return what the predictor of a run is made of; None where it cannot be shared.
-
-        A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
-        """
-        hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
-        if (
-            type(hardware) is not str
-            or names_cluster(hardware)
-            or type(world_size) is not int
-            or type(network) is not str
-        ):
-            return None
-        if parameters.get("placement") is not None:
-            return None
-        given = {name: parameters[name] for name in _PRICING if name in parameters}
-        return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
-
-    def _divergence_history(self) -> DivergenceHistory:
-        """Return what the folded runs of this batch share."""
-        if self._history is None:
-            from minitrain.folding.early_divergence import DivergenceHistory  # noqa: PLC0415  (only where it is used)
-
-            self._history = DivergenceHistory()
-        return self._history
-
-
 async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
     """Return the row of one configuration, also where it fails.
 
@@ -279,6 +245,14 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)
     return _row(parameters, own, name, run.summary(), _status(run))
+
+
+def failed_row(configuration: Configuration, error: Exception) -> Row:
+    """Return the row of a configuration that ended otherwise than by itself."""
+    strategy, parameters = configuration
+    chosen = choose_strategy(strategy)
+    name = strategy if isinstance(strategy, str) else chosen.name
+    return _row(parameters, chosen.options, name, FailedRun(name, parameters, error).summary(), "failed")
 
 
 def _row(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -20,10 +19,12 @@ from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.data_frames import data_frame
-from minitrain.run.parameters import EXCLUSIONS
+from minitrain.run.exclusions import EXCLUSIONS
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
-from minitrain.sweeps.batches import Configuration, Row, flat, key_of, label_of, run_batches, succeeded
+from minitrain.sweeps.batches import Configuration, Row, Workers, flat, key_of, label_of, run_batches, succeeded
+from minitrain.sweeps.executors.choice import require_workers
+from minitrain.sweeps.executors.time_limit import require_time_limit
 from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points_by_structure, require_known_names
 from minitrain.sweeps.results_file import read_rows, require_writable, writing
 from minitrain.sweeps.shared_options import SharedOptions
@@ -35,11 +36,12 @@ MOST_EVENTS = 5000
 def sweep(
     strategies: str | Strategy | Iterable[str | Strategy],
     grid: Grid,
-    executor: Executor | None = None,
+    executor: Workers = None,
     *,
     jobs: int | None = None,
     results: str | PathLike[str] | None = None,
     progress: Callable[[int, int | None], None] | None = None,
+    time_limit_s: float | None = None,
     **parameters: Any,
 ) -> Sweep:
     """Simulate every strategy with every configuration of a grid; nothing runs before somebody asks for rows.
@@ -48,10 +50,13 @@ def sweep(
         strategies: what `simulate` takes, one or several. For processes, functions must be importable.
         grid: values by parameter, of which every combination is simulated; or the configurations themselves, one
             mapping of parameters each, which may be as many as an iterator makes.
-        executor: where to run, any `concurrent.futures` executor; a pool of one process a core by default.
+        executor: where to run: any `concurrent.futures` executor, a `dask.distributed` client, the module `ray`, or the
+            address of a cluster ("tcp://host:8786", "ray://host:10001"); a pool of one process a core by default.
         jobs: number of processes, where no executor is given; one a core by default.
         results: a JSON Lines file; what it holds is not simulated again, and new rows are added to it.
         progress: called with the number of rows done and of all (None if the grid cannot tell) as rows come.
+        time_limit_s: how long a configuration may be simulated, s; one that takes longer is a failed row. A sweep that
+            goes on from a results file with a longer limit, or none, tries it again.
         parameters: those of `simulate` that do not vary.
 
     An option goes to the strategies that have it. The others run once without it, which `Sweep.notes` says.
@@ -75,6 +80,8 @@ def sweep(
             raise UsageError(
                 "jobs is the number of processes of a sweep's own; give it or executor, not both", jobs=jobs
             )
+    require_workers(executor)
+    require_time_limit(time_limit_s)
     found, axes = _loadable(strategies), checked(grid)
     require_known_names([*names_in(axes), *parameters], [choose_strategy(strategy) for strategy in found])
     return Sweep(
@@ -85,6 +92,7 @@ def sweep(
         jobs=jobs,
         results=None if results is None else Path(results),
         progress=progress,
+        time_limit_s=time_limit_s,
     )
 
 
@@ -128,10 +136,11 @@ class Sweep:
         grid: Grid,
         parameters: Mapping[str, Any],
         *,
-        executor: Executor | None,
+        executor: Workers,
         jobs: int | None,
         results: Path | None,
         progress: Callable[[int, int | None], None] | None,
+        time_limit_s: float | None = None,
     ) -> None:
         self._strategies = strategies
         self._grid = grid
@@ -140,7 +149,9 @@ class Sweep:
         self._jobs = jobs
         self._results = results
         self._progress = progress
-        self._known: dict[str, Row] = {} if results is None else read_rows(results)
+        self._time_limit_s = time_limit_s
+        known = {} if results is None else read_rows(results)
+        self._known = {key: row for key, row in known.items() if not _may_do_better(row, time_limit_s)}
         self._order: dict[str, Configuration] = {}
         self._places: dict[str, int] = {}  # by key: where the grid has it first
         self._shared = SharedOptions(strategies)
@@ -259,7 +270,7 @@ class Sweep:
         """Yield rows of the results file and new rows, as they come."""
         known_rows: deque[Row] = deque()
         with writing(self._results) as write:
-            for key, row in run_batches(self._missing(known_rows), self._executor, self._jobs):
+            for key, row in self._new_rows(self._missing(known_rows)):
                 self._known[key] = row
                 write(key, row)
                 self.num_simulated += 1
@@ -267,6 +278,10 @@ class Sweep:
                 while known_rows:
                     yield known_rows.popleft()
         yield from known_rows
+
+    def _new_rows(self, missing: Iterator[tuple[str, Configuration]]) -> Iterator[tuple[str, Row]]:
+        """Yield the rows of configurations as they come."""
+        return run_batches(missing, self._executor, self._jobs, self._strategies, self._time_limit_s)
 
     def _missing(self, known_rows: deque[Row]) -> Iterator[tuple[str, Configuration]]:
         """Yield every configuration whose row is not known, once; append the known rows of the others to a queue."""
@@ -287,6 +302,12 @@ class Sweep:
                 known_rows.append(self._row(key))
             else:
                 yield key, configuration
+
+
+def _may_do_better(row: Row, time_limit_s: float | None) -> bool:
+    """Return whether a row ended at a shorter time limit than there is now."""
+    before = row.get("time_limit_s")
+    return before is not None and (time_limit_s is None or time_limit_s > before)
 
 
 def _picture(configuration: Configuration) -> str:

@@ -55,6 +55,12 @@ def union(left: Numbers, right: Numbers) -> Numbers:
     return both
 
 
+def forget_latest_union() -> None:
+    """Forget the sets of the last union: those that stand for many ranks must not outlive their run."""
+    global _latest  # noqa: PLW0603
+    _latest = (frozenset(), frozenset(), frozenset())
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Write whole numbers compactly, in order.
 

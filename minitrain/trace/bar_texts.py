@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.analysis.labels import GIB, duration
-from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Stream, Timeline
 from minitrain.analysis.waits import GAP_KINDS
 from minitrain.events import HOST_MOVES, OFFLOAD
 from minitrain.tensors.index_sets import ranges
@@ -51,7 +51,11 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
     """Return the text of each bar that appears when the mouse is over it."""
     line = bars.timeline
     names = [kind.name for kind in bars.kinds]
-    samples = [f"samples {ranges(numbers)}" if numbers else "" for numbers in line.sample_sets]
+    partners = [_partners(stream) for stream in line.streams]  # groups and sets of samples may be large
+    samples: dict[int, str] = {}
+    for code in np.unique(line.samples[bars.event[~bars.waits]]).tolist():
+        numbers = line.sample_sets[code]
+        samples[code] = f"samples {ranges(numbers)}" if numbers else ""
     texts = []
     for place, event in enumerate(bars.event.tolist()):
         span = f"{duration(bars.duration[place])} from {duration(bars.start[place])}"
@@ -63,7 +67,8 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
         layer = _layers(line, event, int(bars.last[place]))
         works_on = " · ".join(part for part in (layer, samples[line.samples[event]]) if part)
         memory = f"memory {line.memory[event] * bytes_per_element / GIB:.4g} GiB"
-        facts = [head, works_on, span, _moved(line, event), memory]
+        moved = f"{_amount(line.size_bytes[event])} {partners[line.stream[event]]}".strip()
+        facts = [head, works_on, span, moved, memory]
         texts.append("<br>".join(fact for fact in facts if fact))
     return texts
 
@@ -76,13 +81,15 @@ def _layers(line: Timeline, first: int, last: int) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {'-'.join(map(str, layers))}" if layers else ""
 
 
-def _moved(line: Timeline, event: int) -> str:
-    """Say how much an operation moved, and with whom."""
-    size = line.size_bytes[event]
-    amount = f"{size / 2**20:.4g} MiB" if size else ""
-    stream = line.streams[line.stream[event]]
+def _amount(size_bytes: float) -> str:
+    """Say how much an operation moved."""
+    return f"{size_bytes / 2**20:.4g} MiB" if size_bytes else ""
+
+
+def _partners(stream: Stream) -> str:
+    """Say with whom the operations of a stream exchange what they move."""
     if stream.peer is not None:
-        return f"{amount} {'to' if stream.kind == 'send' else 'from'} rank {stream.peer}".strip()
+        return f"{'to' if stream.kind == 'send' else 'from'} rank {stream.peer}"
     if stream.kind in HOST_MOVES:
-        return f"{amount} {'to' if stream.kind == OFFLOAD else 'from'} the host".strip()
-    return f"{amount} among ranks {ranges(stream.group)}".strip() if stream.group else amount
+        return f"{'to' if stream.kind == OFFLOAD else 'from'} the host"
+    return f"among ranks {ranges(stream.group)}" if stream.group else ""

@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, count
+from itertools import accumulate, count, takewhile
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ def view_of(run: Run) -> View:
     """Return the words and units for a picture of a run."""
     from minitrain.trace.layout import View  # noqa: PLC0415  (numpy only when somebody draws)
 
-    size = run.num_ranks_a_class
+    size = run.num_ranks_a_class if run.draws_classes else 1
     facts = [
         _figures(run)[0],
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
@@ -111,14 +111,14 @@ def picture_of_first_ranks(run: Run, most_events: int = 3000) -> str:
     """Return an SVG of as many ranks of a large run as a picture can show; nothing where one has too many events.
 
     Args:
-        run: the run, with a log a rank.
+        run: the run.
         most_events: how many events may be drawn.
     """
     from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody draws)
     from minitrain.trace.svg import svg  # noqa: PLC0415
 
     ends = accumulate(len(log) for log in run.logs)
-    num_ranks = sum(end <= most_events for end in ends)
+    num_ranks = sum(1 for _ in takewhile(lambda end: end <= most_events, ends))  # others are not looked at
     if not num_ranks:
         return ""
     view = view_of(run)
@@ -160,6 +160,7 @@ def _row(run: Run) -> Mapping[str, str]:
         **({} if run.trained_model is None else _figures_of_transformer(run)),
         "bubble": f"{run.bubble_fraction:.1%}",
         "exposed communication": f"{run.exposed_comm_fraction:.1%}",
+        **({} if run.trained_model is None else _texts_of_transformer(run)),
     }
 
 
@@ -167,9 +168,12 @@ def _figures_of_transformer(run: Run) -> Mapping[str, str]:
     return {
         "HFU": "-" if run.hfu is None else f"{run.hfu:.1%}",
         "tokens/s a rank": f"{run.tokens_per_second_per_rank:,.0f}",
-        "peak by kind": memory_text(run),
-        "communication": communication_text(run),
     }
+
+
+def _texts_of_transformer(run: Run) -> Mapping[str, str]:
+    """Return the long cells, which stand behind all figures."""
+    return {"peak by kind": memory_text(run), "communication": communication_text(run)}
 
 
 def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
@@ -183,7 +187,7 @@ def draw_comparison(comparison: Comparison) -> Any:
 
     runs = comparison.succeeded
     return compare_figure(
-        {run.strategy: run.timeline for run in runs},
+        {run.strategy: run.drawn for run in runs},
         {run.strategy: _captioned(run) for run in runs},
         title_of(comparison),
     )
@@ -212,7 +216,7 @@ def write_comparison_page(
     runs = comparison.succeeded
     return write_compare_html(
         Path(path),
-        {run.strategy: run.timeline for run in runs},
+        {run.strategy: run.drawn for run in runs},
         {run.strategy: _captioned(run) for run in runs},
         title=title_of(comparison),
         table=table_rows(comparison),
@@ -231,12 +235,16 @@ def folder_name(name: str) -> str:
 
 
 def write_run(
-    run: Run, parent: str | PathLike[str], include_plotlyjs: bool | str = True, name: str | None = None
+    run: Run,
+    parent: str | PathLike[str],
+    include_plotlyjs: bool | str = True,
+    name: str | None = None,
+    *,
+    page_alone: bool = False,
 ) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
-    The files are complete before the first of them is moved to its place. A folded run has a page alone, in a folder of
-    its own: "ddp-folded".
+    The files are complete before the first of them is moved to its place.
 
     Args:
         run: the run.
@@ -244,6 +252,7 @@ def write_run(
         include_plotlyjs: True for a page that needs no other file, "parent" to share Plotly's JavaScript with the pages
             of other runs.
         name: of the folder, if not after the strategy.
+        page_alone: write the page only, into a folder of its own: "ddp-folded".
 
     Returns:
         The run's folder.
@@ -253,14 +262,14 @@ def write_run(
     """
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
-    target = parent / (name or f"{folder_name(run.strategy)}{'-folded' if run.is_folded else ''}")
+    target = parent / f"{name or folder_name(run.strategy)}{'-folded' if page_alone else ''}"
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
         run.write_html(Path(made, PAGE), include_plotlyjs)
-        if not run.is_folded:
+        if not page_alone:
             run.write_chrome_trace(Path(made, CHROME_TRACE))
             run.save(Path(made, RUN_FILE))
         target.mkdir(exist_ok=True)
-        for name in (PAGE,) if run.is_folded else (PAGE, CHROME_TRACE, RUN_FILE):
+        for name in (PAGE,) if page_alone else (PAGE, CHROME_TRACE, RUN_FILE):
             Path(made, name).replace(target / name)
     return target
 
@@ -272,7 +281,7 @@ def _unused(name: str, taken: Collection[str]) -> str:
 
 
 def write_comparison(
-    comparison: Comparison, parent: str | PathLike[str], *, shared_script: bool = False
+    comparison: Comparison, parent: str | PathLike[str], *, shared_script: bool = False, pages_alone: bool = False
 ) -> Sequence[Path]:
     """Write every run that succeeded, and a page that compares them and links to theirs.
 
@@ -281,6 +290,7 @@ def write_comparison(
         parent: the folder to write to; it is made if it does not exist.
         shared_script: whether all pages use one "plotly.min.js" in `parent`, instead of each carrying it along. They
             are 4.9 MB smaller each then, and cannot be moved without it.
+        pages_alone: write no other files of the runs.
 
     Returns:
         The comparison's page, and the runs' folders.
@@ -289,7 +299,10 @@ def write_comparison(
     for run in comparison.succeeded:
         names[run.strategy] = _unused(folder_name(run.strategy), names.values())
     script = "parent" if shared_script else True
-    folders = {run.strategy: write_run(run, parent, script, names[run.strategy]) for run in comparison.succeeded}
+    folders = {
+        run.strategy: write_run(run, parent, script, names[run.strategy], page_alone=pages_alone)
+        for run in comparison.succeeded
+    }
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}

@@ -179,7 +179,7 @@ def gantt_of(run: Run) -> list[list[list[float]]]:
 
     A collective among the parts of a layer belongs to the pass that it is part of.
     """
-    return [_spans(log) for log in run.logs]
+    return [_spans(log) for log in run.class_logs]
 
 
 def _spans(log: Sequence[Event]) -> list[list[float]]:

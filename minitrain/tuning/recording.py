@@ -46,7 +46,7 @@ class _NotedRows(list[Any]):
     """The rows of a log, which also note what memory is held whenever one is added.
 
     Attributes:
-        borrowed: what is held for a moment by the operation whose row comes next, in units.
+        borrowed: the most that is held for a moment by the operation whose row comes next, in units.
     """
 
     __slots__ = ("account", "borrowed", "marks")
@@ -64,7 +64,7 @@ class _NotedRows(list[Any]):
     def mark(self) -> None:
         """Note what is held now, and begin to look for the next peak."""
         self.marks.append((self.account.units, self.account.peak_units))
-        self.account.peak_units = self.account.units + self.borrowed
+        self.account.peak_units = max(self.account.units, self.borrowed)
         self.borrowed = 0
 
 
@@ -78,7 +78,7 @@ class _RecordingModel(FoldedModel):
     def _borrow(self, units: int) -> None:
         """Hold what backward computes again: it counts to the backward, whose row is written next."""
         rows: Any = self._rows
-        rows.borrowed += units
+        rows.borrowed = max(rows.borrowed, self._account.units + units)
 
     def noted(self) -> list[Noted]:
         """Return the operations of the rank, once it has finished."""

@@ -13,7 +13,9 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from pathlib import Path
 from typing import Any, final
 
-from minitrain.sweeps.batches import own_workers, result_of
+from minitrain.run.strategy_loading import Strategy
+from minitrain.sweeps.batches import Workers, own_workers, result_of
+from minitrain.sweeps.executors.cluster_workers import WorkerLostError
 from minitrain.sweeps.results_file import read_rows, writing
 from minitrain.tuning.bounds import Bound, bound_of
 from minitrain.tuning.problem import Machine
@@ -41,11 +43,12 @@ class Search:
         prune: "none" to price everything; "best" to leave out what is worse for sure than the best one that is known;
             "front" to leave out, of what is simulated one by one, what something known beats in all figures; "auto" to
             price all that is put together from pieces, and to leave out by "best" of the others.
-        executor: where to run; processes of its own if None.
+        executor: where to run, as `sweep` takes it; processes of its own if None.
         jobs: number of these processes; 1 to do without any.
         results: the file that keeps rows.
         progress: called with the number of configurations done and of all, and the best row so far.
         budget_s: after how many seconds no more configurations are begun; None for no limit.
+        time_limit_s: how long a configuration may be simulated, s; None for no limit.
 
     Attributes:
         rows: a row for each configuration that is done, by its place.
@@ -59,17 +62,19 @@ class Search:
         objective: str,
         head_room: float,
         prune: str = "auto",
-        executor: Executor | None = None,
+        executor: Workers = None,
         jobs: int | None = None,
         results: Path | None = None,
         progress: Progress | None = None,
         budget_s: float | None = None,
+        time_limit_s: float | None = None,
     ) -> None:
         self.candidates = found
         self.rows: dict[int, Row] = {}
         self.was_interrupted = False
         self.objective, self._head_room, self._prune = objective, head_room, prune
         self._executor, self._jobs = executor, jobs
+        self._time_limit_s = time_limit_s
         self._is_alone = executor is None and jobs == 1
         self._results, self._progress = results, progress
         self._end = None if budget_s is None else time.monotonic() + budget_s
@@ -151,7 +156,7 @@ class Search:
                 self._add(candidate, place, Figures(is_pruned=True))
             else:
                 configuration = candidate.strategy, dict(candidate.options)
-                yield [(place, candidate)], simulate_each, (candidate.problem, [configuration])
+                yield [(place, candidate)], simulate_each, (candidate.problem, [configuration], self._time_limit_s)
 
     def _is_beaten(self, bound: Bound, candidate: Candidate) -> bool:
         """Return whether something that is known is better for sure."""
@@ -185,7 +190,7 @@ class Search:
         first = next(todo, None)
         if first is None:
             return
-        with own_workers(self._executor, self._jobs) as (workers, num_at_once):
+        with own_workers(self._executor, self._jobs, self._strategies()) as (workers, num_at_once):
             self._run_on(workers, num_at_once, _with_first(first, todo), limits=limits)
 
     def _run_on(self, workers: Executor, num_at_once: int, todo: Iterator[Any], *, limits: bool) -> None:
@@ -201,11 +206,15 @@ class Search:
                     return
                 done, _ = wait(in_flight, return_when=FIRST_COMPLETED)
                 for future in done:
-                    self._take(in_flight.pop(future), result_of(future))
+                    self._take(task := in_flight.pop(future), _figures_of(task, future))
         except BaseException:
             for future in in_flight:
                 future.cancel()
             raise
+
+    def _strategies(self) -> list[str | Strategy]:
+        """Return the strategies that are searched, each once."""
+        return list({one.label: one.strategy for one in self.candidates}.values())
 
     def _is_over(self) -> bool:
         """Return whether the time that was given is over."""
@@ -219,6 +228,16 @@ class Search:
             self._add(candidate, place, figures)
         if self._progress is not None:
             self._progress(len(self.rows), len(self.candidates), self._best)
+
+
+def _figures_of(task: Task, future: Future[Sequence[Figures]]) -> Sequence[Figures]:
+    """Return what a worker has made of a task; a configuration that ends every worker has failed."""
+    try:
+        return result_of(future)
+    except WorkerLostError as error:
+        if len(task) > 1:
+            raise
+        return [Figures(error=f"{type(error).__name__}: {error}")]
 
 
 def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

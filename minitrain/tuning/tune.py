@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,9 @@ from minitrain.errors import UsageError, require_count
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.strategy_loading import Strategy, did_you_mean, options_of, takes_option
+from minitrain.sweeps.batches import Workers
+from minitrain.sweeps.executors.choice import require_workers
+from minitrain.sweeps.executors.time_limit import require_time_limit
 from minitrain.tuning.problem import Machine, Problem
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import Row, require_objective
@@ -38,10 +40,11 @@ def tune(
     sampler: str = "exhaustive",
     num_samples: int = 200,
     budget_s: float | None = None,
-    executor: Executor | None = None,
+    executor: Workers = None,
     jobs: int | None = None,
     results: str | PathLike[str] | None = None,
     progress: Callable[[int, int, Row | None], None] | None = None,
+    time_limit_s: float | None = None,
     **parameters: Any,
 ) -> Tuning:
     """Search the layouts of a workload, and return the best, those that nothing beats, and every one that was tried.
@@ -62,10 +65,12 @@ def tune(
         sampler: "exhaustive", or "optuna" to let Optuna choose `num_samples` of the configurations.
         num_samples: how many configurations Optuna tries.
         budget_s: after how many seconds no more configurations are begun.
-        executor: where to run, any `concurrent.futures` executor; processes of its own by default.
+        executor: where to run: any `concurrent.futures` executor, a `dask.distributed` client, the module `ray`, or the
+            address of a cluster, as `sweep` takes it; processes of its own by default.
         jobs: number of these processes, one a core by default; with 1, the caller does all itself.
         results: a JSON Lines file; what it holds is not priced again, and new rows are added to it.
         progress: called with the number of configurations done and of all, and the best row so far.
+        time_limit_s: how long a configuration may be simulated, s; one that takes longer has failed.
         parameters: further ones of `simulate`, such as `seq_len`, `fidelity` or `network`.
 
     Returns:
@@ -81,6 +86,8 @@ def tune(
     ('fsdp', 'fits')
     """
     require_objective(objective)
+    require_workers(executor)
+    require_time_limit(time_limit_s)
     _require_limits(head_room, min_microbatches, prune, sampler)
     problems = [
         Problem(workload, machine, size, global_batch_size, _checked(parameters))
@@ -104,6 +111,7 @@ def tune(
         results=None if results is None else Path(results),
         progress=progress,
         budget_s=budget_s,
+        time_limit_s=time_limit_s,
     )
     if sampler == "optuna":
         from minitrain.tuning.sampling import sample_with_optuna  # noqa: PLC0415  (an extra)

@@ -14,7 +14,8 @@ from minitrain.errors import MinitrainError
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
-from minitrain.sweeps.batches import SharedByBatch
+from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
+from minitrain.sweeps.shared_by_batch import SharedByBatch
 from minitrain.tuning.bounds import least_times
 from minitrain.tuning.clocks import steps_of
 from minitrain.tuning.layouts import Columns, Pipeline
@@ -154,20 +155,32 @@ def _broken_rule(machine: Machine, layout: Pipeline) -> str | None:
     return None
 
 
-def simulate_each(problem: Problem, configurations: Sequence[tuple[str | Strategy, dict[str, Any]]]) -> list[Figures]:
+def simulate_each(
+    problem: Problem,
+    configurations: Sequence[tuple[str | Strategy, dict[str, Any]]],
+    time_limit_s: float | None = None,
+) -> list[Figures]:
     """Simulate configurations one after the other, ranks that do the same folded into one.
 
     Args:
         problem: what they are for.
         configurations: strategies and their options.
+        time_limit_s: how long one may take, s; None for no limit.
     """
-    return run_to_end(lambda: _simulated(problem, configurations))
-
-
-async def _simulated(problem: Problem, configurations: Sequence[tuple[Any, dict[str, Any]]]) -> list[Figures]:
-    """Simulate configurations one after the other."""
     shared = SharedByBatch()
-    return [await _figures_of(problem, shared, *configuration) for configuration in configurations]
+    return [_figures_within(time_limit_s, problem, shared, *configuration) for configuration in configurations]
+
+
+def _figures_within(
+    time_limit_s: float | None, problem: Problem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]
+) -> Figures:
+    """Simulate one configuration; one that takes too long has failed."""
+    if time_limit_s is None:
+        return run_to_end(lambda: _figures_of(problem, shared, strategy, options))
+    try:
+        return run_within(time_limit_s, lambda: _figures_of(problem, shared, strategy, options))
+    except TimeLimitError as error:
+        return Figures(error=f"{type(error).__name__}: {first_line(error)}")
 
 
 async def _figures_of(problem: Problem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]) -> Figures:

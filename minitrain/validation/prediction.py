@@ -114,7 +114,7 @@ def _terms(run: Run) -> dict[str, float]:
     """Return what the step time is made of on the rank that computes longest."""
     breakdown = run.breakdown
     busiest = int(breakdown.computing.argmax())
-    by_type = max(map(_compute_by_type, run.logs), key=lambda found: sum(found.values()))
+    by_type = max(map(_compute_by_type, run.class_logs), key=lambda found: sum(found.values()))
     forward, update = by_type.get("forward", 0.0), by_type.get("update", 0.0)
     return {
         "forward": forward,

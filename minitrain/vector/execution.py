@@ -66,6 +66,11 @@ class VectorRun(PreparedRun):
 
     slowdowns: Mapping[int, Floats] | None = None
 
+    @property
+    def has_stragglers(self) -> bool:
+        """Whether computing takes longer on some ranks of some machines."""
+        return bool(self.slowdowns)
+
     def predictor_of(self, rank: int) -> Predictor:
         """Return what prices the operations of one rank, which may be a straggler on some machines."""
         predictor: Any = self.predictor

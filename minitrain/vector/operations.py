@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from minitrain.events import LAUNCHED, STRIDE
-from minitrain.folding.model import ClassOperation
+from minitrain.folding.class_operation import ClassOperation
 from minitrain.hardware.per_machine import later, latest
 from minitrain.hardware.price import Price
 from minitrain.rank.operations import Operation

@@ -50,7 +50,7 @@ class Together:
     @cached_property
     def step_time(self) -> Floats:
         """The latest final clock of all ranks, s."""
-        return self._everywhere(latest([model.time for model in self._run.models]))
+        return self._everywhere(latest([model.time for model in self._run.class_models]))
 
     @property
     def peak_memory_bytes(self) -> Floats:
@@ -75,7 +75,7 @@ class Together:
     @cached_property
     def oom(self) -> list[OutOfMemory | None]:
         """Where and when a device's memory was exceeded; None where all fits."""
-        return first_excesses(self._run.models, len(self))
+        return first_excesses(self._run.class_models, len(self))
 
     @cached_property
     def mfu(self) -> Floats:
@@ -108,13 +108,13 @@ class Together:
     @cached_property
     def _times(self) -> RankTimes:
         """Where the time of each log's rank goes."""
-        return rank_times(self._run.logs, self.step_time)
+        return rank_times(self._run.class_logs, self.step_time)
 
     @cached_property
     def _log_of_rank(self) -> Any:
         """The log that stands for each rank; None where each has its own."""
         fold: Any = getattr(self._run, "fold", None)
-        return None if fold is None else np.array(fold.of_every_rank(list(range(len(self._run.logs)))))
+        return None if fold is None else np.array(fold.of_every_rank(list(range(len(self._run.class_logs)))))
 
     def _over_ranks(self, of_logs: Floats) -> Floats:
         """Return a sum over all ranks."""
@@ -142,7 +142,7 @@ class Together:
     @cached_property
     def _passes(self) -> PassTimes:
         """When ranks pass microbatches through their layers."""
-        return pass_times(self._run.logs, len(self))
+        return pass_times(self._run.class_logs, len(self))
 
     @property
     def span_bubble(self) -> Floats:
@@ -262,7 +262,7 @@ class Together:
     def communication_by_axis(self) -> list[dict[str, AxisTotal]]:
         """What a rank communicates along each axis, on average."""
         run = self._run
-        logs = list(zip(run._ranks_of_logs, run.logs, strict=True))
+        logs = list(zip(run.ranks_of_class_logs, run.class_logs, strict=True))
         found = communication_by_axis(logs, run.world_size, run.meshes, len(self))
         return found or [self._communication_on(machine) for machine in range(len(self))]
 
@@ -272,7 +272,7 @@ class Together:
         return mean_by_axis(
             [
                 totals_of_log(_log_of(log, machine), rank, run.world_size, run.meshes)
-                for rank, log in zip(run._ranks_of_logs, run.logs, strict=True)
+                for rank, log in zip(run.ranks_of_class_logs, run.class_logs, strict=True)
             ]
         )
 

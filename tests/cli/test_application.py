@@ -26,6 +26,10 @@ def test_the_table_begins_as_the_help_of_the_command_does(name: str) -> None:
     assert " ".join(command.help.partition("\n\n")[0].split()) == COMMANDS[name][1]
 
 
+def test_the_help_begins_with_what_most_people_want() -> None:
+    assert list(COMMANDS)[:3] == ["compare", "run", "strategies"]
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["learn", "list"]], ids=" ".join)
 def test_what_is_asked_for_at_the_beginning_loads_no_simulator(arguments: list[str]) -> None:
     found = subprocess.run(

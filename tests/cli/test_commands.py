@@ -275,6 +275,15 @@ def test_the_rules_that_a_strategy_shows_name_what_its_errors_refuse(name: str, 
     assert refused in json.dumps(printed_json("strategies", name)) or refused == "num_microbatches"
 
 
+def test_the_example_that_a_strategy_shows_runs() -> None:
+    example = minitrain("strategies", "fsdp").stdout.splitlines()[-1].removeprefix("such as: minitrain ").split()
+    sizes = ("--world-size", "2", "--layers", "2", "--batch", "2", "--no-trace")
+    assert minitrain(*example, *sizes).exit_code == 0
+    doc = "'Train.\\n\\nArgs:\\n    order: \"up\" or None.\\n'"
+    Path("one.py").write_text(f"async def mine(model, *, order=None):\n    {doc}\n")
+    assert minitrain("strategies", "one.py").stdout.endswith("mine:order=up\n")
+
+
 def test_a_file_shows_its_strategies_or_its_only_one() -> None:
     one = "async def mine(model, *, depth, order='a'):\n    'Train.\\n\\nArgs:\\n    depth: how deep.\\n'\n"
     Path("one.py").write_text(one)
@@ -322,10 +331,10 @@ def test_prove_says_which_models_it_can_compute() -> None:
     assert 'use workload="tiny"' in result.stderr
 
 
-@pytest.mark.parametrize(("command", "written"), [("run", ["traces/zero3-folded/index.html"]), ("compare", [])])
-def test_folding_gives_the_same_figures_and_writes_at_most_a_page(command: str, written: list[str]) -> None:
+@pytest.mark.parametrize(("command", "more"), [("run", []), ("compare", ["traces/compare.html"])])
+def test_folding_gives_the_same_figures_and_writes_pages_alone(command: str, more: list[str]) -> None:
     assert printed_json(command, "zero3", *SMALL, "--fold") == printed_json(command, "zero3", *SMALL, "--no-trace")
-    assert files(".") == written
+    assert files(".") == [*more, "traces/zero3-folded/index.html"]
 
 
 def test_a_comparison_tells_of_the_runs_of_an_earlier_one() -> None:

@@ -94,7 +94,6 @@ USAGE = [
     ("run ddp --log none", "--log must be full or summary, got 'none'"),
     ("compare ddp --log summary --trace", "--trace needs every event, but --log summary keeps totals; leave one out"),
     ("run ddp --log summary --strict", "--strict needs every event, but --log summary keeps totals; leave one out"),
-    ("run ddp --fold --trace", "--trace needs every rank, but --fold simulates ranks that do the same once; leave one"),
     (
         "run ddp --fold --strict",
         "--strict needs every rank, but --fold simulates ranks that do the same once; leave one",

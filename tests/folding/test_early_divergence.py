@@ -52,9 +52,8 @@ def _outcome(configuration: Configuration, fold: bool | DivergenceHistory) -> An
         return type(error), str(error)
     classes = None
     if isinstance(run, FoldedRun):
-        assert run.fold is not None
         classes = run.representatives, list(run.fold.axes.items()), run.fold.kept, run.num_ranks_a_class
-    return run.summary(), run.peak_memory_per_rank, classes, [list(log) for log in run.logs]
+    return run.summary(), run.peak_memory_per_rank, classes, [list(log) for log in run.class_logs]
 
 
 def _require_nothing_depends_on_what_came_before(configurations: Sequence[Configuration]) -> None:

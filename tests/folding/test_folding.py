@@ -21,6 +21,7 @@ import minitrain as mt
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.run.comparison import FailedRun
+from tests.folded_runs import require_identical
 
 MESHED = ("pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp")
 SCHEDULED = ("dualpipe_v", "interleaved_zero_bubble", "looped_bfs", "zb_h2", "zbv")
@@ -33,17 +34,9 @@ def _folded(strategy: Any, **parameters: Any) -> FoldedRun:
 
 
 def _require_identical(strategy: Any, **parameters: Any) -> FoldedRun:
-    full, folded = mt.simulate(strategy, **parameters), _folded(strategy, **parameters)
-    assert folded.summary() == full.summary()
-    assert folded.peak_memory_per_rank == full.peak_memory_per_rank
-    assert [folded.span_bubble, folded.makespan_bubble] == [full.span_bubble, full.makespan_bubble]
-    for name in ("computing", "exposed", "overlapped", "waiting"):
-        assert np.array_equal(getattr(folded.breakdown, name), getattr(full.breakdown, name))
-    for rank, log, model in zip(folded.representatives, folded.logs, folded.models, strict=True):
-        assert list(log) == list(full.logs[rank])
-        assert model.rank == rank
-        assert model.final_weights == full.models[rank].final_weights
-    return folded
+    run = require_identical(strategy, **parameters)
+    assert isinstance(run, FoldedRun)
+    return run
 
 
 @pytest.mark.parametrize("name", [name for name in mt.strategies() if name not in ("single",)])
@@ -53,7 +46,7 @@ def test_every_shipped_strategy_is_the_same_folded(name: str, microbatch_size: i
     if name in SCHEDULED:
         microbatch_size = None
     folded = _require_identical(name, microbatch_size=microbatch_size, **sizes)
-    assert len(folded.logs) == (2 if name in MESHED else 4 if folded.fold and folded.fold.kept else 1)
+    assert len(folded.class_logs) == (2 if name in MESHED else 4 if folded.fold.kept else 1)
 
 
 def test_a_lone_rank_is_the_same_folded() -> None:
@@ -64,7 +57,7 @@ def test_a_lone_rank_is_the_same_folded() -> None:
 @pytest.mark.parametrize("zero", range(4))
 def test_replicas_of_a_schedule_fold(name: str, zero: int) -> None:
     sizes = {"world_size": 8, "num_layers": 8, "global_batch_size": 64}
-    assert len(_require_identical(name, pp=2, zero=zero, **sizes).logs) == 2
+    assert len(_require_identical(name, pp=2, zero=zero, **sizes).class_logs) == 2
 
 
 @settings(max_examples=40)
@@ -100,7 +93,7 @@ def test_three_dimensions_fold_whatever_their_sizes(pp: int, replicas: int, shar
     }
     sizes["network"] = "flat"  # in nodes, ranks of one stage may cost differently
     folded = _require_identical("pp_hsdp", pp=pp, shard_size=shards, microbatch_size=1, **sizes)
-    assert len(folded.logs) == pp
+    assert len(folded.class_logs) == pp
 
 
 def test_out_of_memory_is_the_same_folded() -> None:
@@ -112,7 +105,7 @@ def test_out_of_memory_is_the_same_folded() -> None:
 
 def test_a_million_ranks_are_one_class() -> None:
     run = _folded("hsdp", world_size=2**20, num_layers=2, global_batch_size=2**21, hardware="h200_141g_nvl8")
-    assert len(run.logs) == 1
+    assert len(run.class_logs) == 1
     assert run.num_events == 17 * 2**20
     assert len(run.peak_memory_per_rank) == 2**20
     assert len(run.logs[0][-1].samples) == 2**21
@@ -211,7 +204,7 @@ def test_what_is_the_same_for_all_ranks_folds(probe: Probe) -> None:
         probe(model)
         return await _train(model)
 
-    assert len(_require_identical(strategy, **SIZES).logs) == 1
+    assert len(_require_identical(strategy, **SIZES).class_logs) == 1
 
 
 TOLD: dict[str, Probe] = {
@@ -236,7 +229,6 @@ def test_a_mesh_may_come_after_other_ways_to_tell_ranks_apart(told: Probe) -> No
 
     for function in (strategy, after_a_barrier):
         folded = _require_identical(function, **SIZES)
-        assert folded.fold is not None
         assert folded.fold.axes == {"a": 2, "b": 4}
 
 
@@ -390,7 +382,7 @@ async def _crossing(model: mt.Model) -> mt.Model:
 
 def test_a_ring_of_messages_is_simulated_in_full() -> None:
     folded = _require_identical(_crossing, check=False, **SIZES)
-    assert len(folded.logs) == 8
+    assert len(folded.class_logs) == 8
 
 
 async def _pipeline_with_barrier(model: mt.Model) -> mt.Model:
@@ -436,7 +428,7 @@ async def _funnel(model: mt.Model) -> mt.Model:
 
 def test_messages_that_meet_at_one_rank_keep_all_apart() -> None:
     folded = _require_identical(_funnel, check=False, **SIZES)
-    assert len(folded.logs) == 8
+    assert len(folded.class_logs) == 8
 
 
 def test_a_rank_beyond_the_world_is_the_transports_to_refuse() -> None:
@@ -574,7 +566,7 @@ def test_a_branch_is_refused_at_once_among_many_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"slowdown": {0: 2}}, {"contention": True}, {"memory_by_kind": True}, {"strict": True}], ids=str
+    "more", [{"slowdown": {0: 2}}, {"contention": True}, {"numerics": "numpy"}, {"strict": True}], ids=str
 )
 def test_what_tells_ranks_apart_does_not_go_with_folding(more: dict[str, Any]) -> None:
     with pytest.raises(mt.UsageError, match="fold=True does not go with"):
@@ -587,13 +579,6 @@ def test_prices_that_nobody_knows_to_be_the_same_do_not_go_with_folding() -> Non
 
     with pytest.raises(mt.UsageError, match="the same for ranks that do the same: those of a hardware config"):
         mt.simulate("ddp", fold=True, hardware=Own(8))
-
-
-@pytest.mark.parametrize("what", ["explain", "save", "write_chrome_trace"])
-def test_a_folded_run_is_not_exported(what: str) -> None:
-    method = getattr(_folded("ddp"), what)
-    with pytest.raises(mt.UsageError, match="one log a class"):
-        method(*([] if what == "explain" else ["x"]))
 
 
 def test_an_error_of_the_strategy_passes() -> None:
@@ -700,12 +685,12 @@ async def _by_hand(model: mt.Model, inner: int = 2, turned: bool = False) -> mt.
 def test_blocks_of_ranks_fold_as_a_mesh_does(outer: int, inner: int, turned: bool, share: int) -> None:
     world_size = outer * inner
     sizes = {"world_size": world_size, "num_layers": 1, "global_batch_size": world_size * share, "network": "flat"}
-    assert len(_require_identical(_by_hand, inner=inner, turned=turned, **sizes).logs) == 1
+    assert len(_require_identical(_by_hand, inner=inner, turned=turned, **sizes).class_logs) == 1
 
 
 def test_a_million_ranks_in_blocks_are_one_class() -> None:
     sizes = {"world_size": 2**20, "num_layers": 1, "global_batch_size": 2**20, "hardware": "h200_141g_nvl8"}
-    assert len(_folded(_by_hand, inner=8, **sizes).logs) == 1
+    assert len(_folded(_by_hand, inner=8, **sizes).class_logs) == 1
 
 
 async def _stages_by_hand(model: mt.Model, pp: int = 2, turned: bool = False, extra: bool = False) -> mt.Model:
@@ -726,11 +711,11 @@ async def _stages_by_hand(model: mt.Model, pp: int = 2, turned: bool = False, ex
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_stages_by_arithmetic_are_kept_and_replicas_fold(pp: int, turned: bool) -> None:
     sizes = {"world_size": 8, "num_layers": 1, "global_batch_size": 8, "check": False}
-    assert len(_require_identical(_stages_by_hand, pp=pp, turned=turned, **sizes).logs) == pp
+    assert len(_require_identical(_stages_by_hand, pp=pp, turned=turned, **sizes).class_logs) == pp
 
 
 def test_replicas_that_do_not_do_the_same_are_simulated_in_full() -> None:
-    assert len(_require_identical(_stages_by_hand, extra=True, check=False, **SIZES).logs) == 8
+    assert len(_require_identical(_stages_by_hand, extra=True, check=False, **SIZES).class_logs) == 8
 
 
 async def _every_other(model: mt.Model) -> mt.Model:
@@ -745,7 +730,7 @@ async def _every_other(model: mt.Model) -> mt.Model:
 
 
 def test_a_pipeline_that_divides_its_rank_is_simulated_in_full() -> None:
-    assert len(_require_identical(_every_other, check=False, **SIZES).logs) == 8
+    assert len(_require_identical(_every_other, check=False, **SIZES).class_logs) == 8
 
 
 def test_what_is_no_int_is_said_where_a_type_is_wrong() -> None:

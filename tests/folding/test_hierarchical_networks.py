@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware import Network, SystemConfig, load_config
+from tests.folded_runs import require_identical
 
 H100 = load_config("h100_80g_nvl8")
 SHIPPED = [name for name in mt.strategies() if name != "single"]
@@ -44,23 +44,8 @@ def machine(*tiers: int, of: SystemConfig = H100) -> SystemConfig:
     return replace(of, networks=(*networks, outer))
 
 
-def require_identical(strategy: Any, **parameters: Any) -> mt.Run:
-    """Require that a folded run is the full one to the last float, and return it."""
-    full, folded = mt.simulate(strategy, **parameters), mt.simulate(strategy, fold=True, **parameters)
-    assert folded.summary() == full.summary()
-    assert folded.peak_memory_per_rank == full.peak_memory_per_rank
-    assert [folded.span_bubble, folded.makespan_bubble] == [full.span_bubble, full.makespan_bubble]
-    for name in ("computing", "exposed", "overlapped", "waiting"):
-        assert np.array_equal(getattr(folded.breakdown, name), getattr(full.breakdown, name))
-    if isinstance(folded, FoldedRun):
-        for rank, log, model in zip(folded.representatives, folded.logs, folded.models, strict=True):
-            assert list(log) == list(full.logs[rank])
-            assert model.final_weights == full.models[rank].final_weights
-    return folded
-
-
 def num_classes(run: mt.Run) -> int:
-    return len(run.logs)
+    return len(run.class_logs)
 
 
 @pytest.mark.parametrize(("name", "world_size", "options"), CASES, ids=str)

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.analysis.explanation import Explanation
 from minitrain.cli import app
-from minitrain.errors import UsageError
 
 SIZES: dict[str, Any] = {"world_size": 16, "num_layers": 8, "global_batch_size": 32}
 NAMES = ["0 (x 4)", "4 (x 4)", "8 (x 4)", "12 (x 4)"]
@@ -38,7 +37,7 @@ def test_a_page_has_a_row_for_each_class_and_says_for_how_many_ranks(tmp_path: P
 
 
 def test_a_folded_page_explains_its_rows_as_the_page_of_all_ranks_does() -> None:
-    run, whole = folded(), mt.simulate("pp_dp", pp=4, **SIZES)
+    run, whole = folded(), mt.simulate("pp_dp", pp=4, fold=False, **SIZES)
     rows = Explanation(run.drawn, run.bytes_per_element, run.step_time)
     every = whole.explain()
     assert rows.what_ifs == pytest.approx(every.what_ifs)
@@ -50,7 +49,8 @@ def test_a_folded_page_explains_its_rows_as_the_page_of_all_ranks_does() -> None
 def test_peers_in_the_same_class_are_on_its_row() -> None:
     run = folded()
     assert set(np.unique(run.drawn.peer)) == {-1, 0, 1, 2, 3}
-    assert set(np.unique(run.timeline.peer)) == {-1, 0, 4, 8, 12}  # figures are read from ranks as they are
+    assert run.drawn is run.timeline_of_classes
+    assert set(np.unique(run.timeline.peer)) == {-1, *range(16)}  # every rank has one, since somebody looks
 
 
 def test_a_page_of_many_bars_names_the_classes_too(tmp_path: Path) -> None:
@@ -61,20 +61,41 @@ def test_a_page_of_many_bars_names_the_classes_too(tmp_path: Path) -> None:
     assert "rank %{y" not in page
 
 
+def written(*command: str) -> tuple[str, set[str]]:
+    """Run a command, and return what it printed and the files that it wrote."""
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert not result.exception, result.output
+    return result.stdout, {str(path) for path in Path("traces").rglob("*.*")}
+
+
 def test_run_writes_the_page_of_a_folded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["run", "ddp", "--fold", "--layers", "2"]
-    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
-    assert "wrote traces/ddp-folded/index.html, which has a row for each class of ranks" in result.stdout
-    assert [path.name for path in Path("traces").rglob("*.*")] == ["index.html"]
-    CliRunner().invoke(app, [*command, "--no-trace", "--out", "other"])
-    assert not Path("other").exists()
+    assert written(*command, "--no-trace")[1] == set()
+    printed, files = written(*command)
+    assert "wrote traces/ddp-folded/index.html, which has a row for each class of ranks" in printed
+    assert files == {"traces/ddp-folded/index.html"}
 
 
-def test_what_needs_every_rank_is_refused_still(tmp_path: Path) -> None:
-    for write in (folded().save, folded().write_chrome_trace):
-        with pytest.raises(UsageError, match=r"holds one log a class and cannot be .*; simulate without fold=True"):
-            write(tmp_path / "file")
+def test_the_traces_of_every_rank_are_written_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "ddp", "--layers", "2", "--world-size", "4", "--trace"]
+    _, files = written(*command, "--fold")
+    assert files == {f"traces/ddp/{name}" for name in ("index.html", "trace.json", "run.jsonl")}
+    folded_files = [Path(f"traces/ddp/{name}").read_bytes() for name in ("trace.json", "run.jsonl")]
+    written(*command)
+    assert folded_files == [Path(f"traces/ddp/{name}").read_bytes() for name in ("trace.json", "run.jsonl")]
+
+
+def test_a_comparison_of_folded_runs_has_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--layers", "2", "--shared-script"]
+    _, files = written("compare", "ddp", "pp_dp", "--fold", *sizes)
+    pages = {"compare.html", "plotly.min.js", "ddp-folded/index.html", "pp_dp-folded/index.html"}
+    assert files == {f"traces/{name}" for name in pages}
+    assert "4 (x 4)" in Path("traces/compare.html").read_text()
 
 
 def test_a_run_whose_ranks_all_differ_is_drawn_with_their_numbers(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.errors import HardwareConfigError, UsageError
+from minitrain.errors import HardwareConfigError, StrategyError, UsageError
 from minitrain.planning.candidates import part_of
 from minitrain.planning.power_budget import within_budget
 from minitrain.planning.result import saved_plan
@@ -98,6 +98,20 @@ def test_a_device_behind_a_slow_link_is_left_out() -> None:
     assert "left out: xeon_8480plus" in str(found)
 
 
+def test_every_device_takes_part_if_none_may_be_left_out() -> None:
+    cluster = mt.Cluster({"h100_80g_nvl8": 2, "xeon_8480plus": 1}, between_groups=mt.Link(1e8, 1e-3))
+    found = mt.plan(None, cluster, num_layers=4, global_batch_size=16, strategies=["zero1"], leave_out=False)
+    assert found.left_out == ()
+    assert {group for verdict in found.verdicts for group in verdict.candidate.groups} == set(KINDS[:1]) | {
+        "xeon_8480plus"
+    }
+
+
+def test_a_strategy_that_does_not_exist_is_named_before_anything_is_simulated() -> None:
+    with pytest.raises(StrategyError, match="there is no strategy 'nonsense'; use one of"):
+        mt.plan(None, PAIR, num_layers=2, global_batch_size=8, strategies=["zero1", "nonsense"])
+
+
 def test_uneven_shares_of_a_plan_train_what_one_device_does() -> None:
     uneven = mt.Cluster({"a100_80g": 2, "v100_32g_nvl8": 2}, between_groups=FAST)
     found = mt.plan(None, uneven, num_layers=2, global_batch_size=64, strategies=["zero1"])
@@ -152,7 +166,12 @@ def test_a_plan_is_saved_drawn_and_said(tmp_path: Path) -> None:
         (PAIR, {"strategies": "zero1"}, "strategies must be a list of at least one strategy, got 'zero1'"),
         (PAIR, {"strategies": ["zero1"], "global_batch_size": 1}, "no layout of pair divides a batch of 1 samples"),
         (PAIR, {"power_budget_watts": 10.0}, "no layout of pair"),
-        (PAIR, {"strategies": ["nonsense"]}, r"none of \d+ layouts of pair runs within memory; the first: nonsense on"),
+        (PAIR, {"power_budget_watts": -1}, "power_budget_watts must be a number above 0, got -1"),
+        (
+            mt.Cluster({"rtx_2080ti": 1, "t4": 1}, between_groups=FAST, name="pair"),
+            {"strategies": ["ddp"], "num_layers": 200, "global_batch_size": 4},
+            r"none of \d+ layouts of pair runs within memory; the first: ddp on .*: out of memory on rank 0",
+        ),
     ],
 )
 def test_plans_that_cannot_be_are_refused(cluster: Any, given: dict[str, Any], message: str) -> None:

@@ -155,9 +155,9 @@ def test_what_cannot_be_replayed_is_refused(change: dict[str, Any], message: str
         mt.replay(run, **change)
 
 
-def test_a_folded_run_cannot_be_replayed() -> None:
-    run = mt.simulate("ddp", world_size=8, num_layers=2, global_batch_size=8, fold=True)
-    with pytest.raises(UsageError, match="without fold"):
+def test_a_run_without_events_cannot_be_replayed() -> None:
+    run = mt.simulate("ddp", world_size=8, num_layers=2, global_batch_size=8, log="summary")
+    with pytest.raises(UsageError, match="replay needs every event of every rank"):
         mt.replay(run)
 
 

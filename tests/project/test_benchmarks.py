@@ -58,6 +58,13 @@ def test_samples_under_noise_are_measured() -> None:
     assert [row.split()[1] for row in rows] == ["zero3", "zero3", "ddp", "pp_zero1", "1f1b"]
 
 
+def test_folding_is_measured_against_the_floor_and_every_rank() -> None:
+    head, *rows = _run("--short", module="benchmarks.folding").splitlines()
+    assert head.split()[-4:] == ["times", "floor", "of", "fold=False"]
+    assert [row.split()[0] for row in rows] == ["ddp", "pp_zero1", "strategy", "ddp", "pp_zero1"]
+    assert all(float(figure) > 0 for row in rows[:2] for figure in row.split()[1:])
+
+
 def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     vector.main(["--short"])
     head, _, *rows = capsys.readouterr().out.splitlines()

@@ -356,7 +356,7 @@ GRID: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", GRID, ids=str)
 def test_folded_summary_strict_and_saved_runs_agree(options: dict[str, Any], tmp_path: Path) -> None:
-    plain = train(**options)
+    plain = train(fold=False, **options)
     assert train(fold=True, **options).summary() == plain.summary()
     assert train(log="summary", **options).summary() == plain.summary()
     assert [list(log) for log in train(strict=True, **options).logs] == [list(log) for log in plain.logs]

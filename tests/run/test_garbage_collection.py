@@ -70,7 +70,7 @@ def test_an_attempt_at_folding_in_vain_is_freed_without_the_collector() -> None:
         return model
 
     run = mt.simulate(pipeline, fold=True, check=False, **SIZES)
-    assert [model() for model in models] == [None, *run.models]
+    assert [model() for model in models] == [None, *run.class_models]
 
 
 def test_thresholds_come_back_after_runs_beside_each_other_and_after_errors() -> None:

@@ -193,7 +193,7 @@ GRID: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", IN_CONTEXT)
 def test_strict_folded_and_summary_runs_agree(name: str, options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"global_batch_size": 8, "microbatch_size": 1, **options}
-    plain = train(name, **sizes)
+    plain = train(name, fold=False, **sizes)
     assert train(name, fold=True, **sizes).summary() == plain.summary()
     assert train(name, log="summary", **sizes).summary() == plain.summary()
     strict = train(name, strict=True, **sizes)
@@ -204,8 +204,8 @@ def test_strict_folded_and_summary_runs_agree(name: str, options: dict[str, Any]
 @pytest.mark.parametrize("name", IN_CONTEXT)
 def test_replicas_and_parts_fold_and_the_ranks_of_a_sequence_stay_apart(name: str) -> None:
     folded = train(name, 32, cp=4, tp=2, global_batch_size=8, microbatch_size=1, fold=True)
-    assert len(folded.logs) == 4
-    full = train(name, 32, cp=4, tp=2, global_batch_size=8, microbatch_size=1)
+    assert len(folded.class_logs) == 4
+    full = train(name, 32, cp=4, tp=2, global_batch_size=8, microbatch_size=1, fold=False)
     assert folded.summary() == full.summary()
 
 

@@ -126,7 +126,7 @@ GRID: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", GRID, ids=str)
 def test_folded_summary_and_strict_runs_agree(options: dict[str, Any]) -> None:
-    plain = train(**options)
+    plain = train(fold=False, **options)
     assert train(fold=True, **options).summary() == plain.summary()
     assert train(log="summary", **options).summary() == plain.summary()
     strict = train(strict=True, **options)

@@ -237,10 +237,10 @@ GRID: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("strategy", "options"), GRID, ids=str)
 def test_folded_summary_and_strict_runs_agree(strategy: str, options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"global_batch_size": 64, **options}
-    plain = train(strategy, **sizes)
+    plain = train(strategy, fold=False, **sizes)
     folded = train(strategy, fold=True, **sizes)
     assert folded.summary() == plain.summary()
-    assert len(folded.logs) == options.get("pp", 1)
+    assert len(folded.class_logs) == options.get("pp", 1)
     assert train(strategy, log="summary", **sizes).summary() == plain.summary()
     strict = train(strategy, strict=True, **sizes)
     assert [list(log) for log in strict.logs] == [list(log) for log in plain.logs]
@@ -261,10 +261,10 @@ def test_experts_that_get_different_shares_are_simulated_rank_by_rank(strategy: 
 def test_groups_that_cross_nodes_fold_too() -> None:
     for ep in (4, 16):
         sizes: dict[str, Any] = {"ep": ep, "zero": 1, "global_batch_size": 32}
-        full, folded = train(world_size=32, workload=EXPERTS_16, **sizes), None
+        full = train(world_size=32, workload=EXPERTS_16, fold=False, **sizes)
         folded = train(world_size=32, workload=EXPERTS_16, fold=True, **sizes)
         assert folded.summary() == full.summary()
-        assert len(folded.logs) == 1
+        assert len(folded.class_logs) == 1
 
 
 EXPERTS_16 = mt.Transformer(

@@ -1,0 +1,109 @@
+"""Workers of Ray: each task is a remote function, as Ray has no executor of `concurrent.futures`.
+
+Ray would begin the task of a lost worker again by itself, without a word; here it is told not to, so that a loss is
+said and a task that ends its process is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from importlib import import_module
+from typing import Any, final
+
+from minitrain.errors import UsageError
+from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, SentTask
+from minitrain.sweeps.executors.sent_work import do_sent_work
+
+_LOSSES = ("WorkerCrashedError", "NodeDiedError", "LocalRayletDiedError", "OutOfMemoryError", "ObjectLostError")
+
+
+@contextlib.contextmanager
+def ray_workers(address: str | None, strategies: Sequence[Any]) -> Iterator[RayWorkers]:
+    """Provide the workers of the Ray that is initialised, or of the one at an address.
+
+    Args:
+        address: what `ray.init` takes; None for the Ray that the caller has initialised.
+        strategies: whose files the workers need.
+
+    Raises:
+        UsageError: Ray is not installed, or nothing answers at the address.
+    """
+    ray = _installed()
+    with contextlib.ExitStack() as connection:
+        if not ray.is_initialized():
+            _connect(ray, address or "auto")
+            connection.callback(ray.shutdown)
+        workers = RayWorkers(ray, strategies)
+        connection.callback(workers.close)
+        yield workers
+
+
+def _installed() -> Any:
+    """Return the package `ray`.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise UsageError('Ray is not installed; `pip install "minitrain[ray]"` installs it') from error
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect with the cluster at an address."""
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"no Ray cluster answers at {address}; start one with `ray start --head`, and give the address it says"
+        ) from error
+
+
+@final
+class RayWorkers(ClusterWorkers):
+    """Workers of a Ray cluster.
+
+    Args:
+        ray: the package, which is initialised.
+        strategies: whose files the workers need.
+    """
+
+    def __init__(self, ray: Any, strategies: Sequence[Any]) -> None:
+        super().__init__(strategies, import_module("ray.cloudpickle"), int(ray.cluster_resources().get("CPU", 1)))
+        self._ray = ray
+        self._do = ray.remote(max_retries=0)(do_sent_work)
+        self._losses = tuple(getattr(ray.exceptions, name) for name in _LOSSES)
+        self._takes = ThreadPoolExecutor(1, "minitrain-ray")  # Ray must not wait for us in the thread that tells
+
+    def close(self) -> None:
+        """End the tasks."""
+        super().close()
+        self._takes.shutdown()
+
+    def _send(self, task: SentTask) -> None:
+        task.handle = self._do.remote(task.sent)
+        task.handle.future().add_done_callback(lambda done: self._have_taken(task, done))
+
+    def _cancel(self, tasks: Sequence[SentTask]) -> None:
+        for task in tasks:
+            if task.handle is not None:
+                self._ray.cancel(task.handle, force=True)
+
+    def _have_taken(self, task: SentTask, done: Future[Any]) -> None:
+        """Have what Ray says of a task taken by another thread."""
+        with contextlib.suppress(RuntimeError):  # closed: nobody waits
+            self._takes.submit(self._take, task, done)
+
+    def _take(self, task: SentTask, done: Future[Any]) -> None:
+        """Take what Ray says of a task."""
+        if not self._is_wanted(task):
+            return
+        try:
+            self._succeeded(task, done.result())
+        except self._losses:
+            self._lost(task)
+        except (Exception, CancelledError) as error:  # nobody else would hear of it
+            self._failed(task, getattr(error, "cause", None) or error)
