@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 
 from minitrain.errors import UsageError
@@ -15,6 +13,7 @@ from minitrain.grading.grader import Grade, grade
 from minitrain.grading.result import printable
 from minitrain.grading.sandbox import Limits
 from minitrain.grading.submissions import Submission
+from minitrain.run.worker_processes import worker_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +106,13 @@ def _graded(submissions: Sequence[Submission], limits: Limits, workers: int) -> 
         for place, submission in todo:
             yield place, grade_one(submission, limits)
         return
-    context = multiprocessing.get_context("spawn")  # a grader has threads, and loads JAX
-    with ProcessPoolExecutor(min(workers, len(todo)), context, _leave_interrupts_to_the_caller) as pool:
+    with worker_pool(min(workers, len(todo))) as pool:
         waiting = {pool.submit(grade_one, submission, limits): place for place, submission in todo}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _leave_interrupts_to_the_caller() -> None:  # pragma: no cover  (only in a worker)
-    """Let Ctrl-C end the caller alone, which ends the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def grade_one(submission: Submission, limits: Limits) -> Row:

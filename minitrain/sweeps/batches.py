@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import (
@@ -18,7 +16,6 @@ from concurrent.futures import (
     BrokenExecutor,
     Executor,
     Future,
-    ProcessPoolExecutor,
     wait,
 )
 from functools import partial
@@ -35,6 +32,7 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
+from minitrain.run.worker_processes import worker_pool
 from minitrain.sweeps.executors.choice import workers_of
 from minitrain.sweeps.executors.cluster_workers import WorkerLostError
 from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
@@ -155,16 +153,11 @@ def own_workers(
             yield provided
         return
     num_processes = jobs or os.cpu_count() or 1
-    own = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"), _leave_interrupts_to_the_caller)
+    own = worker_pool(num_processes)
     try:
         yield own, 2 * num_processes
     finally:
         own.shutdown(cancel_futures=True)
-
-
-def _leave_interrupts_to_the_caller() -> None:
-    """Ignore Ctrl-C in a worker: the caller ends the sweep, and no worker prints a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_batch(batch: Batch, time_limit_s: float | None = None) -> tuple[float, list[tuple[str, Row]]]:

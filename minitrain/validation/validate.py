@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from minitrain.hardware.platforms import Platform, find_platform
 from minitrain.hardware.pricing import Pricing
+from minitrain.run.worker_processes import worker_pool
 from minitrain.validation.errors_by_table import (
     RowResult,
     Skipped,
@@ -156,17 +155,10 @@ def _answers(questions: Sequence[Question], jobs: int | None) -> Iterable[list[R
     return _in_processes(questions, num_jobs)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    """Let Ctrl-C end the work where it is waited for, without a trace of each process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
     """Yield the answers; whoever stops listening ends the processes at once."""
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        num_jobs, multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_the_parent
-    )
+    pool = worker_pool(num_jobs)
     is_done = False
     try:
         yield from pool.map(answer, questions, chunksize=_CHUNK)
