@@ -113,4 +113,4 @@ def test_an_explanation_is_data_whose_parts_add_up() -> None:
     assert path["computing_s"] + path["communication_s"] == pytest.approx(run.step_time, rel=1e-12)
     assert data["step_time_if_free_s"]["messages"] < run.step_time
     assert data["closed_form"]["formula"] == "(p - 1)(tf + tb)"
-    assert list(data["ranks"][0]["waiting_by_kind_s"])[-1] == "steps_end"
+    assert list(data["ranks"][0]["waiting_by_kind_s"])[-2:] == ["steps_end", "recovery"]
