@@ -123,7 +123,7 @@ USAGE = [
     ("run ddp gpipe", "(gpipe); see `minitrain run --help`"),
     ("compare --colour", "see `minitrain compare --help`"),
     ("--colour", "--colour; see `minitrain --help`"),
-    ("paint", "'paint'; see `minitrain --help`"),
+    ("xyzzy", "'xyzzy'; see `minitrain --help`"),
     ("hw show", "'CONFIG'; see `minitrain hw show --help`"),
     ("hw show nope", '"nope": expected the name of a shipped config'),
     ("run ddp --hw two_generation", 'did you mean "two_generations"? shipped are'),
