@@ -15,12 +15,14 @@ RARELY = (1_000_000, 50, 1000)
 """Thresholds of the collector during a run."""
 
 _MOST_UNTRAVERSED = 2_000_000
+_ASK_AGAIN_AFTER = 100  # runs beside objects that somebody else has frozen
 
 _lock = threading.Lock()
 _before: list[
     tuple[int, tuple[int, int, int]]
 ] = []  # collections and thresholds when each present run began, in any thread
 _untraversed = 0  # objects that became old since the last full collection here
+_runs_beside_frozen = 0  # how many more runs take it that somebody else has frozen objects
 
 
 @contextlib.contextmanager
@@ -52,8 +54,12 @@ def _grow_old(middle_aged: int) -> None:
     Args:
         middle_aged: collections of the youngest generation since one of the middle generation, when the run began.
     """
-    global _untraversed  # noqa: PLW0603  (there is one collector)
+    global _untraversed, _runs_beside_frozen  # noqa: PLW0603  (there is one collector)
+    if _runs_beside_frozen:
+        _runs_beside_frozen -= 1
+        return
     if gc.get_freeze_count():  # objects that somebody else has frozen would be unfrozen
+        _runs_beside_frozen = _ASK_AGAIN_AFTER  # Python counts them one by one: 10 ms for a million
         return
     young, collections, _ = gc.get_count()
     _untraversed += young + max(0, collections - middle_aged) * RARELY[0]

@@ -102,6 +102,7 @@ class Circle:
 
 def test_circles_that_grew_old_are_looked_at_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "_MOST_UNTRAVERSED", 10_000)
+    monkeypatch.setattr(collector, "_runs_beside_frozen", 0)
     gc.unfreeze()  # what was there before the tests of this file
     circles: list[weakref.ref[Circle]] = []
     for _ in range(12):
@@ -112,7 +113,18 @@ def test_circles_that_grew_old_are_looked_at_after_a_while(monkeypatch: pytest.M
     assert sum(circle() is None for circle in circles) >= 5_000
 
 
-def test_what_somebody_else_has_frozen_stays_frozen() -> None:
+def test_frozen_objects_are_not_counted_at_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    monkeypatch.setattr(collector, "_runs_beside_frozen", 0)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1_000_000)
+    for _ in range(50):
+        with rare_collections():
+            pass
+    assert len(counted) == 1
+
+
+def test_what_somebody_else_has_frozen_stays_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_runs_beside_frozen", 0)
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
