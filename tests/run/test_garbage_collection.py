@@ -114,9 +114,14 @@ def test_circles_that_grew_old_are_looked_at_after_a_while(monkeypatch: pytest.M
 
 
 def test_frozen_objects_are_not_counted_at_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = []
+    counted: list[int] = []
+
+    def count() -> int:
+        counted.append(1)
+        return 1_000_000
+
     monkeypatch.setattr(collector, "_runs_beside_frozen", 0)
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1_000_000)
+    monkeypatch.setattr(gc, "get_freeze_count", count)
     for _ in range(50):
         with rare_collections():
             pass
