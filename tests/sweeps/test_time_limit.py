@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from minitrain.errors import UsageError
 from minitrain.sweeps.batches import Batch, run_batch
 from tests.sweeps.test_sweep import Counting
 
+ROOT = Path(__file__).parents[2]
 SIZES: dict[str, Any] = {"num_layers": 2, "global_batch_size": 4}
 
 
@@ -51,9 +53,22 @@ def test_what_hangs_in_the_main_thread_is_a_failed_row(how: str) -> None:
     ]
 
 
+_ROW_OF_A_THREAD = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+from tests.sweeps.test_time_limit import _rows
+with ThreadPoolExecutor(1) as threads:
+    print(_rows(threads, "loop")[1]["error"], flush=True)
+os._exit(0)
+"""
+
+
 def test_what_hangs_in_another_thread_is_a_failed_row() -> None:
-    with ThreadPoolExecutor(1) as threads:
-        assert "TimeLimitError" in _rows(threads, "loop")[1]["error"]
+    """In a process of its own: a thread that is not interrupted would keep the tests from ending."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ROW_OF_A_THREAD], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert "TimeLimitError" in done.stdout, done.stderr
 
 
 def test_rows_within_a_limit_are_those_without_one() -> None:
