@@ -43,7 +43,8 @@ def duration(seconds: float) -> str:
     >>> duration(0.0123456), duration(86400)
     ('12.35 ms', '24 h')
     """
-    scale, name = time_unit(abs(seconds)) if abs(seconds) < _LONG_S else _LONG_UNITS[abs(seconds) < 100 * 3600]
+    length = abs(float(seconds))  # numpy's truth values are no indices
+    scale, name = time_unit(length) if length < _LONG_S else _LONG_UNITS[length < 100 * 3600]
     return f"{seconds / scale:.4g} {name}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from minitrain.analysis.labels import duration, stream_name, time_unit
@@ -44,3 +45,7 @@ def test_durations_have_a_unit_that_reads_well(seconds: float, text: str) -> Non
 
 def test_the_unit_of_a_time_axis_fits_its_longest_time() -> None:
     assert [time_unit(longest)[1] for longest in (2.0, 0.5, 5e-4, 1e-7)] == ["s", "ms", "µs", "ns"]
+
+
+def test_a_long_duration_of_numpy_reads_as_any_other() -> None:
+    assert duration(np.float64(86400)) == duration(86400) == "24 h"
