@@ -11,6 +11,7 @@ until it is deleted, so that weights can be fetched as often as they are needed.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, TypeVar
 
 from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, TensorTypeError
@@ -77,6 +78,7 @@ class HostMemory(RankState):
 
     _host: HostStore | None = None
     _host_streams: dict[str, PeerStream]
+    _operation_kind: type[Operation]
 
     @property
     def host(self) -> HostStore:
@@ -185,11 +187,9 @@ class HostMemory(RankState):
             self._host_streams[op] = PeerStream(op, None)
         return self._host_streams[op]
 
+    @abstractmethod
     def _reserve(self, op: str, layer: int | None, stream: Stream) -> int:
         """Log an operation and return its row; see `Communication`."""
-        raise NotImplementedError
-
-    _operation_kind: type[Operation]
 
 
 def _not_on_device(model: RankState, value: Any) -> Exception:

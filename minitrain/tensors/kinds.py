@@ -7,6 +7,7 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -120,9 +121,9 @@ class Sharded(Tensor, Gatherable[O]):
     shards: frozenset[int]
     num_shards: int
 
+    @abstractmethod
     def with_shards(self, shards: frozenset[int], num_shards: int) -> O:
         """Return a tensor that differs from this one in its shards alone."""
-        raise NotImplementedError
 
     def shard(self, shard: int, num_shards: int) -> O:
         """Return one of `num_shards` parts of a complete tensor.
