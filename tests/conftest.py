@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,15 @@ def _only_what_a_module_makes_is_collected() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _only_threads_that_a_test_starts_count() -> Iterator[None]:
+    """Hide the threads of libraries, and of pytest: any thread might wake a loop that would wait for ever else."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "active_count", lambda: len(set(threading.enumerate()) - others))
+        yield
 
 
 @pytest.fixture(scope="session")

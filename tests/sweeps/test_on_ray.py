@@ -16,6 +16,8 @@ from minitrain.errors import UsageError
 from minitrain.sweeps.executors.cluster_workers import ClusterWarning
 from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks to start its processes
+
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[ModuleType]:
