@@ -158,12 +158,17 @@ def _answers(questions: Sequence[Question], jobs: int | None) -> Iterable[list[R
 def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
     """Yield the answers; whoever stops listening ends the processes at once."""
     others = set(multiprocessing.active_children())
-    pool = worker_pool(num_jobs)
-    is_done = False
-    try:
-        yield from pool.map(answer, questions, chunksize=_CHUNK)
-        is_done = True
-    finally:
-        pool.shutdown(wait=is_done, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
+    with worker_pool(num_jobs) as pool:
+        chunks = [pool.submit(_answers_here, questions[i : i + _CHUNK]) for i in range(0, len(questions), _CHUNK)]
+        try:
+            for chunk in chunks:
+                yield from chunk.result()
+        except BaseException:  # nothing is cancelled first: a pool does not survive losing its processes then
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _answers_here(questions: Sequence[Question]) -> list[list[RowResult | Skipped]]:
+    """Return the answers, made in this process."""
+    return list(map(answer, questions))
