@@ -6,16 +6,14 @@ their results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 from minitrain.tensors.attention import KeysValues, KeysValuesGrad
 from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.fields import clone
 from minitrain.tensors.index_sets import ranges, singleton
-
-Mismatch = Callable[[str, Sequence[Any], Sequence[int], str], Exception]
+from minitrain.transport.agreement import Mismatch, require_alike, union_of
 
 _OF_A_GRADIENT = ("layer", "shards", "num_shards", "parts", "num_parts", "num_sequence_shards")
 _OF_KEYS = ("layer", "samples", "shards", "num_shards", "parts", "num_parts")
@@ -25,7 +23,7 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) 
     """Return to each member the keys and values of all."""
     first: KeysValues = values[0]
     require_alike("all_gather", values, ranks, mismatch, KeysValues._must_agree)
-    return [first.with_shards(_union(values, "shards")) for _ in values]
+    return [first.with_shards(union_of(values, "shards")) for _ in values]
 
 
 def all_reduce(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
@@ -68,7 +66,7 @@ def _scatter_keys(values: Sequence[KeysValuesGrad], ranks: Sequence[int], mismat
 def _sum_over_queries(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> KeysValuesGrad:
     """Return the sum of gradients of the same keys and values, each over other queries."""
     require_alike(op, values, ranks, mismatch, _OF_KEYS)
-    queries = _union(values, "queries")
+    queries = union_of(values, "queries")
     if len(queries) != sum(len(value.queries) for value in values):
         raise mismatch(op, values, ranks, "must bring sums over different queries, so that each is added once")
     first: KeysValuesGrad = values[0]
@@ -87,7 +85,7 @@ def _sum_of_weight_grads(
     samples_of: dict[frozenset[int], frozenset[int]] = {}
     for value in values:
         samples_of[value.sequence_shards] = samples_of.get(value.sequence_shards, frozenset()) | value.samples
-    covered = _union(values, "sequence_shards")
+    covered = union_of(values, "sequence_shards")
     samples = values[0].samples.union(*samples_of.values())
     if len(covered) != sum(map(len, samples_of)) or any(found != samples for found in samples_of.values()):
         raise mismatch(
@@ -98,20 +96,3 @@ def _sum_of_weight_grads(
             "that each sample is added once in each shard",
         )
     return values[0].with_sums(samples, covered)
-
-
-def require_alike(
-    op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch, names: Sequence[str]
-) -> None:
-    """Raise unless all values are of one kind and agree in some fields."""
-    first, fields_of = values[0], attrgetter(*names)
-    kind, fields = first.__class__, fields_of(first)
-    if any(value.__class__ is not kind or fields_of(value) != fields for value in values):
-        raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
-
-
-def _union(values: Sequence[Any], name: str) -> frozenset[int]:
-    """Return the union of a field of all values."""
-    numbers_of = attrgetter(name)
-    found: frozenset[int] = numbers_of(values[0]).union(*map(numbers_of, values[1:]))
-    return found

@@ -5,14 +5,12 @@ As in `collectives`, the functions are pure, from the members' values in rank or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 from minitrain.tensors.experts import COPIES, moved
 from minitrain.tensors.index_sets import singleton
-
-Mismatch = Callable[[str, Sequence[Any], Sequence[int], str], Exception]
+from minitrain.transport.agreement import Mismatch, require_alike, union_of
 
 
 def exchange(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
@@ -23,7 +21,7 @@ def exchange(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) ->
     first = values[0]
     if not all(value.__class__ in COPIES for value in values):
         raise mismatch("all_to_all", values, ranks, "must bring copies of tokens, or a list of one tensor a rank each")
-    _agree("all_to_all", values, ranks, mismatch, "layer", "num_parts", "load")
+    require_alike("all_to_all", values, ranks, mismatch, ("layer", "num_parts", "load"))
     if first.num_parts != len(values):
         raise mismatch(
             "all_to_all",
@@ -38,7 +36,7 @@ def exchange(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) ->
 
 def _to_experts(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return the copies of all samples that are for each part."""
-    samples = _union(values, "samples")
+    samples = union_of(values, "samples")
     if len(samples) != sum(len(value.samples) for value in values):
         raise mismatch("all_to_all", values, ranks, "must bring copies of different samples")
     return [moved(value, samples, singleton(part)) for part, value in enumerate(values)]
@@ -46,12 +44,12 @@ def _to_experts(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch)
 
 def _back(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return the copies of each member's own samples, from all parts."""
-    parts = _union(values, "parts")
+    parts = union_of(values, "parts")
     if len(parts) != sum(len(value.parts) for value in values) or len(parts) != len(values):
         raise mismatch(
             "all_to_all", values, ranks, "must bring copies for all parts of the experts, or for another part each"
         )
-    _agree("all_to_all", values, ranks, mismatch, "samples")
+    require_alike("all_to_all", values, ranks, mismatch, ("samples",))
     return [moved(value, value.own, parts) for value in values]
 
 
@@ -81,8 +79,8 @@ def _reduced(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mis
             "must bring gradients of one part of the experts: those of different parts have nothing to add, and hold "
             "the samples of all ranks that exchange tokens already; reduce them over the ranks that hold the same part",
         )
-    _agree(op, values, ranks, mismatch, "layer", "shards", "num_shards")
-    samples = _union(values, "samples")
+    require_alike(op, values, ranks, mismatch, ("layer", "shards", "num_shards"))
+    samples = union_of(values, "samples")
     totals = [type(value)(*_fields(value, samples)) for value in values]
     if op == "all_reduce":
         return totals
@@ -100,21 +98,6 @@ def _fields(grad: Any, samples: frozenset[int]) -> tuple[Any, ...]:
 def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return to each member the shards of all, of one piece."""
     first = values[0]
-    _agree("all_gather", values, ranks, mismatch, *first._must_agree)
-    shards = _union(values, "shards")
+    require_alike("all_gather", values, ranks, mismatch, first._must_agree)
+    shards = union_of(values, "shards")
     return [first.with_shards(shards, first.num_shards) for _ in values]
-
-
-def _agree(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch, *names: str) -> None:
-    """Raise unless all values are of one kind and agree in some fields."""
-    first, fields_of = values[0], attrgetter(*names)
-    kind, fields = first.__class__, fields_of(first)
-    if any(value.__class__ is not kind or fields_of(value) != fields for value in values):
-        raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
-
-
-def _union(values: Sequence[Any], name: str) -> frozenset[int]:
-    """Return the union of a field of all values."""
-    numbers_of = attrgetter(name)
-    found: frozenset[int] = numbers_of(values[0]).union(*map(numbers_of, values[1:]))
-    return found

@@ -5,8 +5,7 @@ As in `collectives`, the functions are pure, from the members' values in rank or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 from minitrain.tensors.fields import clone
@@ -20,8 +19,7 @@ from minitrain.tensors.parts import (
     with_parts,
     with_sequence_shards,
 )
-
-Mismatch = Callable[[str, Sequence[Any], Sequence[int], str], Exception]
+from minitrain.transport.agreement import Mismatch, require_alike, union_of
 
 
 def all_reduce(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
@@ -62,17 +60,17 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) 
     """Return to each member what holds the shards of all: of the sequence, or of one part of a layer."""
     first = values[0]
     if isinstance(first, SHARDS_OF_SEQUENCE):
-        _agree("all_gather", values, ranks, mismatch, "layer", "samples", "num_shards")
-        whole = with_sequence_shards(first, _union(values, "shards"))
+        require_alike("all_gather", values, ranks, mismatch, ("layer", "samples", "num_shards"))
+        whole = with_sequence_shards(first, union_of(values, "shards"))
         return [gathered(clone(whole), value) for value in values]
-    _agree("all_gather", values, ranks, mismatch, *first._must_agree)
-    return [first.with_shards(_union(values, "shards"), first.num_shards) for _ in values]
+    require_alike("all_gather", values, ranks, mismatch, first._must_agree)
+    return [first.with_shards(union_of(values, "shards"), first.num_shards) for _ in values]
 
 
 def _sum(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> Any:
     """Return the sum of partial sums of different parts."""
-    _agree(op, values, ranks, mismatch, *values[0]._must_agree)
-    parts = _union(values, "parts")
+    require_alike(op, values, ranks, mismatch, values[0]._must_agree)
+    parts = union_of(values, "parts")
     if len(parts) != sum(len(value.parts) for value in values):
         raise mismatch(op, values, ranks, "must bring different parts of one sum, so that each is added once")
     return with_parts(values[0], parts)
@@ -81,15 +79,15 @@ def _sum(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatc
 def _samples(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> frozenset[int]:
     """Return the samples of gradients of one part that add."""
     names = ("layer", "shards", "num_shards", "parts", "num_parts", "sequence_shards", "num_sequence_shards")
-    _agree(op, values, ranks, mismatch, *names)
-    return _union(values, "samples")
+    require_alike(op, values, ranks, mismatch, names)
+    return union_of(values, "samples")
 
 
 def _sum_of_common(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return to each member the gradient of its part, with what all parts hold summed over the sequence."""
     names = ("layer", "samples", "shards", "num_shards", "num_parts", "num_sequence_shards")
-    _agree("all_reduce", values, ranks, mismatch, *names)
-    covered = _union(values, "sequence_shards")
+    require_alike("all_reduce", values, ranks, mismatch, names)
+    covered = union_of(values, "sequence_shards")
     if len(covered) != sum(len(value.sequence_shards) for value in values):
         raise mismatch(
             "all_reduce",
@@ -99,21 +97,6 @@ def _sum_of_common(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismat
             "that have seen all of it have nothing to add",
         )
     return [value.with_sums(value.samples, covered) for value in values]
-
-
-def _agree(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch, *names: str) -> None:
-    """Raise unless all values are of one kind and agree in some fields."""
-    first, fields_of = values[0], attrgetter(*names)
-    kind, fields = first.__class__, fields_of(first)
-    if any(value.__class__ is not kind or fields_of(value) != fields for value in values):
-        raise mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {', '.join(names)}")
-
-
-def _union(values: Sequence[Any], name: str) -> frozenset[int]:
-    """Return the union of a field of all values."""
-    numbers_of = attrgetter(name)
-    found: frozenset[int] = numbers_of(values[0]).union(*map(numbers_of, values[1:]))
-    return found
 
 
 def remember(result: Any, value: Any) -> Any:
