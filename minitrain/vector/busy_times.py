@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minitrain.analysis.breakdown import PassTimes
 from minitrain.events import COMPUTE, PASSES, PRICE, STREAM, STRIDE, TIME, TYP
 from minitrain.hardware.per_machine import Floats, Ints, values_of
 
@@ -130,22 +131,8 @@ def added_in_order(terms: Floats) -> Floats:
     return total
 
 
-class PassTimes(NamedTuple):
-    """When ranks pass microbatches through their layers, s, (num_logs with passes, num_machines) each; see `analysis`.
-
-    Args:
-        first_start: start of the first pass.
-        last_end: end of the last one.
-        busy: time at work in passes.
-    """
-
-    first_start: Floats
-    last_end: Floats
-    busy: Floats
-
-
 def pass_times(logs: Sequence[Any], num_machines: int) -> PassTimes:
-    """Return when ranks pass microbatches through their layers; ranks that never do are left out."""
+    """Return when ranks pass microbatches through their layers, (num_logs with passes, num_machines) each."""
     known: dict[tuple[int, ...], Any] = {}
     found = []
     for log in logs:

@@ -7,7 +7,7 @@ that the answer is the same on all of them. Who was waited for differs between m
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from minitrain.events import LAUNCHED, STRIDE
@@ -17,28 +17,28 @@ from minitrain.hardware.price import Price
 from minitrain.rank.operations import Operation
 
 
+def _on_each_machine(settle: Callable[..., None]) -> Callable[..., None]:
+    """Return a `settle_all` that begins a collective when all are there and the group's stream is free."""
+
+    def settle_all(
+        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[Any], start: Any, last: int, largest_bytes: int
+    ) -> None:
+        begin = later(start, calls[0].owner.communicator.busy_until)
+        settle(calls, results, [begin] * len(clocks), begin, last, largest_bytes)
+
+    return settle_all
+
+
 class VectorOperation(Operation):
     """One communication that a rank has submitted, on all machines."""
 
     __slots__ = ()
+    settle_all = staticmethod(_on_each_machine(Operation.settle_all))
 
     @staticmethod
     def latest(clocks: Sequence[Any], ranks: Sequence[int]) -> tuple[Any, int]:
         """Return when the last member of a group was ready on each machine; which one that was, nobody asks."""
         return latest(clocks), ranks[0]
-
-    @staticmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[Any],
-        start: Any,
-        last: int,
-        largest_bytes: int,
-    ) -> None:
-        """Run a collective from when all are there and the group's stream is free, on each machine."""
-        begin = later(start, calls[0].owner.communicator.busy_until)
-        Operation.settle_all(calls, results, [begin] * len(clocks), begin, last, largest_bytes)
 
     def depart(self, price: Price) -> None:
         """Run a send as soon as its stream is free."""
@@ -57,6 +57,7 @@ class VectorOperation(Operation):
         super()._run(later(start, owner.busy_until), waited_for, price, samples)
 
     def __await__(self) -> Generator[Any, None, Any]:
+        # As `Operation.__await__`, but for the clock: a call for it there would cost every run.
         model = self.model
         if model.launching:
             yield self  # `Communication.launch` takes it from here
@@ -83,16 +84,4 @@ class VectorClassOperation(VectorOperation):
     __slots__ = ("own_value",)
     own_value: Any
     given = ClassOperation.given
-
-    @staticmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[Any],
-        start: Any,
-        last: int,
-        largest_bytes: int,
-    ) -> None:
-        """Complete the collective of all classes on each machine."""
-        begin = later(start, calls[0].owner.communicator.busy_until)
-        ClassOperation.settle_all(calls, results, [begin] * len(clocks), begin, last, largest_bytes)
+    settle_all = staticmethod(_on_each_machine(ClassOperation.settle_all))

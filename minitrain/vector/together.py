@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from minitrain.analysis.breakdown import PassTimes
 from minitrain.analysis.communication import AxisTotal, mean_by_axis, totals_of_log
 from minitrain.events import PRICE, STRIDE, TIME, EventLog
 from minitrain.hardware.many_predictors import ManyPredictors
@@ -24,7 +25,7 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.trained_model import figures_of
 from minitrain.vector.axis_times import communication_by_axis
-from minitrain.vector.busy_times import PassTimes, RankTimes, pass_times, rank_times, sum_over_ranks
+from minitrain.vector.busy_times import RankTimes, pass_times, rank_times, sum_over_ranks
 from minitrain.vector.capacities import first_excesses
 
 
