@@ -1,6 +1,7 @@
 """DeepSeek-V3's step: pipeline x expert x data parallelism, tokens travelling beside compute (DeepSeek-AI 2024)."""
 
 from collections.abc import Generator, MutableMapping, Sequence
+from itertools import chain
 from typing import Any
 
 from minitrain import schedules
@@ -10,6 +11,7 @@ from minitrain.rank.operations import Launched
 from minitrain.schedules import Action
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
+from ._experts import load_layers
 
 Turn = Generator[tuple[MutableMapping[Any, Any], Any, Launched[Any]], None, None]
 """What a rank computes until tokens travel; it yields their exchange, and the store and place where they arrive."""
@@ -71,7 +73,6 @@ async def deepseek_like(
         stage_layers(model, stage, 2 * pp, microbatch_size, layers_per_stage, "2 pp", name) for stage in range(2 * pp)
     ]
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
-    held: dict[Any, tuple[int, Any]] = {}  # by key of the stores: the layer, and the ranks that hold the same
     receives: dict[tuple[str, int, int], Launched[Any]] = {}  # by tag
     sends: dict[int, Launched[Any]] = {}  # the last one to each place
 
@@ -195,20 +196,8 @@ async def deepseek_like(
         elif stage < 0:
             del store[layer, i]
 
-    for stage in (place, 2 * pp - 1 - place):
-        for layer in stages[stage]:
-            held[layer] = layer, everyone
-            if model.has_experts(layer):
-                held["experts", layer] = layer, replicas
-                weights[layer], opt_states[layer] = model.load_router(layer)
-                weights["experts", layer], opt_states["experts", layer] = model.load_experts(
-                    layer, part=parts.index, num_parts=ep
-                )
-            else:
-                weights[layer], opt_states[layer] = model.load_weights(layer)
-    for key, (_, group) in held.items():
-        if zero:
-            opt_states[key] = opt_states[key].shard(group.index, group.size)
+    layers = chain(stages[place], stages[2 * pp - 1 - place])
+    held = load_layers(model, layers, everyone, parts, replicas, shard_states=zero == 1)
 
     cells = schedule.rows[place]
     post(cells[0])

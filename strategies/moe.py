@@ -1,12 +1,12 @@
 """Experts among ranks beside data parallelism (GShard, Lepikhin et al. 2020; Rajbhandari et al. 2022)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
 
 from ._batch import add, microbatches, require_multiple, require_range, share
+from ._experts import load_layers
 
 
 async def moe(
@@ -45,21 +45,7 @@ async def moe(
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
     samples_here = share(model.global_batch_size, model.world_size, model.rank)
-    held: dict[Any, tuple[int, Any]] = {}  # by key of the stores: the layer, and the ranks that hold the same
-
-    for layer in layers:
-        held[layer] = layer, everyone
-        if model.has_experts(layer):
-            held["experts", layer] = layer, replicas
-            weights[layer], opt_states[layer] = model.load_router(layer)
-            weights["experts", layer], opt_states["experts", layer] = model.load_experts(
-                layer, part=parts.index, num_parts=ep
-            )
-        else:
-            weights[layer], opt_states[layer] = model.load_weights(layer)
-    for key, (_, group) in held.items():
-        if zero:
-            opt_states[key] = opt_states[key].shard(group.index, group.size)
+    held = load_layers(model, layers, everyone, parts, replicas, shard_states=zero == 1)
 
     for samples in microbatches(samples_here, microbatch_size, "moe"):
         activations[0] = model.get_input_activation(samples)
