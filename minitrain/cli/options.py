@@ -22,10 +22,34 @@ MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
 
 MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
 
-WorldSize = Annotated[
-    int,
-    typer.Option("--world-size", metavar="N", min=1, max=MOST_RANKS, help="Number of ranks.", rich_help_panel=MODEL),
-]
+
+def world_size_option(text: str, show_default: bool | str = True) -> Any:
+    """Return what commands say of `--world-size`."""
+    return typer.Option(
+        "--world-size",
+        metavar="N",
+        min=1,
+        max=MOST_RANKS,
+        help=text,
+        show_default=show_default,
+        rich_help_panel=MODEL,
+    )
+
+
+def batch_option(show_default: bool | str = True) -> Any:
+    """Return what commands say of `--batch`."""
+    return typer.Option(
+        "--batch",
+        metavar="N",
+        min=1,
+        max=MOST_SAMPLES,
+        help="Samples of the step, over all ranks.",
+        show_default=show_default,
+        rich_help_panel=MODEL,
+    )
+
+
+WorldSize = Annotated[int, world_size_option("Number of ranks.")]
 Layers = Annotated[
     int | None,
     typer.Option(
@@ -53,17 +77,7 @@ SeqLen = Annotated[
         "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=MODEL
     ),
 ]
-Batch = Annotated[
-    int,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        min=1,
-        max=MOST_SAMPLES,
-        help="Samples of the step, over all ranks.",
-        rich_help_panel=MODEL,
-    ),
-]
+Batch = Annotated[int, batch_option()]
 Microbatch = Annotated[
     int | None,
     typer.Option(

@@ -6,20 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from minitrain.cli.options import DEFAULT, MODEL, MOST_RANKS, MOST_SAMPLES
+from minitrain.cli.options import DEFAULT, MODEL, batch_option, world_size_option
 from minitrain.errors import UsageError
 
 Ranks = Annotated[
     int | None,
-    typer.Option(
-        "--world-size",
-        metavar="N",
-        min=1,
-        max=MOST_RANKS,
-        help="Number of ranks; of a cluster, a rank for each device by default.",
-        show_default=str(DEFAULT.world_size),
-        rich_help_panel=MODEL,
-    ),
+    world_size_option("Number of ranks; of a cluster, a rank for each device by default.", str(DEFAULT.world_size)),
 ]
 Shares = Annotated[
     str | None,
@@ -30,18 +22,7 @@ Shares = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        "--batch",
-        metavar="N",
-        min=1,
-        max=MOST_SAMPLES,
-        help="Samples of the step, over all ranks.",
-        show_default=str(DEFAULT.global_batch_size),
-        rich_help_panel=MODEL,
-    ),
-]
+Batch = Annotated[int | None, batch_option(str(DEFAULT.global_batch_size))]
 
 
 def batch_of(batch: int | None, shares: str | None) -> dict[str, Any]:
