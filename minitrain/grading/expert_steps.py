@@ -23,6 +23,9 @@ from minitrain.tensors.experts import (
     as_imbalance,
 )
 
+_ROUTED_BY_DEFAULT: dict[str, Any] = {"imbalance": 1, "capacity_factor": None, "drop_tokens": True}
+"""What `Model.route` takes where a strategy says nothing of it."""
+
 
 class RecordedExperts(RecordedAttention):
     """The operations around experts of a rank that records; see `minitrain.grading.recorder.RecordingModel`."""
@@ -46,25 +49,11 @@ class RecordedExperts(RecordedAttention):
         self._write("load_experts", layer, shard, num_shards, part, num_parts, made=made)
         return made
 
-    def route(
-        self,
-        layer: int,
-        inp: Activation,
-        weight: Weight,
-        num_parts: int,
-        *,
-        imbalance: float | Sequence[float] = 1,
-        capacity_factor: float | None = None,
-        drop_tokens: bool = True,
-    ) -> RoutedTokens:
+    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
         """Record where tokens are sent."""
-        how: dict[str, Any] = {
-            "imbalance": imbalance,
-            "capacity_factor": capacity_factor,
-            "drop_tokens": drop_tokens,
-        }
         made = super().route(layer, inp, weight, num_parts, **how)
-        listed = how | {"imbalance": as_imbalance(imbalance)}
+        listed = _ROUTED_BY_DEFAULT | how
+        listed["imbalance"] = as_imbalance(listed["imbalance"])
         self._write("route", layer, inp, weight, num_parts, listed, made=[made])
         return made
 

@@ -79,23 +79,12 @@ class NumericExperts(NumericSequences):
         carry(loaded[0], content.shard(shard, num_shards))
         carry(loaded[1], Flat(moments, part).shard(shard, num_shards))
 
-    def route(
-        self,
-        layer: int,
-        inp: Activation,
-        weight: Weight,
-        num_parts: int,
-        *,
-        imbalance: float | Sequence[float] = 1,
-        capacity_factor: float | None = None,
-        drop_tokens: bool = True,
-    ) -> RoutedTokens:
+    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
         """Send tokens where the router says."""
         x, w = self._contents("route", inp, weight)
         dropped = self.dropped_copies
-        how: dict[str, Any] = {"imbalance": imbalance, "capacity_factor": capacity_factor, "drop_tokens": drop_tokens}
         tokens = super().route(layer, inp, weight, num_parts, **how)
-        self._shared.require_capacity(capacity_factor)
+        self._shared.require_capacity(how.get("capacity_factor"))
         copies, num_dropped = self._shared.route(layer, inp.samples, x, w)
         self.dropped_copies = dropped + num_dropped
         carry(tokens, copies)

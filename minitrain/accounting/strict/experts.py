@@ -65,29 +65,11 @@ class StrictExperts(StrictComputation):
         self._originate(loaded, None, self._ledger.line(_frame(1)))
         return loaded
 
-    def route(
-        self,
-        layer: int,
-        inp: Activation,
-        weight: Weight,
-        num_parts: int,
-        *,
-        imbalance: float | Sequence[float] = 1,
-        capacity_factor: float | None = None,
-        drop_tokens: bool = True,
-    ) -> RoutedTokens:
+    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
         """Return copies of tokens for the experts; see `Model.route`."""
         self._require("route", weight, inp)
         with _by_the_engine():
-            tokens = super().route(
-                layer,
-                inp,
-                weight,
-                num_parts,
-                imbalance=imbalance,
-                capacity_factor=capacity_factor,
-                drop_tokens=drop_tokens,
-            )
+            tokens = super().route(layer, inp, weight, num_parts, **how)
         self._originate((tokens,), weight.step, self._ledger.line(_frame(1)))
         return tokens
 
