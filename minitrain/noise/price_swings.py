@@ -60,7 +60,8 @@ Variation = Callable[[str, float], Any]
 def price_swings(run: Run, change: float) -> tuple[PriceSwing, ...]:
     """Return what each figure of a run's hardware is worth, the widest span first; those without any are left out.
 
-    Nothing is found where no config or `FixedPredictor` prices the run, or where it is timed again for contention.
+    Nothing is found where no config or `FixedPredictor` prices the run, where it is timed again for contention, and
+    where devices died in it.
 
     Args:
         run: what `simulate` returned.

@@ -25,8 +25,10 @@ from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.vector.execution import Config, Machines, Source
 
 _OF_PREDICTOR = ("fidelity", "platform", "without", "prices")
+"""Parameters that say how operations are priced on a hardware config: the fields of `Pricing`."""
 
-_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "model_kind")
+_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "model_kind", "faults")
+"""Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
 
 
 def columns_of(
