@@ -145,7 +145,7 @@ def _varied(prepared: PreparedRun, system: Any, pricing: Pricing, path: str, val
         pricing = replace(pricing, platform=platform)
     else:
         (system,) = varied_configs([system], path, [value])
-    if pricing.is_default:
-        return Config(system, parameters.network, parameters.placement)
+    if pricing.fidelity == "roofline":
+        return Config(system, parameters.network, parameters.placement, pricing.prices)
     workload = prepared.predictor.workload
     return make_predictor(system, parameters.world_size, parameters.network, parameters.placement, workload, pricing)

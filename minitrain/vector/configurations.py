@@ -188,8 +188,9 @@ def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | Non
     """
     hardware, network, placement, pricing = machine
     hardware = cluster_or_other(hardware)
-    if pricing is ROOFLINE and (type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)):
-        return Config(load_config(hardware), network, placement)
+    is_config = type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)
+    if is_config and pricing.fidelity == "roofline":
+        return Config(load_config(hardware), network, placement, pricing.prices)
     if isinstance(hardware, RankPredictors | Cluster) or hasattr(hardware, "profile"):
         return None
     return make_predictor(hardware, parameters.world_size, network, placement, parameters.workload, pricing)
