@@ -200,32 +200,31 @@ def _kind_of(predictor: KernelPredictor, known: dict[int, Hashable]) -> Hashable
     )
     places = places_of(topology)
     where = type(topology), None if places is None else places.placement, tiers
-    parts = (device.system.processor, device.rates)  # type: ignore[attr-defined]  # a `KernelDevice` has both
-    return run_as, where, tuple(_remembered_kind(part, known) for part in parts)
+    system: SystemConfig = device.system  # type: ignore[attr-defined]  # a `KernelDevice` has one
+    rates = system.kernels or device.rates  # type: ignore[attr-defined]  # those of the config share more
+    return run_as, where, kind_of_value(system.processor, known), kind_of_value(rates, known)
 
 
-def _remembered_kind(value: Any, known: dict[int, Hashable]) -> Hashable:
-    """Return what `kind_of_value` does, which is found once for each object."""
-    if id(value) not in known:
-        known[id(value)] = kind_of_value(value)
-    return known[id(value)]
-
-
-def kind_of_value(value: Any) -> Hashable:
+def kind_of_value(value: Any, known: dict[int, Hashable]) -> Hashable:
     """Return what is equal for values that differ in single numbers alone.
 
-    >>> kind_of_value({"a": 1, "b": (1, 2)}) == kind_of_value({"a": 3, "b": (1, 2)})
+    Args:
+        value: a number, a text, rows, or a dataclass or mapping of them.
+        known: the kinds of dataclasses that were asked for, by their identity; they are added.
+
+    >>> kind_of_value({"a": 1, "b": (1, 2)}, {}) == kind_of_value({"a": 3, "b": (1, 2)}, {})
     True
     """
-    if _is_number(value):
-        return "a number"
-    if is_dataclass(value):
-        return type(value), tuple(kind_of_value(getattr(value, each.name)) for each in fields(value))
+    names = getattr(value, "__dataclass_fields__", None)
+    if names is not None:
+        if id(value) not in known:
+            known[id(value)] = type(value), tuple([kind_of_value(getattr(value, name), known) for name in names])
+        return known[id(value)]
     if isinstance(value, Mapping):
-        return tuple((key, kind_of_value(each)) for key, each in value.items())
+        return tuple([(key, kind_of_value(each, known)) for key, each in value.items()])
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        return tuple(map(kind_of_value, value))
-    return value  # type: ignore[no-any-return]  # a text, None, or rows
+        return tuple([kind_of_value(each, known) for each in value])
+    return "a number" if _is_number(value) else value  # type: ignore[no-any-return]  # else a text, None, or rows
 
 
 def columns_of(values: Sequence[Any]) -> Any:
