@@ -15,8 +15,7 @@ from minitrain.errors import LawError
 from minitrain.tensors.annotations import Content, combined, sharded, summed
 from minitrain.tensors.index_sets import singleton, union
 
-HIDDEN_SIZE = 4096
-BLOCK_SIZE = 1024
+HIDDEN_SIZE, BLOCK_SIZE = 4096, 1024
 DATATYPE = "float16"
 BYTES_PER_ELEMENT = 2
 
