@@ -224,7 +224,7 @@ def kind_of_value(value: Any, known: dict[int, Hashable]) -> Hashable:
         return tuple([(key, kind_of_value(each, known)) for key, each in value.items()])
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         return tuple([kind_of_value(each, known) for each in value])
-    return "a number" if _is_number(value) else value  # type: ignore[no-any-return]  # else a text, None, or rows
+    return "a number" if _is_number(value) else value  # else a text, None, or rows
 
 
 def columns_of(values: Sequence[Any]) -> Any:
