@@ -29,7 +29,7 @@ from minitrain.hardware.per_machine import per_machine
 from minitrain.hardware.predictor import DevicePredictor
 from minitrain.hardware.topology import Topology, Transfer
 from minitrain.workloads.kernels import KernelList
-from minitrain.workloads.workload import Workload
+from minitrain.workloads.workload import Cost, Workload
 
 _ON_ARRAYS = Arithmetic(np.maximum, lambda numbers: reduce(np.minimum, numbers), np.ceil)
 
@@ -129,7 +129,7 @@ class _Device:
         """Return the time of reading the hosts' memory, s."""
         return self._of_each(lambda device: device.load_seconds(size_bytes))
 
-    def seconds(self, cost: Any, datatype: str) -> Any:
+    def seconds(self, cost: Cost, datatype: str) -> Any:
         """Return the time of an operation of which only FLOPs and bytes are known, s."""
         return self._of_each(lambda device: device.seconds(cost, datatype))
 
