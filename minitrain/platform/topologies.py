@@ -144,8 +144,8 @@ def nodes(
         require_count(what, value)
     if nics > devices_per_node:
         raise UsageError(
-            f"nics ({nics}) must be at most devices_per_node ({devices_per_node}), as each interface has devices of its "
-            "own; use fewer, with a larger nic_bps",
+            f"nics ({nics}) must be at most devices_per_node ({devices_per_node}), as each interface has devices of "
+            "its own; use fewer, with a larger nic_bps",
             nics=nics,
         )
     links: Links = []
