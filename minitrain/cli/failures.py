@@ -124,7 +124,7 @@ def report(error: Exception, *, debug: bool) -> int:
     format_message = getattr(error, "format_message", None)  # of the parser's own errors
     if format_message is not None:
         if format_message():  # there is none where the help was printed instead
-            print_error(f"{format_message().rstrip('.')}{_help(error)}".replace("?; see", "? See"))
+            print_error(_with_help(format_message().rstrip("."), error))
         return int(getattr(error, "exit_code", USAGE))
     unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None
     if unprinted:
@@ -133,10 +133,10 @@ def report(error: Exception, *, debug: bool) -> int:
     return USAGE if isinstance(error, MinitrainError) else FAILED
 
 
-def _help(error: Exception) -> str:
-    """Return a hint at the help of the command that could not be parsed."""
+def _with_help(message: str, error: Exception) -> str:
+    """Return a message of the parser with a hint at the help of the command that could not be parsed."""
     command = getattr(getattr(error, "ctx", None), "command_path", "minitrain")
-    return f"; see `{command} --help`"
+    return f"{message}{' See' if message.endswith('?') else '; see'} `{command} --help`"
 
 
 def print_error(message: str) -> None:

@@ -17,7 +17,7 @@ from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
 from minitrain.cli.wanted_traces import folding
-from minitrain.cli.workers import Dask, Ray, TimeLimit, executor_of, saying_losses
+from minitrain.cli.workers import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.chosen_strategy import literal
@@ -41,9 +41,6 @@ Axes = Annotated[
 Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="FILE", help="JSON Lines file to write rows into, and to go on from."),
-]
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes; one a core by default.")
 ]
 Html = Annotated[
     Path | None,
@@ -130,9 +127,7 @@ def _trained(model: str | None, seq_len: int | None, layers: int | None, axes: M
     """Return what all configurations train, where the grid does not say."""
     if "workload" in axes:
         return {name: value for name, value in (("num_layers", layers), ("seq_len", seq_len)) if value is not None}
-    if model is not None and "seq_len" in axes and seq_len is None:
-        return {"workload": model}
-    return {name: value for name, value in given.trained(model, seq_len, layers).items() if value is not None}
+    return given.trained(model, seq_len, layers)
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
