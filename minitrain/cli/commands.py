@@ -26,7 +26,6 @@ from minitrain.cli.priced import machine, pricing
 from minitrain.cli.wanted_traces import Traces, folding, wanted_traces
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
-from minitrain.run.parameters import split_keywords
 from minitrain.run.result import Run
 from minitrain.trace.run_folder import PAGE, RUN_FILE, conditions, title_of, write_comparison, write_run
 from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
@@ -87,7 +86,6 @@ def compare(
             "fold": folding(fold),
             **common,
         }
-        split_keywords(parameters)  # what is wrong with them is no strategy's failure
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
         if traces is not Traces.NONE:
             given.require_folder(out)
@@ -157,7 +155,6 @@ def run(
             **faults_given.disturbance(fault or (), recovery or ()),
             **common,
         }
-        split_keywords(parameters)
         chosen = given.choose_strategies([strategy], common)[0]
         if traces is not Traces.NONE:
             given.require_folder(out)

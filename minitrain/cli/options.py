@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,26 @@ def _with_remedy(error: StrategyError, found: Sequence[ChosenStrategy], common: 
         return error
     chosen, name = takers[0]
     return StrategyError(f"{error}; an option for one strategy is written {chosen.name}:{name}={common[name]}")
+
+
+def named_hardware(name: str | None) -> str:
+    """Return what --hw names; the default where it is not given, which an empty name is not."""
+    return str(DEFAULT.hardware) if name is None else name
+
+
+def require_file(option: str, path: Path | None) -> None:
+    """Require that a file can be written, or its folder made, before the work begins that it is to hold.
+
+    Raises:
+        UsageError: there is something else in the way.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} must be a file, but {path} is a folder; name a file in it")
+    there = next((place for place in path.parents if place.exists()), None)
+    if there is not None and not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UsageError(f"{option} cannot be written into {there}; name a file in a folder of yours")
 
 
 def require_folder(path: Path) -> None:

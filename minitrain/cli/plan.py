@@ -50,6 +50,8 @@ def plan(
 
     What else was considered is printed below it: how much slower it is, or why it does not run.
     """
+    given.require_file("--out", out)
+    given.require_file("--html", html)
     trained = given.trained(model, seq, layers)
     workload = trained.pop("workload", None)
     with user_prints_to_stderr(as_json), Progress() as progress:

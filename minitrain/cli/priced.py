@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value
+from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value, named_hardware
 from minitrain.errors import UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.measured_layers import MeasuredLayers
@@ -69,7 +69,8 @@ def machine(
         _require_none({"hardware": hardware, "network": network, **priced_by})
         by_hand = FixedPredictor(**parse_durations(durations))
         return {"world_size": world_size or DEFAULT.world_size, "hardware": by_hand}
-    named = {"hardware": hardware or DEFAULT.hardware, "network": network or DEFAULT.network, **priced_by}
+    kind = DEFAULT.network if network is None else network
+    named = {"hardware": named_hardware(hardware), "network": kind, **priced_by}
     parameters, _ = split_keywords(named if world_size is None else {**named, "world_size": world_size})
     predictor = parameters.predictor()
     return {"world_size": parameters.world_size, **(named if by_name else {"hardware": predictor})}

@@ -88,7 +88,7 @@ def sweep(
         "world_size": world_size,
         **_trained(model, seq, layers, axes),
         "global_batch_size": batch,
-        "hardware": hw or given.DEFAULT.hardware,
+        "hardware": given.named_hardware(hw),
         **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
         "fold": folding(fold),
@@ -96,6 +96,8 @@ def sweep(
         **pricing(fidelity, platform, without, prices),
         **given.strategy_options(option or (), microbatch),
     }
+    given.require_file("--csv", csv)
+    given.require_file("--html", html)
     where: dict[str, Any] = {"executor": executor_of(dask, ray, jobs), "jobs": jobs, "time_limit_s": time_limit}
     with (
         user_prints_to_stderr(as_json),

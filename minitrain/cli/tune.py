@@ -104,13 +104,14 @@ def tune(
     """
     if words is not None:
         require_tool(words)
+    given.require_file("--html", html)
     trained = given.trained(model, seq, layers)
     workload = trained.pop("workload", None)
     priced_by = pricing(fidelity, platform, without, None) | ({} if network is None else {"network": network})
     with user_prints_to_stderr(as_json), saying_losses(), Progress() as progress:
         found = mt.tune(
             workload,
-            hw or given.DEFAULT.hardware,
+            given.named_hardware(hw),
             world_size=world_size,
             global_batch_size=batch,
             objective=objective,

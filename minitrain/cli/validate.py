@@ -56,6 +56,7 @@ def validate(
     The tables are listed in docs/accuracy.md. A row that lacks what the model needs is listed with its reason.
     Exit code 1 if no row could be simulated.
     """
+    given.require_file("--html", html)
     with (
         user_prints_to_stderr(as_json),
         Progress() as progress,

@@ -116,7 +116,22 @@ USAGE = [
     ("run ddp --world-size 99999999999999999999", "'--world-size': "),
     ("run ddp --world-size 2000000 --hw a100_80g", "world_size (2000000) must fit into a tier of the network"),
     ("run ddp --layers x", "'--layers': "),
-    ("run ddp --layers 0", "'--layers': "),
+    ("run ddp --layers four", "got 'four'; see `minitrain run --help`"),
+    ("run ddp --layers 0", "got '0'; see `minitrain run --help`"),
+    ("run ddp --hw=", '"": expected the name of a shipped config or of a file'),
+    ("run ddp --recovery spares=1", "recovery is for runs with faults, and none are given"),
+    ("goodput ddp --days -1", "days must be a positive number, got -1.0"),
+    ("learn list --exercises folder.py", "there is no exercise in folder.py; give a folder whose folders have an"),
+    (
+        "learn verify folder.py",
+        "there is no exercise in folder.py; give a folder whose folders have an exercise.json each",
+    ),
+    ("learn grade empty.py --isolation maybe", "isolation must be one of auto, required, none, got 'maybe'"),
+    ("sweep ddp -g world_size=2 --html folder.py", "--html must be a file, but folder.py is a folder; name a file"),
+    ("tune --html mine.py/page.html", "--html cannot be written into mine.py; name a file in a folder of yours"),
+    ("validate --table twice.json", "the table twice.json has no rows; give a CSV file whose first line names the"),
+    ("validate c2 --layers missing.csv", "there is no table of measured layers missing.csv; give a CSV file"),
+    ("platform run twice.json", "a scenario has no key 'mem1'; use hardware_profile"),
     ("run ddp --batch nan", "'--batch': "),
     ("run ddp --microbatch 0", "'--microbatch': "),
     ("run ddp --out mine.py", "--out must be a folder, but mine.py is none"),
@@ -303,7 +318,8 @@ def test_a_failure_to_write_leaves_no_partial_file_and_prints_the_figures(
 def test_a_folder_that_cannot_be_made_is_one_message() -> None:
     result = CliRunner().invoke(app, ["run", "ddp", "--layers", "2", "--out", "/proc/nowhere"])
     assert result.exit_code == 1
-    assert result.stderr == "minitrain: the traces cannot be written: /proc/nowhere: No such file or directory\n"
+    said = "/proc/nowhere: No such file or directory; check the path, or name another one"
+    assert result.stderr == f"minitrain: the traces cannot be written: {said}\n"
 
 
 def test_a_fault_of_minitrain_itself_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +334,9 @@ def test_messages_tell_kind_place_and_notes() -> None:
     error.add_note("on rank 3")
     assert message_of(error) == "ValueError: no (on rank 3)"
     assert message_of(KeyError()) == "KeyError"
-    assert message_of(FileNotFoundError(2, "No such file", "x")) == "x: No such file"
+    assert (
+        message_of(FileNotFoundError(2, "No such file", "x")) == "x: No such file; check the path, or name another one"
+    )
 
 
 class _Timer:
