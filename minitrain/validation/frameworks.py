@@ -8,7 +8,7 @@ ranks send each a part of an activation (Narayanan et al. 2021, section 4.1, "sc
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from minitrain.validation.rows import Row
@@ -53,56 +53,48 @@ class Framework:
         return next((name for pattern, name in self.platforms if re.search(pattern, device)), None)
 
 
+_OLD_MEGATRON = Framework(
+    name="Megatron-LM of 2020 and 2021",
+    words=r"megatron-lm (2020|\(sc21\))|megatron-lm.*(2019|2020|2021)",
+    platforms=((r".", "megatron-2021"),),
+    dropout=0.1,
+    attention="unfused",
+    overlap="one stage",
+    batches_messages=True,
+)
+_MEGATRON_DEEPSPEED = Framework(
+    name="Megatron-DeepSpeed",
+    words=r"megatron-deepspeed",
+    platforms=((r".", "megatron-2021"),),
+    dropout=0.1,
+    attention="unfused",
+    gradient_bytes=2,
+)
+_NEMO = Framework(
+    name="NeMo",
+    words=r"nemo|megatron-bridge",
+    platforms=((r"h100|h200|b200", "nemo-h100"),),
+    dropout=0.1,
+    overlap="always",
+    batches_messages=True,
+)
+
 FRAMEWORKS = (
-    Framework(
-        name="Megatron-LM of 2020 and 2021",
-        batches_messages=True,
-        words=r"megatron-lm (2020|\(sc21\))|megatron-lm.*(2019|2020|2021)",
-        platforms=((r".", "megatron-2021"),),
-        dropout=0.1,
-        attention="unfused",
-        overlap="one stage",
-    ),
-    Framework(
+    _OLD_MEGATRON,
+    replace(
+        _MEGATRON_DEEPSPEED,
         name="Megatron-DeepSpeed of BLOOM",
         words=r"megatron-deepspeed.*bloom",
         platforms=((r"a100", "bloom"),),
-        dropout=0.1,
-        attention="unfused",
-        gradient_bytes=2,
     ),
-    Framework(
-        name="Megatron-DeepSpeed",
-        words=r"megatron-deepspeed",
-        platforms=((r".", "megatron-2021"),),
-        dropout=0.1,
-        attention="unfused",
-        gradient_bytes=2,
-    ),
-    Framework(
-        name="NeMo Megatron of 2023",
-        batches_messages=True,
-        words=r"nemo megatron 2[23]",
-        dropout=0.1,
-        attention="unfused",
-        overlap="always",
-    ),
-    Framework(
-        name="NeMo",
-        batches_messages=True,
-        words=r"nemo|megatron-bridge",
-        platforms=((r"h100|h200|b200", "nemo-h100"),),
-        dropout=0.1,
-        overlap="always",
-    ),
+    _MEGATRON_DEEPSPEED,
+    replace(_NEMO, name="NeMo Megatron of 2023", words=r"nemo megatron 2[23]", platforms=(), attention="unfused"),
+    _NEMO,
     Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
-    Framework(
+    replace(
+        _NEMO,
         name="Megatron-Core",
-        batches_messages=True,
         words=r"megatron-core|megatron-lm|megatron",
-        platforms=((r"h100|h200|b200", "nemo-h100"),),
-        dropout=0.1,
-        overlap="always",
         parts_overlap="gradients",
     ),
     Framework(
