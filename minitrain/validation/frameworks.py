@@ -33,6 +33,11 @@ class Framework:
         batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
             platform has it, or a way of `minitrain.hardware.platforms.EXPOSED`.
+        gradient_accesses: how often a step of replicas reads or writes an element of a rank's whole gradients, beside
+            what the optimizer does with its shards. Megatron-LM divides its buffer of gradients by the number of
+            replicas before it is summed (two accesses: `allreduce_gradients` of `model/distributed.py` in 2021).
+            Megatron-Core 0.8 also takes its norm, to find what is no number, and sets it to zero (four together:
+            `Bucket.start_grad_sync` and `zero_grad_buffer` of `core/distributed`).
     """
 
     name: str
@@ -46,6 +51,7 @@ class Framework:
     balances: bool = False
     batches_messages: bool = False
     parts_overlap: str = ""
+    gradient_accesses: float = 0.0
 
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
@@ -61,6 +67,7 @@ _OLD_MEGATRON = Framework(
     attention="unfused",
     overlap="one stage",
     batches_messages=True,
+    gradient_accesses=2,
 )
 _MEGATRON_DEEPSPEED = Framework(
     name="Megatron-DeepSpeed",
@@ -96,6 +103,7 @@ FRAMEWORKS = (
         name="Megatron-Core",
         words=r"megatron-core|megatron-lm|megatron",
         parts_overlap="gradients",
+        gradient_accesses=4,
     ),
     Framework(
         name="MosaicML Composer",
