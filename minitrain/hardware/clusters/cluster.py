@@ -21,7 +21,7 @@ from typing import Any, ClassVar, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.clusters.device_groups import Devices, Link
-from minitrain.hardware.clusters.power import clock_share, require_positive
+from minitrain.hardware.clusters.power import rated_and_idle, require_positive
 
 Pair = frozenset[str]
 
@@ -132,21 +132,21 @@ class Cluster:
             HardwareConfigError: a config does not say its power.
         """
         require_positive("a power budget", watts)
+        idle, most = {}, {}
         for group in self.devices:
-            clock_share(group.system.sheet.power, group.watts or 1.0, group.label)  # the config must say its power
-        idle = {group.label: group.system.sheet.power.idle_W for group in self.devices}  # type: ignore[union-attr]  # as above
-        least = sum(idle[group.label] * group.count for group in self.devices)  # type: ignore[operator,misc]  # as above
+            rated, idle[group.label] = rated_and_idle(group.system.sheet.power, group.label)
+            most[group.label] = rated if group.watts is None else group.watts
+        least = sum(idle[group.label] * group.count for group in self.devices)
         if watts <= least:
             raise UsageError(
                 f"{self.name} draws {least:g} W when all its devices are idle, so that a budget of {watts:g} W is too "
                 f"small; give more than {least:g} W, or leave devices out",
                 watts=watts,
             )
-        share = min(1.0, (watts - least) / (self.peak_watts - least))  # type: ignore[operator]  # as above
+        share = min(1.0, (watts - least) / (sum(most[group.label] * group.count for group in self.devices) - least))
         found = self
-        for group in self.devices:
-            base: float = idle[group.label]  # type: ignore[assignment]  # as above
-            found = found.changed(group.label, power_cap_watts=base + share * ((group.watts or 0.0) - base))
+        for name, base in idle.items():
+            found = found.changed(name, power_cap_watts=base + share * (most[name] - base))
         return found
 
     def data(self) -> dict[str, Any]:
