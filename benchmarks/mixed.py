@@ -24,7 +24,6 @@ from typing import Any
 
 import minitrain as mt
 from minitrain.hardware.device import Unit
-from minitrain.planning.candidates import part_of
 from minitrain.validation.tables_of_package import tables_folder
 from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
@@ -58,7 +57,7 @@ class Mix:
     def accelerators(self) -> mt.Cluster:
         """The cluster without its host's processor."""
         names = [group.label for group in self.cluster.devices if group.label != self.host]
-        return self.cluster if self.host is None else part_of(self.cluster, names)
+        return self.cluster if self.host is None else self.cluster.part(names)
 
 
 REPLICAS: Sequence[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in ("ddp_overlap", "zero1", "zero3_prefetch")]
