@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -48,6 +49,31 @@ def _only_threads_that_a_test_starts_count() -> Iterator[None]:
 def update_goldens(request: pytest.FixtureRequest) -> bool:
     """Whether goldens are to be written instead of compared."""
     return bool(request.config.getoption("--update-goldens"))
+
+
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+_OF_CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return a headless Chromium, driven by Playwright; it ends with the module, as asyncio does not run beside it."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if path is None:
+        pytest.skip("there is no chromium on this machine")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=_OF_CHROMIUM)
+        yield running
+        running.close()
 
 
 class ShufflingLoop(asyncio.SelectorEventLoop):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import http.server
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,28 +25,7 @@ from minitrain.trace.page import write_page
 
 pytestmark = pytest.mark.browser
 
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 32, "microbatch_size": 4}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if _CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
-        yield running
-        running.close()
 
 
 @pytest.fixture
