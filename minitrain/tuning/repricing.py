@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from minitrain.errors import MinitrainError
 from minitrain.hardware.config import SystemConfig, load_config
