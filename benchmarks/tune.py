@@ -179,7 +179,8 @@ def _had(case: Case) -> dict[str, list[Any]]:
 
 def _placed(found: Tuning, run: mt.Run, case: Case) -> dict[str, Any]:
     """Return where a published layout stands among all that fit."""
-    quicker = sum(row["step_time_s"] < run.step_time for row in found.ranked)
+    quicker = [row for row in found.ranked if row["step_time_s"] < run.step_time]
+    tp = case.layout.tp
     return {
         "row": case.row_id,
         "published": _described({**case.options, "microbatch_size": case.layout.microbatch_size}),
@@ -190,8 +191,10 @@ def _placed(found: Tuning, run: mt.Run, case: Case) -> dict[str, Any]:
         "winner_s": found.best.step_time_s,
         "winner_gib": found.best.peak_memory_bytes / 2**30,
         "fitting": found.num_fitting,
-        "quicker": quicker,
-        "top_share": quicker / found.num_fitting,
+        "quicker": len(quicker),
+        "top_share": len(quicker) / found.num_fitting,
+        "fitting_with_its_tp": sum(row["tp"] == tp for row in found.ranked),
+        "quicker_with_its_tp": sum(row["tp"] == tp for row in quicker),
         "published_spends": _spending(found.best, run),
         "winner_spends": _spending(found.best, found.best.simulate(check=False)),
     }

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,28 @@ def browser() -> Iterator[Any]:
         running = playwright.chromium.launch(executable_path=path, args=_OF_CHROMIUM)
         yield running
         running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Return what opens a page offline; at the end, nothing may have been logged as an error or asked of a network."""
+    faults: list[str] = []
+    contexts: list[Any] = []
+
+    def open_one(path: Path, scheme: str = "light", width: int = 1300) -> Any:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else faults.append(one.url))
+        page.goto(path.resolve().as_uri())
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert not faults
 
 
 class ShufflingLoop(asyncio.SelectorEventLoop):

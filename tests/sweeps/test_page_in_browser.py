@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [500, 900, 1500])
 def test_a_click_in_table_scatter_or_lines_chooses_the_same_row(
-    browser: Any, path: Path, scheme: str, width: int
+    open_page: Callable[..., Any], path: Path, scheme: str, width: int
 ) -> None:
-    faults: list[str] = []
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
-    page = context.new_page()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else faults.append(asked.url))
-    page.goto(path.resolve().as_uri())
+    page = open_page(path, scheme, width)
     steps = [float(text) for text in page.locator("tbody td:nth-child(4)").all_inner_texts() if text != "-"]
     assert steps == sorted(steps)
     assert len(steps) == 14  # of 18: `single` runs on one rank alone
@@ -47,5 +43,3 @@ def test_a_click_in_table_scatter_or_lines_chooses_the_same_row(
     page.select_option("#x", "world_size")
     assert page.locator("circle.mark").count() == 14
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    context.close()
-    assert faults == []

@@ -29,29 +29,15 @@ _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 32, "micro
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Return what opens a page offline; at the end, nothing may have been logged as an error or asked of a network."""
-    faults: list[str] = []
-    contexts: list[Any] = []
+def opened(open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what opens a page and waits until it is drawn."""
 
-    def open_page(path: Path, scheme: str = "light", width: int = 1300) -> Any:
-        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, offline=True)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on(
-            "request",
-            lambda request: None if request.url.startswith(("file:", "data:")) else faults.append(request.url),
-        )
-        page.goto(path.resolve().as_uri())
+    def open_drawn(path: Path, scheme: str = "light", width: int = 1300) -> Any:
+        page = open_page(path, scheme, width)
         page.wait_for_selector("body[data-ready=yes]", timeout=30_000)
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not faults
+    return open_drawn
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,9 @@ def _place_of(page: Any, row: int) -> dict[str, float]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [500, 1400])
 def test_a_click_on_a_point_or_a_row_shows_where_its_time_goes_and_what_its_ranks_do(
-    browser: Any, path: Path, scheme: str, width: int
+    open_page: Callable[..., Any], path: Path, scheme: str, width: int
 ) -> None:
-    faults: list[str] = []
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
-    page = context.new_page()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else faults.append(asked.url))
-    page.goto(path.resolve().as_uri())
+    page = open_page(path, scheme, width)
     assert _has_ink(page, "#lines canvas")
     assert _has_ink(page, "#points canvas")
     ranked = page.evaluate("data.ranked")
@@ -66,5 +61,3 @@ def test_a_click_on_a_point_or_a_row_shows_where_its_time_goes_and_what_its_rank
     page.select_option("#x", "pp")
     assert _has_ink(page, "#points canvas")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    context.close()
-    assert faults == []

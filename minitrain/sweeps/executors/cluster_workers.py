@@ -1,17 +1,36 @@
-"""What workers on a cluster have in common: tasks are sent to them as bytes."""
+"""What workers on a cluster have in common: an engine, to which tasks are sent as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any, final
 
-from minitrain.errors import MinitrainError
+from minitrain.errors import MinitrainError, UsageError
 from minitrain.sweeps.executors.lossy_workers import LossyWorkers
 from minitrain.sweeps.executors.sent_work import Sender
 
 _FEWEST_AT_ONCE = 16
 """More tasks than there may be workers yet: an adaptive cluster grows with what waits."""
+
+
+def installed(package: str, extra: str) -> Any:
+    """Return the package of an engine.
+
+    Args:
+        package: its name.
+        extra: the extra of minitrain that installs it.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise UsageError(
+            f'{extra.capitalize()} is not installed; `pip install "minitrain[{extra}]"` installs it'
+        ) from error
 
 
 class ClusterWorkers(LossyWorkers):

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, with_remedy
+from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, installed, with_remedy
 from minitrain.sweeps.executors.lossy_workers import SentTask
 from minitrain.sweeps.executors.sent_work import do_sent_work
 
@@ -33,7 +33,7 @@ def dask_workers(client: Any, strategies: Sequence[Any]) -> Iterator[DaskWorkers
     Raises:
         UsageError: Dask is not installed, nothing answers at the address, or the client is one of coroutines.
     """
-    distributed = _installed()
+    distributed = installed("distributed", "dask")
     if isinstance(client, str):
         with _connected(distributed, client) as own, dask_workers(own, strategies) as workers:
             yield workers
@@ -45,20 +45,6 @@ def dask_workers(client: Any, strategies: Sequence[Any]) -> Iterator[DaskWorkers
         yield workers
     finally:
         workers.close()
-
-
-def _installed() -> Any:
-    """Return the package `distributed`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return import_module("distributed")
-    except ImportError as error:
-        raise UsageError(
-            'Dask needs dask.distributed, which is not installed; `pip install "minitrain[dask]"` installs it'
-        ) from error
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, final
 
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, with_remedy
+from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, installed, with_remedy
 from minitrain.sweeps.executors.lossy_workers import SentTask
 from minitrain.sweeps.executors.sent_work import do_sent_work
 
@@ -32,7 +32,7 @@ def ray_workers(address: str | None, strategies: Sequence[Any]) -> Iterator[RayW
     Raises:
         UsageError: Ray is not installed, or nothing answers at the address.
     """
-    ray = _installed()
+    ray = installed("ray", "ray")
     with contextlib.ExitStack() as connection:
         if not ray.is_initialized():
             _connect(ray, address or "auto")
@@ -40,18 +40,6 @@ def ray_workers(address: str | None, strategies: Sequence[Any]) -> Iterator[RayW
         workers = RayWorkers(ray, strategies)
         connection.callback(workers.close)
         yield workers
-
-
-def _installed() -> Any:
-    """Return the package `ray`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return import_module("ray")
-    except ImportError as error:
-        raise UsageError('Ray is not installed; `pip install "minitrain[ray]"` installs it') from error
 
 
 def _connect(ray: Any, address: str) -> None:
