@@ -136,8 +136,9 @@ class RunParameters:
         """Require a way to fold, and parameters that go together with it and with a log of totals."""
         require_fold(self.fold)
         if asks_to_fold(self.fold) or self.log == "summary" or self.faults:
+            given = self.by_name()
             for exclusion in EXCLUSIONS.values():
-                exclusion.require(self.by_name())
+                exclusion.require(given)
 
     def by_name(self) -> dict[str, Any]:
         """Return all parameters by name."""
