@@ -36,6 +36,8 @@ class FoldedExperts(Model):
 
     def _each_its_own(self, load: Any, layer: int, which: Mapping[str, Any], **counts: int) -> tuple[Weight, OptState]:
         """Load what is of another shard or part on each rank; the laws see the last of them too if it is none."""
+        if not any(isinstance(value, PerRankInt) for value in (layer, *which.values(), *counts.values())):
+            return load(layer, **which, **counts)  # type: ignore[no-any-return]  # a weight and its state
         given: dict[str, Any] = {"a layer": layer, **{f"a number of {name[4:]}": size for name, size in counts.items()}}
         for name, size in given.items():
             if isinstance(size, PerRankInt):
