@@ -100,7 +100,7 @@ class KernelDevice:
         launch_s: float | None = None,
         arithmetic: Arithmetic = PLAIN,
     ) -> None:
-        found = system.kernels if rates is None else rates  # a caller's are complete: see `derived_rates`
+        found = system.kernels if rates is None else rates
         if found is None:
             raise HardwareConfigError(
                 f"prices of kernels need what kernels reach on the device, but config {system.name} has no key "
