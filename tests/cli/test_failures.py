@@ -129,7 +129,10 @@ USAGE = [
     ("learn grade empty.py --isolation maybe", "isolation must be one of auto, required, none, got 'maybe'"),
     ("sweep ddp -g world_size=2 --html folder.py", "--html must be a file, but folder.py is a folder; name a file"),
     ("tune --html mine.py/page.html", "--html cannot be written into mine.py; name a file in a folder of yours"),
-    ("validate --table twice.json", "the table twice.json has no rows; give a CSV file whose first line names the"),
+    (
+        "validate --table twice.json",
+        "twice.json: expected rows, found none; give a CSV file whose first line names the",
+    ),
     ("validate c2 --layers missing.csv", "there is no table of measured layers missing.csv; give a CSV file"),
     ("platform run twice.json", "a scenario has no key 'mem1'; use hardware_profile"),
     ("run ddp --batch nan", "'--batch': "),
