@@ -132,8 +132,15 @@ def _trained(model: str | None, seq_len: int | None, layers: int | None, axes: M
     return given.trained(model, seq_len, layers)
 
 
-def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+def parse_grid(texts: Sequence[str], option: str = "--grid") -> dict[str, list[Any]]:
     """Return the values by parameter; each is a Python literal, or else text.
+
+    Args:
+        texts: what was given.
+        option: which option it was given to.
+
+    Raises:
+        UsageError: one is of another form, or names what another one names.
 
     >>> parse_grid(["world_size=8,64", "hw=h100_80g_nvl8"])
     {'world_size': [8, 64], 'hardware': ['h100_80g_nvl8']}
@@ -143,9 +150,9 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         name = _LONG_NAMES.get(name.strip(), name.strip())
         if not equals or not name.isidentifier() or not all(map(str.strip, values.split(","))):
-            raise UsageError(f"--grid takes name=value,value,..., got {text!r}")
+            raise UsageError(f"{option} takes name=value,value,..., got {text!r}")
         if name in axes:
-            raise UsageError(f"--grid: {name} is given twice")
+            raise UsageError(f"{option}: {name} is given twice")
         axes[name] = [literal(value.strip()) for value in values.split(",")]
     return axes
 

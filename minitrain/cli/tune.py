@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -105,18 +105,19 @@ def tune(
     if words is not None:
         require_tool(words)
     given.require_file("--html", html)
-    trained = given.trained(model, seq, layers)
-    workload = trained.pop("workload", None)
-    priced_by = pricing(fidelity, platform, without, None) | ({} if network is None else {"network": network})
+    parameters: dict[str, Any] = {
+        **given.trained(model, seq, layers),
+        **({} if network is None else {"network": network}),
+        **pricing(fidelity, platform, without, None),
+    }
     with user_prints_to_stderr(as_json), saying_losses(), Progress() as progress:
         found = mt.tune(
-            workload,
-            given.named_hardware(hw),
+            hardware=given.named_hardware(hw),
             world_size=world_size,
             global_batch_size=batch,
             objective=objective,
             strategies=strategy or None,
-            space=parse_grid(space or []),
+            space=parse_grid(space or [], "--space"),
             head_room=head_room,
             min_microbatches=min_microbatches,
             prune=prune,
@@ -128,8 +129,7 @@ def tune(
             time_limit_s=time_limit,
             results=results,
             progress=_Live(progress),
-            **trained,
-            **priced_by,
+            **parameters,
         )
         if html is not None:
             progress.say("drawing the best layouts")
