@@ -148,6 +148,7 @@ USAGE = [
     ("hw show nope", '"nope": expected the name of a shipped config'),
     ("run ddp --hw two_generation", 'did you mean "two_generations"? shipped are'),
     ("comparee", "No such command 'comparee'. Did you mean 'compare'? See `minitrain --help`"),
+    ("hw validate two_generations", "expected the config of one kind of device, found a cluster of several; use one"),
     ("hw check nope", '"nope": expected the name of a shipped config'),
 ]
 
