@@ -159,6 +159,6 @@ def test_a_processor_loads_weights_from_its_own_memory() -> None:
     system, size_bytes = load_config("xeon_8480plus"), 2 * H * H
     found = RuntimePredictor(1, system).load(1, 1, 0, 1).seconds
     assert found == size_bytes / system.mem1.throughput(size_bytes)
-    on_several = mt.simulate("single", hardware=[system, "h100_80g_nvl8"], world_size=1, num_layers=1)[0]
-    alone = mt.simulate("single", hardware=system, world_size=1, num_layers=1)
-    assert on_several.step_time == alone.step_time
+    step: dict[str, Any] = {"world_size": 1, "num_layers": 1}
+    on_several: Any = mt.simulate("single", hardware=[system, "h100_80g_nvl8"], **step)
+    assert on_several[0].step_time == mt.simulate("single", hardware=system, **step).step_time
