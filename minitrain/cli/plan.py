@@ -57,18 +57,22 @@ def plan(
 
     What else was considered is printed below it: how much slower it is, or why it does not run.
     """
-    step = {**given.trained(model, seq, layers), **pricing(fidelity, platform, None, None)}
+    given.require_file("--out", out)
+    given.require_file("--html", html)
+    trained = given.trained(model, seq, layers)
+    workload = trained.pop("workload", None)
     with user_prints_to_stderr(as_json), Progress() as progress:
         progress.say("simulating layouts")
         found = mt.plan(
-            step.pop("workload", None),
+            workload,
             hw,
             global_batch_size=batch,
             strategies=strategy or None,
             precisions=precision or None,
             power_budget_watts=power_budget,
             leave_out=not all_devices,
-            **step,
+            **trained,
+            **pricing(fidelity, platform, None, None),
         )
         if out is not None:
             found.save(out)

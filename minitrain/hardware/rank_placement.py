@@ -88,10 +88,10 @@ def checked_placement(placement: Sequence[int], world_size: int, node_size: int,
 
 
 def node_of_each_rank(placement: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """Return a placement as a tuple of whole numbers, one a rank.
+    """Return a placement as a tuple, whatever nodes there are.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is no sequence of node numbers, one a rank.
     """
     try:
         nodes = tuple(map(index, placement))
