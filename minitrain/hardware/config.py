@@ -78,8 +78,8 @@ class SystemConfig:
 
     @property
     def mem_pcie(self) -> Memory:
-        """Return the host's memory, from which weights are loaded."""
-        return self.mem2
+        """Return the host's memory, from which weights are loaded; a processor's is its own, and its `mem2` a drive."""
+        return self.mem1 if self.sheet.device_class == "cpu" else self.mem2
 
     def network(self, world_size: int) -> Network:
         """Return the smallest tier that spans `world_size` ranks; errors as for `select_tier`."""

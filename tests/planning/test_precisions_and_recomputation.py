@@ -160,5 +160,6 @@ def test_a_plan_in_a_precision_is_saved(tmp_path: Path) -> None:
     ],
 )
 def test_choices_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    step: dict[str, Any] = {"workload": SMALL, "cluster": TWO, "global_batch_size": 4} | given
     with pytest.raises(UsageError, match=message):
-        mt.plan(**({"workload": SMALL, "cluster": TWO, "global_batch_size": 4} | given))
+        mt.plan(**step)
