@@ -16,8 +16,8 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
-from minitrain.cli.sweep import Jobs, Results, in_words, parse_grid
-from minitrain.cli.workers import Dask, Ray, TimeLimit, executor_of, saying_losses
+from minitrain.cli.sweep import Results, in_words, parse_grid
+from minitrain.cli.workers import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.plain_text import printable
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
@@ -104,14 +104,15 @@ def tune(
     """
     if words is not None:
         require_tool(words)
+    given.require_file("--html", html)
     parameters: dict[str, Any] = {
-        **{name: value for name, value in given.trained(model, seq, layers).items() if value is not None},
+        **given.trained(model, seq, layers),
         **({} if network is None else {"network": network}),
         **pricing(fidelity, platform, without, None),
     }
     with user_prints_to_stderr(as_json), saying_losses(), Progress() as progress:
         found = mt.tune(
-            hardware=hw or given.DEFAULT.hardware,
+            hardware=given.named_hardware(hw),
             world_size=world_size,
             global_batch_size=batch,
             objective=objective,

@@ -16,6 +16,9 @@ from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
 
 _PANEL = "Workers"
 
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes; one a core by default.")
+]
 Dask = Annotated[
     str | None,
     typer.Option(
