@@ -30,7 +30,7 @@ from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.measured_topology import MeasuredTopology
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor, RankPredictors
-from minitrain.rank.final_weights import check_final_weights
+from minitrain.rank.final_weights import IN_PARTS, check_final_weights
 from minitrain.run.exclusions import asks_to_fold
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.memory_reports import kinds_of_journals
@@ -42,9 +42,7 @@ from minitrain.run.result import Run
 from minitrain.run.trained_model import trained_model_of
 from minitrain.run.variants import LEAST_RANKS_A_CLASS
 from minitrain.tensors import Weight, clone
-from minitrain.tensors.experts import ExpertWeight
 from minitrain.tensors.index_sets import forget_latest_union
-from minitrain.tensors.parts import WeightPart
 
 _MANY_CLASSES = 64
 _KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
@@ -315,13 +313,10 @@ def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
     return SimpleNamespace(**sizes, final_weights=final, final_experts=experts)
 
 
-_OF_PARTS = frozenset({WeightPart, ExpertWeight})
-
-
 def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
     """Return a final weight with the shards and parts that a class holds together."""
     whole = clone(weight)
-    for name in ("shards", "parts") if weight.__class__ in _OF_PARTS else ("shards",):
+    for name in ("shards", "parts") if weight.__class__ in IN_PARTS else ("shards",):
         held = getattr(weight, name)
         if isinstance(held, PerRankSet):
             setattr(whole, name, held.union_over(attempt.folded_sizes))

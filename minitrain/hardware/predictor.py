@@ -8,8 +8,7 @@ specified one: it takes device and network from a hardware config, and answers b
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from typing import Any, Self
 
 from minitrain.errors import UsageError, require_count
@@ -20,8 +19,6 @@ from minitrain.hardware.price import Price
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
-
-Prices = Callable[..., Price]
 
 NETWORKS = ("auto", "flat", "hierarchical")
 
@@ -53,20 +50,47 @@ class DevicePredictor:
     def _remember_prices(self) -> None:
         """Let equal questions share one answer; all layers do where they are alike.
 
-        One cache has the answers to all kinds of question, as making one takes as long as many a question.
+        Answers are kept in a dict, not by `functools.cache` of a method, which would refer to the predictor in turn:
+        such a circle stays in memory until Python's cycle collector comes, with all that a run has made.
         """
-        ask = cache(self._price)
-        self.compute: Prices = partial(ask, "compute")
-        self.update: Prices = partial(ask, "update")
-        self.load: Prices = partial(ask, "load")
-        self.collective: Prices = partial(ask, "collective")
-        self.host_transfer: Prices = partial(ask, "host_transfer")
-        p2p = partial(ask, "p2p")
-        self.p2p: Prices = _for_any_pair(p2p) if isinstance(self.topology, FlatTopology) else p2p
+        self._answers: dict[tuple[Any, ...], Price] = {}
+        self._pairs_are_alike = isinstance(self.topology, FlatTopology)
 
-    def _price(self, kind: str, *question: Any, **named: Any) -> Price:
-        """Answer a question of one kind for the first time."""
-        price: Price = getattr(self, f"_{kind}")(*question, **named)
+    def compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
+        """Price a pass through a layer."""
+        question = "compute", typ, num_samples, layer, mode
+        return self._answers.get(question) or self._answer(question)
+
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        """Price an optimizer step on some shards of a layer, or of one of its parts."""
+        question = "update", num_shards_on_device, num_shards, layer, num_parts
+        return self._answers.get(question) or self._answer(question)
+
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        """Price loading some shards of a layer's weight, or of one of its parts."""
+        question = "load", num_shards_on_device, num_shards, layer, num_parts
+        return self._answers.get(question) or self._answer(question)
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Price a collective among some ranks."""
+        question = "collective", op, size_bytes, ranks
+        return self._answers.get(question) or self._answer(question)
+
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
+        """Price one side ("send" or "recv") of a message; once for all pairs, where all are equally far apart."""
+        question = ("p2p", op, size_bytes, 0, 1) if self._pairs_are_alike else ("p2p", op, size_bytes, source, dest)
+        return self._answers.get(question) or self._answer(question)
+
+    def host_transfer(self, op: str, size_bytes: float) -> Price:
+        """Price a move to or from the host's memory."""
+        question = "host_transfer", op, size_bytes
+        return self._answers.get(question) or self._answer(question)
+
+    def _answer(self, question: tuple[Any, ...]) -> Price:
+        """Answer a question for the first time; it begins with its kind."""
+        kind, *asked = question
+        price: Price = getattr(self, f"_{kind}")(*asked)
+        self._answers[question] = price
         return price
 
     @property
@@ -138,11 +162,6 @@ class DevicePredictor:
 def _price_of_transfer(found: Transfer, size_bytes: float) -> Price:
     """Return the price of a transfer of some bytes."""
     return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage, found.tier.size)
-
-
-def _for_any_pair(price: Callable[[str, float, int, int], Price]) -> Callable[[str, float, int, int], Price]:
-    """Compute a price once for all pairs of ranks, where all are equally far from one another."""
-    return lambda op, size_bytes, source, dest: price(op, size_bytes, 0, 1)  # noqa: ARG005
 
 
 class RuntimePredictor(DevicePredictor):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.rank.shares import EXAMPLE, ranges_of
-from minitrain.tensors.index_sets import span
+from minitrain.tensors.index_sets import equal_ranges, span
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
@@ -19,7 +18,7 @@ def samples_of_rank(model: RankState, num_replicas: int | None, index: Any) -> A
     number, place = _replica(model, num_replicas, index)
     ranges = _samples_of_replicas(model, number)
     if ranges is not None:
-        return place.item_of(ranges) if hasattr(place, "item_of") else ranges[place]
+        return _of_replica(ranges, place)
     size = model.global_batch_size // number
     return span(place * size, (place + 1) * size)
 
@@ -33,16 +32,14 @@ def microbatches(
     sizes = [len(found) for found in _samples_of_replicas(model, number) or [samples]]
     most = _microbatch_sizes(model, microbatch_size, sizes, number)
     if not in_step or len({*zip(sizes, most, strict=True)}) == 1:
-        size = _at(most, place)
+        size = most[0] if len(most) == 1 else _of_replica(most, place)  # one for all where samples are equal
         return [samples[start : start + size] for start in range(0, len(samples), size)]
     count = max(-(-total // size) for total, size in zip(sizes, most, strict=True))
     return _in_step(model, samples, count, sizes)
 
 
-def _at(values: Sequence[int], place: Any) -> Any:
-    """Return a replica's value; the only one there is where all have the same."""
-    if len(values) == 1:
-        return values[0]
+def _of_replica(values: Sequence[Any], place: Any) -> Any:
+    """Return a replica's value among those of all; of folded ranks, that of each of them."""
     return place.item_of(values) if hasattr(place, "item_of") else values[place]
 
 
@@ -55,8 +52,7 @@ def _in_step(model: RankState, samples: Any, count: int, sizes: Sequence[int]) -
             "differ less",
             rank=model.rank,
         )
-    total = len(samples)
-    return [samples[start:stop] for start, stop in pairwise(total * place // count for place in range(count + 1))]
+    return [samples[part.start : part.stop] for part in equal_ranges(len(samples), count)]
 
 
 def _replica(model: RankState, num_replicas: int | None, index: Any) -> tuple[int, Any]:
@@ -97,12 +93,7 @@ def _samples_of_replicas(model: RankState, num_replicas: int) -> Sequence[range]
             f"{num_replicas} shares",
             shares=shares,
         )
-    return ranges_of(shares.samples or _equal(model.global_batch_size, num_replicas))
-
-
-def _equal(total: int, count: int) -> Sequence[int]:
-    """Return shares that are as equal as whole samples can be."""
-    return [stop - start for start, stop in pairwise(total * place // count for place in range(count + 1))]
+    return ranges_of(shares.samples) if shares.samples else equal_ranges(model.global_batch_size, num_replicas)
 
 
 def _microbatch_sizes(

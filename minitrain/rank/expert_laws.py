@@ -15,6 +15,7 @@ from minitrain.rank import laws
 from minitrain.rank.laws import broken, require_kind
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.tensors.experts import (
+    COPIES,
     ExpertGrad,
     ExpertLoad,
     ExpertOptState,
@@ -33,15 +34,22 @@ from minitrain.workloads.degrees import Cut
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
+    from minitrain.workloads.expert_layers import ExpertLayers
 
 _OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(
     {ExpertWeight: (ExpertGrad, ExpertOptState), RouterWeight: (RouterGrad, RouterOptState)}
 )
 
 
+def experts_of(model: RankState) -> ExpertLayers | None:
+    """Return what the workload says of its layers with experts, if it has any."""
+    experts: ExpertLayers | None = getattr(model._runtime_predictor.workload, "experts", None)
+    return experts
+
+
 def has_experts(model: RankState, layer: int) -> bool:
     """Return whether the workload knows experts of a layer."""
-    experts = getattr(model._runtime_predictor.workload, "experts", None)
+    experts = experts_of(model)
     return experts is not None and layer in experts.layers
 
 
@@ -55,7 +63,7 @@ def _require_experts(model: RankState, op: str, layer: int) -> None:
     """Require a layer with experts."""
     if has_experts(model, layer):
         return
-    experts = getattr(model._runtime_predictor.workload, "experts", None)
+    experts = experts_of(model)
     known = ranges(experts.layers) if experts is not None and experts.layers else "none"
     raise broken(
         model,
@@ -74,8 +82,9 @@ def part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
 
 def _require_divides(model: RankState, num_parts: int) -> None:
     """Require equally many experts in each part; a UsageError names a number that divides."""
-    num_experts: int = model._runtime_predictor.workload.experts.num_experts  # type: ignore[attr-defined]  # a layer has some
-    Cut("num_experts", num_experts).part(num_experts, num_parts, "ep")
+    experts = experts_of(model)
+    assert experts is not None  # the laws before have asked
+    Cut("num_experts", experts.num_experts).part(experts.num_experts, num_parts, "ep")
 
 
 def route(model: RankState, layer: int, inp: Any, weight: Any, num_parts: Any) -> None:
@@ -88,8 +97,8 @@ def route(model: RankState, layer: int, inp: Any, weight: Any, num_parts: Any) -
 
 
 def capacity(model: RankState, layer: int, load: ExpertLoad, factor: float | None, *, drop_tokens: bool) -> None:
-    """Require that what is over the experts' capacity may be dropped."""
-    if not drop_tokens:
+    """Require that what is over the experts' capacity may be dropped, if anything is."""
+    if load.dropped and not drop_tokens:
         raise broken(
             model,
             "route",
@@ -126,7 +135,7 @@ def _require_grad(model: RankState, op: str, layer: int, grad: Any) -> None:
 
 def _require_plain(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
     """Require what layers pass on, no copies of tokens."""
-    if isinstance(value, (RoutedTokens, ExpertOutputs, ExpertOutputsGrad, RoutedTokensGrad)):
+    if value.__class__ in COPIES:
         raise broken(
             model,
             op,

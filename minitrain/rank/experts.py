@@ -18,10 +18,10 @@ recomputation, since that would exchange the tokens again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from minitrain.events import UNITS_PER_ELEMENT
-from minitrain.hardware.price import Price
 from minitrain.rank import expert_laws
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
@@ -42,8 +42,6 @@ from minitrain.tensors.experts import (
 )
 from minitrain.tensors.index_sets import singleton
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
-
-_EVERY_PART = frozenset([0])
 
 
 class ExpertComputation(RankState):
@@ -130,15 +128,13 @@ class ExpertComputation(RankState):
             UsageError: imbalance or capacity are outside their rules, or experts do not divide by the parts.
         """
         expert_laws.route(self, layer, inp, weight, num_parts)
-        experts = self._expert_layers()
+        experts = _experts_of(self)
         load = expert_load(experts.num_experts, num_parts, as_imbalance(imbalance), capacity_factor)
-        if load.dropped:
-            expert_laws.capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
+        expert_laws.capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
         samples = inp.samples
-        self._record("route", layer, self._price_around("route", layer, samples), samples)
-        every_part = frozenset(range(num_parts)) if num_parts > 1 else _EVERY_PART
+        self._record_around("route", layer, samples)
         tokens = RoutedTokens(
-            layer, self._num_layers, samples, self._global_batch_size, every_part, num_parts, samples, load
+            layer, self._num_layers, samples, self._global_batch_size, _every(num_parts), num_parts, samples, load
         )
         self._account.size(tokens)
         self._keep_for_router(layer, inp, combined=False)
@@ -163,7 +159,7 @@ class ExpertComputation(RankState):
                 not in a store.
         """
         expert_laws.combine(self, layer, inp, outputs, weight)
-        self._record("combine", layer, self._price_around("combine", layer, inp.samples), inp.samples)
+        self._record_around("combine", layer, inp.samples)
         out = Activation(layer + 1, self._num_layers, inp.samples, self._global_batch_size)
         self._account.size(out)
         self._keep_for_router(layer, inp, combined=True)
@@ -184,7 +180,7 @@ class ExpertComputation(RankState):
             LawError: something is of another layer, of other samples, incomplete, or not in a store.
         """
         expert_laws.backward_combine(self, layer, inp, outputs, grad)
-        self._record("backward_combine", layer, self._price_around("backward_combine", layer, inp.samples), inp.samples)
+        self._record_around("backward_combine", layer, inp.samples)
         return self._sized(turned_into(ExpertOutputsGrad, outputs))  # type: ignore[no-any-return]  # as it is
 
     def backward_route(
@@ -208,7 +204,7 @@ class ExpertComputation(RankState):
         """
         expert_laws.backward_route(self, layer, inp, grad, tokens_grad, weight)
         samples = inp.samples
-        self._record("backward_route", layer, self._price_around("backward_route", layer, samples), samples)
+        self._record_around("backward_route", layer, samples)
         weight_grad = RouterGrad(layer, self._num_layers, samples, self._global_batch_size)
         grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
         return self._sized(weight_grad), self._sized(grad_inp)
@@ -218,29 +214,24 @@ class ExpertComputation(RankState):
         self._account.size(tensor)
         return tensor
 
-    def _expert_layers(self) -> ExpertLayers:
-        """Return what the workload says of layers with experts."""
-        experts: ExpertLayers = self._runtime_predictor.workload.experts  # type: ignore[attr-defined]  # the laws have looked
-        return experts
-
-    def _price_around(self, typ: str, layer: int, samples: frozenset[int]) -> Price:
-        """Return the price of a pass that goes before the experts or behind them."""
-        return self._runtime_predictor.compute(typ, len(samples), layer)
+    def _record_around(self, typ: str, layer: int, samples: frozenset[int]) -> None:
+        """Log a pass that goes before the experts or behind them."""
+        self._record(typ, layer, self._runtime_predictor.compute(typ, len(samples), layer), samples)
 
     def _keep_for_router(self, layer: int, inp: Activation, *, combined: bool) -> None:
         """Let the layer's input stand for what is kept beside the copies of tokens."""
-        kept = self._expert_layers().kept_by_router(layer, len(inp.samples), combined=combined)
+        kept = _experts_of(self).kept_by_router(layer, len(inp.samples), combined=combined)
         self._resize(inp, kept * UNITS_PER_ELEMENT)
 
 
 def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any) -> Any:
     """Take copies of tokens through a part of a layer's experts; they stand for what the experts keep."""
     expert_laws.forward(model, layer, tokens, weight)
-    mode, experts = _mode(model, tokens), model._runtime_predictor.workload.experts  # type: ignore[attr-defined]  # as above
+    mode = _mode(model, tokens)
     _record(model, "forward", layer, tokens, mode)
     outputs = turned_into(ExpertOutputs, tokens)
     model._account.size(outputs)
-    model._resize(tokens, experts.kept_by_experts(layer, mode.num_copies) * UNITS_PER_ELEMENT)
+    model._resize(tokens, _experts_of(model).kept_by_experts(layer, mode.num_copies) * UNITS_PER_ELEMENT)
     return outputs
 
 
@@ -281,11 +272,23 @@ def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) ->
 
 def _mode(model: RankState, tokens: Any) -> ExpertPass:
     """Return how copies of tokens go through a part of the experts."""
-    experts: ExpertLayers = model._runtime_predictor.workload.experts  # type: ignore[attr-defined]  # as above
-    return ExpertPass(num_parts=tokens.num_parts, num_copies=experts.held_copies(tokens))
+    return ExpertPass(num_parts=tokens.num_parts, num_copies=_experts_of(model).held_copies(tokens))
 
 
 def _record(model: RankState, typ: str, layer: int, tokens: Any, mode: ExpertPass) -> None:
     """Log a pass through a part of the experts."""
     model.pass_modes[len(model._rows)] = mode
     model._record(typ, layer, model._runtime_predictor.compute(typ, len(tokens.samples), layer, mode), tokens.samples)
+
+
+def _experts_of(model: RankState) -> ExpertLayers:
+    """Return what the workload says of layers with experts."""
+    experts = expert_laws.experts_of(model)
+    assert experts is not None  # the laws have asked
+    return experts
+
+
+@lru_cache(maxsize=256)
+def _every(num_parts: int) -> frozenset[int]:
+    """Return the set of all parts, the same object each time."""
+    return frozenset(range(num_parts))

@@ -13,6 +13,9 @@ from minitrain.tensors.index_sets import ranges
 from minitrain.tensors.parts import WeightPart
 from minitrain.transport.collectives import describe
 
+IN_PARTS = frozenset({WeightPart, ExpertWeight})
+"""The weights of which ranks hold parts: of whole layers, or of a layer's experts."""
+
 
 class TrainedRank(Protocol):
     """What is asked of a rank's model after the run."""
@@ -59,9 +62,6 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
             _check_layer(layer, of_part)
 
 
-_PARTED = frozenset({WeightPart, ExpertWeight})
-
-
 def _are_divided(weights: Mapping[int, Weight]) -> bool:
     """Return whether some weights are parts of layers, or pieces of layers with experts."""
     return not {WeightPart, RouterWeight}.isdisjoint(map(type, weights.values()))
@@ -98,7 +98,7 @@ def _require_both_pieces(layer: int, found: Sequence[tuple[int, Weight]], expert
 
 def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequence[tuple[int, Weight]]]:
     """Return the final weights of each part of a layer; all parts must be there, of one division."""
-    if _PARTED.isdisjoint({type(weight) for _, weight in found}):
+    if IN_PARTS.isdisjoint({type(weight) for _, weight in found}):
         return [found] if found else []
     first_rank, first = found[0]
     parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)

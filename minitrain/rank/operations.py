@@ -140,10 +140,9 @@ class Operation(Call):
                 keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:
             calls[0].model.after_collective(calls, results)
-        alike = (
-            isinstance(results[0], Tensor) and calls[0].op != "all_to_all"
-        )  # parts of experts may get more than others
-        units = calls[0].model._account.size(results[0]) if alike else None
+        # Members of an all_to_all may get tensors of different sizes: one part of the experts, more tokens than others.
+        are_alike = common_samples is not None and isinstance(results[0], Tensor)
+        units = calls[0].model._account.size(results[0]) if are_alike else None
         for operation, result, clock in zip(calls, results, clocks, strict=True):
             if units is not None:
                 result._units = units

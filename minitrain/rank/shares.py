@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, final
 
 from minitrain.errors import UsageError
+from minitrain.tensors.index_sets import between
 
 EXAMPLE = "as in mt.Shares(samples=[12, 4]) or mt.Shares(layers=[20, 12])"
 
@@ -128,9 +129,9 @@ class SharesOfRun:
         return sorted(self.shares.names - self.read)
 
 
-def ranges_of(counts: Sequence[int]) -> list[range]:
+def ranges_of(counts: Sequence[int]) -> tuple[range, ...]:
     """Return contiguous ranges of some lengths."""
-    return [range(start, stop) for start, stop in pairwise([0, *accumulate(counts)])]
+    return between([0, *accumulate(counts)])
 
 
 def _counts(name: str, value: Any) -> tuple[int, ...]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.price import Predictor, reference_of
+from minitrain.tensors.index_sets import between, equal_ranges
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
@@ -57,7 +58,7 @@ def stages_of(
 def blocks_of(model: RankState) -> Stages:
     """Return the layers that belong together: those of the workload's blocks, or each layer by itself."""
     blocks: Stages | None = getattr(model.runtime_predictor.workload, "blocks", None)
-    return _cut(model.num_layers, model.num_layers) if blocks is None else blocks
+    return equal_ranges(model.num_layers, model.num_layers) if blocks is None else blocks
 
 
 def _as_given(layers_per_stage: Any, num_stages: int, num_layers: int, what: str = "layers_per_stage") -> Stages:
@@ -65,13 +66,13 @@ def _as_given(layers_per_stage: Any, num_stages: int, num_layers: int, what: str
     counts = list(layers_per_stage) if isinstance(layers_per_stage, Sequence) else []
     are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts)
     if not are_counts or len(counts) != num_stages or sum(counts) != num_layers:
-        example = ", ".join(str(len(share)) for share in _cut(num_layers, num_stages))
+        example = ", ".join(str(len(share)) for share in equal_ranges(num_layers, num_stages))
         raise UsageError(
             f"{what} must be {num_stages} counts of at least 1 that add up to num_layers ({num_layers}), got "
             f"{layers_per_stage!r:.80}; for example [{example}]",
             layers_per_stage=layers_per_stage,
         )
-    return _between([0, *accumulate(counts)])
+    return between([0, *accumulate(counts)])
 
 
 def _equal(num_stages: int, num_layers: int) -> Stages:
@@ -82,17 +83,7 @@ def _equal(num_stages: int, num_layers: int) -> Stages:
             f"num_layers ({num_layers}) must be a multiple of num_stages ({num_stages}), since all layers are alike; "
             f"use {below} or {below + num_stages}, or give layers_per_stage"
         )
-    return _cut(num_layers, num_stages)
-
-
-def _cut(num_layers: int, num_stages: int) -> Stages:
-    """Return shares of layers that are as equal as whole layers can be."""
-    return _between([stage * num_layers // num_stages for stage in range(num_stages + 1)])
-
-
-def _between(borders: Sequence[int]) -> Stages:
-    """Return the ranges between borders."""
-    return tuple(range(start, stop) for start, stop in pairwise(borders))
+    return equal_ranges(num_layers, num_stages)
 
 
 @final
@@ -141,7 +132,7 @@ def balanced(costs: Sequence[float], num_stages: int) -> Stages:
     """
     sums = [0.0, *accumulate(costs)]
     limit = _least_limit(sums, num_stages)
-    return _between(_most_even(sums, num_stages, limit))
+    return between(_most_even(sums, num_stages, limit))
 
 
 def _least_limit(sums: Sequence[float], num_stages: int) -> float:

@@ -268,32 +268,19 @@ EXPERT_PIECES = (ExpertWeight, ExpertOptState, ExpertGrad)
 PIECES = frozenset((*ROUTER_PIECES, *EXPERT_PIECES))
 """What a rank holds of a layer with experts: of what all ranks hold, or of a part of the experts."""
 
-COPIES = frozenset((RoutedTokens, ExpertOutputs, ExpertOutputsGrad, RoutedTokensGrad))
+_COPIES_IN_ORDER = (RoutedTokens, ExpertOutputs, ExpertOutputsGrad, RoutedTokensGrad)
+COPIES = frozenset(_COPIES_IN_ORDER)
 """Copies of tokens, on their way to experts and back, and their gradients."""
 
-KINDS_OF_EXPERTS: tuple[type[Any], ...] = (
-    *ROUTER_PIECES,
-    *EXPERT_PIECES,
-    RoutedTokens,
-    ExpertOutputs,
-    ExpertOutputsGrad,
-    RoutedTokensGrad,
-)
+KINDS_OF_EXPERTS: tuple[type[Any], ...] = (*ROUTER_PIECES, *EXPERT_PIECES, *_COPIES_IN_ORDER)
 """The kinds of tensor that know experts, each a kind of one of the five."""
 
 
 def moved(copies: Any, samples: frozenset[int], parts: frozenset[int]) -> Any:
     """Return the copies of tokens of other samples and parts."""
-    return type(copies)(
-        copies.layer,
-        copies.layers,
-        samples,
-        copies.total_samples,
-        parts,
-        copies.num_parts,
-        copies.own,
-        copies.load,
-    )
+    found = turned_into(type(copies), copies)
+    found.samples, found.parts = samples, parts
+    return found
 
 
 def turned_into(kind: type[P], copies: Any) -> P:

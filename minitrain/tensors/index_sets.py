@@ -22,6 +22,24 @@ def span(start: Any, stop: Any) -> Sequence[Any]:
     return end.span(start, stop) if hasattr(end, "span") else range(start, stop)
 
 
+def between(borders: Iterable[int]) -> tuple[range, ...]:
+    """Return the ranges between borders.
+
+    >>> between([0, 3, 4])
+    (range(0, 3), range(3, 4))
+    """
+    return tuple([range(start, stop) for start, stop in pairwise(borders)])
+
+
+def equal_ranges(total: int, count: int) -> tuple[range, ...]:
+    """Cut `range(total)` into so many ranges, as equal as whole numbers can be.
+
+    >>> equal_ranges(8, 3)
+    (range(0, 2), range(2, 5), range(5, 8))
+    """
+    return between([place * total // count for place in range(count + 1)])
+
+
 def singleton(shard: Any) -> Numbers:
     """Return the set that holds one shard, the same object each time.
 

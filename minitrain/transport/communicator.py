@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import ref
 
 from minitrain.errors import CollectiveMismatchError, UsageError
 from minitrain.events import COMM, Stream
@@ -61,7 +62,7 @@ class Communicator:
     """What the ranks of one group share.
 
     Attributes:
-        host: the transport.
+        host: returns the transport, which would form a circle of references with its communicators otherwise.
         ranks: the members in ascending order.
         size: number of members.
         is_world: whether all ranks of the run are members.
@@ -85,7 +86,7 @@ class Communicator:
     )
 
     def __init__(self, host: Host, ranks: tuple[int, ...], barrier: Barrier, *, is_world: bool) -> None:
-        self.host = host
+        self.host = ref(host)
         self.ranks = ranks
         self.size = len(ranks)
         self.is_world = is_world
@@ -115,7 +116,7 @@ class Communicator:
             StrategyError, CancelledError: the transport was closed by an error.
             LawError: the members' calls do not belong together; that closes the transport.
         """
-        host = self.host
+        host: Any = self.host()  # whoever calls holds it
         if host.error is not None:
             host.refuse(call)
             return

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
 from typing import Any, Protocol
+from weakref import ref
 
 from minitrain.errors import DeadlockError
 from minitrain.transport.calls import Call
@@ -78,6 +79,7 @@ class DeadlockDetector:
         "_last_progress",
         "_next_look_s",
         "_pause_s",
+        "_transport",
         "_waiting_since",
         "claimed_ranks",
         "finished_ranks",
@@ -90,12 +92,11 @@ class DeadlockDetector:
         "progress",
         "run_is_over",
         "started_ranks",
-        "transport",
         "watches_run",
     )
 
     def __init__(self, transport: WatchedTransport) -> None:
-        self.transport = transport
+        self._transport = ref(transport)  # a circle of references would stay until Python's cycle collector comes
         self.num_operations = 0
         self.claimed_ranks: set[int] = set()
         self.started_ranks: set[int] = set()
@@ -112,6 +113,13 @@ class DeadlockDetector:
         self.is_active = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self._pause_s = 0.0
+
+    @property
+    def transport(self) -> WatchedTransport:
+        """The transport, which must still be there."""
+        transport = self._transport()
+        assert transport is not None  # whoever waits holds it
+        return transport
 
     def claim_running_task(self, rank: int) -> None:
         """Count the running task of a rank, and all that it starts from now on, as part of this run."""
@@ -143,8 +151,9 @@ class DeadlockDetector:
             self._report_long_wait(loop)
             loop.call_soon(self._check)
             return
-        waiting = self.transport.unsettled_calls()
-        if self.run_is_over or not (waiting or self.watches_run):
+        transport = self._transport()
+        waiting = [] if transport is None else transport.unsettled_calls()
+        if transport is None or self.run_is_over or not (waiting or self.watches_run):
             self.is_active = False
         elif self._can_proceed(loop, waiting):
             self._report_long_wait(loop)

@@ -6,6 +6,7 @@ As in `collectives`, the functions are pure, from the members' values in rank or
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from minitrain.tensors.experts import COPIES, moved
@@ -81,18 +82,12 @@ def _reduced(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mis
         )
     require_alike(op, values, ranks, mismatch, ("layer", "shards", "num_shards"))
     samples = union_of(values, "samples")
-    totals = [type(value)(*_fields(value, samples)) for value in values]
+    totals = [replace(value, samples=samples) for value in values]
     if op == "all_reduce":
         return totals
     if not first.is_complete():
         raise mismatch(op, values, ranks, "must bring complete gradients")
     return [total.with_shards(singleton(place), len(values)) for place, total in enumerate(totals)]
-
-
-def _fields(grad: Any, samples: frozenset[int]) -> tuple[Any, ...]:
-    """Return the fields of a gradient of other samples."""
-    division = (grad.parts, grad.num_parts) if hasattr(grad, "parts") else ()
-    return (grad.layer, grad.layers, samples, grad.total_samples, grad.shards, grad.num_shards, *division)
 
 
 def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
