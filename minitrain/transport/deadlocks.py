@@ -133,13 +133,13 @@ class DeadlockDetector:
 
     def activate(self) -> None:
         """Check for deadlocks from now on, as a call waits; a check of an earlier loop may never have come."""
-        loop = asyncio.get_running_loop()
-        if not self.is_active or self.loop is not loop:
-            self.is_active = True
-            self._pause_s = 0.0
-            self._last_num_operations = self.num_operations
-            self.loop = loop
-            loop.call_soon(self._check)
+        if self.is_active and self.loop is not None and self.loop.is_running():
+            return  # which is sooner asked than which loop runs: that takes a call of the operating system
+        self.is_active = True
+        self._pause_s = 0.0
+        self._last_num_operations = self.num_operations
+        self.loop = asyncio.get_running_loop()
+        self.loop.call_soon(self._check)
 
     def _check(self) -> None:
         """Check whether anything happened since the last time; if nothing did, whether anything can."""
