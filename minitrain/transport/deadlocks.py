@@ -139,17 +139,16 @@ class DeadlockDetector:
         self._pause_s = 0.0
         self._last_num_operations = self.num_operations
         self.loop = asyncio.get_running_loop()
-        self.loop.call_soon(self._check)
+        self.loop.call_soon(self._check, self.loop)
 
-    def _check(self) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check whether anything happened since the last time; if nothing did, whether anything can."""
-        loop = asyncio.get_running_loop()
         if self._last_num_operations != self.num_operations:
             self._last_num_operations = self.num_operations
             self._keep_house()
             self._pause_s = 0.0
             self._report_long_wait(loop)
-            loop.call_soon(self._check)
+            loop.call_soon(self._check, loop)
             return
         transport = self._transport()
         waiting = [] if transport is None else transport.unsettled_calls()
@@ -158,7 +157,7 @@ class DeadlockDetector:
         elif self._can_proceed(loop, waiting):
             self._report_long_wait(loop)
             self._pause_s = min(max(2 * self._pause_s, 1e-5), _LONGEST_PAUSE_S)
-            loop.call_later(self._pause_s, self._check)
+            loop.call_later(self._pause_s, self._check, loop)
         else:
             self.is_active = False
             tasks = self.unfinished_tasks(loop)
