@@ -36,10 +36,10 @@ class FoldedExperts(Model):
 
     def _each_its_own(self, load: Any, layer: int, which: Mapping[str, Any], **counts: int) -> tuple[Weight, OptState]:
         """Load what is of another shard or part on each rank; the laws see the last of them too if it is none."""
-        for name, value in (("layer", layer), *counts.items()):
-            if isinstance(value, PerRankInt):
+        for name, count in (("layer", layer), *counts.items()):
+            if isinstance(count, PerRankInt):
                 what = "a layer" if name == "layer" else f"a number of {name.removeprefix('num_')}"
-                self.attempt.diverge(f"{what} that differs between ranks", value.slopes)
+                self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
         differing = {name: value for name, value in which.items() if isinstance(value, PerRankInt)}
         first = {**which, **{name: value.const for name, value in differing.items()}}
         for name, value in differing.items():
