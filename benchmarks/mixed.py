@@ -24,7 +24,6 @@ from typing import Any
 
 import minitrain as mt
 from minitrain.hardware.device import Unit
-from minitrain.planning.candidates import part_of
 from minitrain.validation.tables_of_package import tables_folder
 from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
@@ -58,7 +57,7 @@ class Mix:
     def accelerators(self) -> mt.Cluster:
         """The cluster without its host's processor."""
         names = [group.label for group in self.cluster.devices if group.label != self.host]
-        return self.cluster if self.host is None else part_of(self.cluster, names)
+        return self.cluster if self.host is None else self.cluster.part(names)
 
 
 REPLICAS: Sequence[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in ("ddp_overlap", "zero1", "zero3_prefetch")]
@@ -220,6 +219,12 @@ def _lower(figures: Mapping[str, float], other: str) -> str:
     return f"{abs(change):.1%} {'lower' if change <= 0 else 'higher'}"
 
 
+def short() -> Mix:
+    """Return a mix that is quickly planned: whether the benchmark runs, not what plans are worth."""
+    cluster = mt.Cluster({"h100_80g_nvl8": 1, "a100_80g": 1}, between_groups=mt.Link(200e9, 1e-5), name="short")
+    return Mix(cluster, {"num_layers": 2, "global_batch_size": 32}, REPLICAS[1:2], keeps_all=True)
+
+
 MIXES = {"five_kinds": five_kinds, "two_kinds": two_kinds, "measured": measured}
 
 
@@ -227,14 +232,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures of all mixes, or of one."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mixed", description=__doc__)
     parser.add_argument("--mix", choices=MIXES, help="one of them alone")
+    parser.add_argument("--short", action="store_true", help="a small mix in their place, to see that it runs")
     parser.add_argument("--json", action="store_true", help="print JSON, one array")
     asked = parser.parse_args(arguments)
+    wanted = [short] if asked.short else [make for name, make in MIXES.items() if asked.mix in (None, name)]
     found = []
-    for name, make in MIXES.items():
-        if asked.mix in (None, name):
-            found.append(row(make()))
-            if not asked.json:
-                print(*lines(found[-1]), sep="\n", flush=True)
+    for make in wanted:
+        found.append(row(make()))
+        if not asked.json:
+            print(*lines(found[-1]), sep="\n", flush=True)
     if asked.json:
         print(json.dumps(found, indent=2))
 

@@ -4,7 +4,7 @@
 - Layouts of one structure: how many are priced a second and core, once the pieces are there.
 - Steps of random layouts, against separate simulations: how many are equal to the last float.
 - Published layouts: how much quicker the tuner's winner is, and how many of what fits are quicker than the published
-  one. The search has what the published run had: without the overlaps that its framework did not have.
+  one. The search has what the published run had: stages of whole layers, and no overlaps that its framework lacks.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import minitrain as mt
-from minitrain.tuning.findings import described
+from minitrain.tuning.explanation import Spending
+from minitrain.tuning.findings import Choice, described
 from minitrain.tuning.problem import Problem
 from minitrain.tuning.result import Tuning
-from minitrain.tuning.rows import options_of
+from minitrain.tuning.search import Search
 from minitrain.tuning.space import Candidate, axes_of, candidates
 from minitrain.tuning.work import price_pipelines
 from minitrain.validation.cases import Case, case_of
+from minitrain.validation.layouts import stage_layers, unit_stages
 from minitrain.validation.tables_of_package import rows_of
 
 PUBLISHED = {
-    "j3": ("j3-0061",),
+    "j3": ("j3-0061", "j3-0064"),
     "m1": ("m1-0132",),
     "m4": ("m4-0008",),
     "b2": ("b2-0005", "b2-0006", "b2-0007", "b2-0030"),
@@ -102,35 +106,59 @@ def _legal(problem: Problem) -> list[Candidate]:
     return [one for one in found if one.pipeline is not None]
 
 
-def published() -> Iterator[dict[str, Any]]:
-    """Yield how published layouts compare with the tuner's."""
+def published(wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield how published layouts compare with the tuner's.
+
+    Args:
+        wanted: their rows; all if there are none.
+    """
     for table, names in PUBLISHED.items():
         for row in rows_of([table]):
-            if row.row_id in names:
+            if row.row_id in names and (not wanted or row.row_id in wanted):
                 yield _compared(case_of(row))
 
 
 def _compared(case: Case) -> dict[str, Any]:
-    """Compare a published layout with all that fit."""
+    """Compare a published layout with all that fit and that its framework could have run."""
     layout = case.layout
-    machine: dict[str, Any] = {
-        "workload": case.model,
-        "hardware": case.system,
-        "world_size": layout.world_size,
-        "global_batch_size": layout.global_batch_size,
-        "fidelity": "kernels",
-        "platform": case.platform,
-    }
+    prices: dict[str, Any] = {"fidelity": "kernels", "platform": case.platform}
+    problem = Problem(case.model, case.system, layout.world_size, layout.global_batch_size, prices)
     options = {**case.options, "microbatch_size": layout.microbatch_size}
-    run = mt.simulate(case.strategy, **machine, **options, fold=True, check=False)
+    run = mt.simulate(case.strategy, **problem.parameters, **options, fold=True, check=False)
     begin = time.perf_counter()
-    found = mt.tune(
-        **machine,
-        strategies="megatron",
-        space=_had(case),
-        head_room=max(0.0, min(0.1, 1 - run.peak_memory_bytes / (run.capacity_bytes or 1))),
-    )
-    return {"benchmark": f"published {case.about}", **_placed(found, run, case), "seconds": time.perf_counter() - begin}
+    head_room = max(0.0, min(0.1, 1 - run.peak_memory_bytes / (run.capacity_bytes or 1)))
+    search = Search(list(_of_framework(problem, case)), objective="step_time", head_room=head_room)
+    search.run()
+    return {
+        "benchmark": f"published {case.about}",
+        **_placed(Tuning(search), run, case),
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def _of_framework(problem: Problem, case: Case) -> Iterator[Candidate]:
+    """Yield the layouts that a framework could have run, whose stages are whole layers.
+
+    The tuner itself cuts stages between attention and MLP too, so that the head's stage is not the slowest.
+    """
+    machine = problem.machine
+    for one in candidates("megatron", machine, axes_of("megatron", machine, _had(case)), 1):
+        if one.pipeline is not None and _is_accepted(one.options, case.model.num_layers):
+            counts = unit_stages(stage_layers(case.model.num_layers, len(one.pipeline.stages)))
+            stages = tuple(range(*borders) for borders in pairwise([0, *accumulate(counts)]))
+            options = {**one.options, "layers_per_stage": counts}
+            yield replace(one, options=options, pipeline=replace(one.pipeline, stages=stages))
+
+
+def _is_accepted(options: Mapping[str, Any], num_layers: int) -> bool:
+    """Return whether Megatron-LM takes a layout.
+
+    Stages have equal numbers of layers, where embedding and head may count as one each. Without overlap, two ranks do
+    not exchange the messages of several chunks (Megatron-LM's `arguments.py`).
+    """
+    num_stages = options["pp"] * options["num_chunks"]
+    is_divided = num_layers % num_stages == 0 or (num_layers + 2) % num_stages == 0
+    return is_divided and not (options["pp"] == 2 < num_stages and not options["overlap_messages"])
 
 
 def _had(case: Case) -> dict[str, list[Any]]:
@@ -151,19 +179,35 @@ def _had(case: Case) -> dict[str, list[Any]]:
 
 def _placed(found: Tuning, run: mt.Run, case: Case) -> dict[str, Any]:
     """Return where a published layout stands among all that fit."""
-    quicker = sum(row["step_time_s"] < run.step_time for row in found.ranked)
+    quicker = [row for row in found.ranked if row["step_time_s"] < run.step_time]
+    tp = case.layout.tp
     return {
         "row": case.row_id,
-        "published": described({name: value for name, value in case.options.items() if name != "layers_per_stage"}),
+        "published": _described({**case.options, "microbatch_size": case.layout.microbatch_size}),
         "published_s": run.step_time,
         "published_gib": run.peak_memory_bytes / 2**30,
-        "winner": described(options_of(found.best.row)),
+        "measured_s": case.measured_s,
+        "winner": _described(found.best.options),
         "winner_s": found.best.step_time_s,
         "winner_gib": found.best.peak_memory_bytes / 2**30,
         "fitting": found.num_fitting,
-        "quicker": quicker,
-        "top_share": quicker / found.num_fitting,
+        "quicker": len(quicker),
+        "top_share": len(quicker) / found.num_fitting,
+        "fitting_with_its_tp": sum(row["tp"] == tp for row in found.ranked),
+        "quicker_with_its_tp": sum(row["tp"] == tp for row in quicker),
+        "published_spends": _spending(found.best, run),
+        "winner_spends": _spending(found.best, found.best.simulate(check=False)),
     }
+
+
+def _described(options: Mapping[str, Any]) -> str:
+    """Return a layout in words, without its stages."""
+    return described({name: value for name, value in options.items() if name != "layers_per_stage"})
+
+
+def _spending(choice: Choice, run: mt.Run) -> str:
+    """Return where the time of a step goes, s."""
+    return ", ".join(f"{name} {seconds:.4g}" for name, seconds in Spending.of_run(choice, run).parts().items())
 
 
 def main() -> None:
@@ -171,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON, one array")
     parser.add_argument("--short", action="store_true", help="a small search alone, in seconds: does it run at all?")
-    parser.add_argument("--published", action="store_true", help="only the published layouts")
+    parser.add_argument("--published", nargs="*", metavar="ROW", help="only the published layouts, all or these rows")
     asked = parser.parse_args()
     measured: list[dict[str, Any]] = []
     for one in _asked(short=asked.short, only_published=asked.published):
@@ -187,16 +231,16 @@ def main() -> None:
         print(json.dumps(measured, indent=2))
 
 
-def _asked(*, short: bool, only_published: bool) -> Iterator[dict[str, Any]]:
+def _asked(*, short: bool, only_published: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     """Yield what is measured."""
     if short:
         yield equality(3)
         return
-    if not only_published:
+    if only_published is None:
         yield llama(512)
         yield from map(of_one_structure, (1, 8))
         yield equality(40)
-    yield from published()
+    yield from published(only_published or ())
 
 
 if __name__ == "__main__":

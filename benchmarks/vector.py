@@ -23,13 +23,15 @@ from minitrain.run.event_loops import run_to_end
 from minitrain.sweeps.batches import row_of
 from minitrain.sweeps.shared_by_batch import SharedByBatch
 
-CASES: dict[str, dict[str, int]] = {
+TRANSFORMER: dict[str, Any] = {"workload": "llama3-8b", "seq_len": 2048, "num_layers": None}
+CASES: dict[str, dict[str, Any]] = {
     "ddp": {},
     "zero3": {},
     "pp_zero1": {"pp": 2},
     "1f1b": {"world_size": 8},  # at most one stage a layer, all different
+    "fsdp, kernels of a transformer": {**TRANSFORMER, "fidelity": "kernels"},
 }
-SIZES = {"world_size": 64, "num_layers": 8, "global_batch_size": 64, "fold": True}
+SIZES: dict[str, Any] = {"world_size": 64, "num_layers": 8, "global_batch_size": 64, "fold": True}
 FIGURES = (
     "networks[0].bandwidth",
     "networks[0].latency",
@@ -38,6 +40,8 @@ FIGURES = (
     "matrix.float16.tflops",
     "mem1.GBps",
     "mem1.GiB",
+    "kernels.GBps",
+    "kernels.matmul.float16.tflops",
 )
 
 
@@ -51,17 +55,24 @@ def machines(count: int) -> list[SystemConfig]:
     return systems
 
 
-def priced(strategy: str, systems: Sequence[SystemConfig]) -> Any:
-    """Price a strategy on all machines, and return all columns."""
-    sizes: dict[str, Any] = {**SIZES, **CASES[strategy]}
+def _case(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the strategy of a case, and its parameters; those that are None are left out."""
+    parameters = {key: value for key, value in {**SIZES, **CASES[name]}.items() if value is not None}
+    return name.partition(",")[0], parameters
+
+
+def priced(case: str, systems: Sequence[SystemConfig]) -> Any:
+    """Price a case on all machines, and return all columns."""
+    strategy, sizes = _case(case)
     return mt.price(strategy, list(systems), **sizes).columns()
 
 
-def swept(strategy: str, systems: Sequence[SystemConfig]) -> Any:
-    """Return the rows of a strategy on some machines, each simulated by itself."""
+def swept(case: str, systems: Sequence[SystemConfig]) -> Any:
+    """Return the rows of a case on some machines, each simulated by itself."""
+    strategy, sizes = _case(case)
 
     async def rows() -> Any:
-        shared, sizes = SharedByBatch(), {**SIZES, **CASES[strategy]}
+        shared = SharedByBatch()
         return [await row_of((strategy, {**sizes, "hardware": system}), shared) for system in systems]
 
     return run_to_end(rows)
@@ -74,19 +85,19 @@ def _rate(work: Callable[[], Any], count: int) -> float:
     return count / (time.process_time() - begin)
 
 
-def row(strategy: str, systems: Sequence[SystemConfig], num_swept: int, num_turns: int) -> str:
-    """Return the row of one strategy."""
+def row(case: str, systems: Sequence[SystemConfig], num_swept: int, num_turns: int) -> str:
+    """Return the row of one case."""
     few = systems[:num_swept]
-    figures, rows = priced(strategy, systems), swept(strategy, few)
+    figures, rows = priced(case, systems), swept(case, few)
     if figures["step_time_s"][:num_swept].tolist() != [each["step_time_s"] for each in rows]:
-        raise RuntimeError(f"{strategy}: the columns are not those of the sweep")
+        raise RuntimeError(f"{case}: the columns are not those of the sweep")
     turns = [
-        (_rate(lambda: priced(strategy, systems), len(systems)), _rate(lambda: swept(strategy, few), num_swept))
+        (_rate(lambda: priced(case, systems), len(systems)), _rate(lambda: swept(case, few), num_swept))
         for _ in range(num_turns)
     ]
     ours, others = (median(turn[place] for turn in turns) for place in (0, 1))
     ratio = median(one / other for one, other in turns)
-    return f"| {strategy} | {len(systems):,} | {ours:,.0f} | {others:,.0f} | {ratio:,.0f} |"
+    return f"| {case} | {len(systems):,} | {ours:,.0f} | {others:,.0f} | {ratio:,.0f} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -98,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     count, num_swept, num_turns = (20, 2, 1) if asked.short else (asked.machines, 20, 7)
     systems = machines(count)
     print("| strategy, folded | machines | machines/s priced | machines/s swept | ratio |\n|---|---|---|---|---|")
-    for strategy in CASES:
-        print(row(strategy, systems, num_swept, num_turns), flush=True)
+    for case in CASES:
+        print(row(case, systems, num_swept, num_turns), flush=True)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,10 @@ def _replacing(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(target)
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename, error.filename2 = str(target), None  # of which the caller knows
+        raise
     finally:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it was moved, or was never there
             temporary.unlink()

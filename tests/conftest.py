@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +50,53 @@ def _only_threads_that_a_test_starts_count() -> Iterator[None]:
 def update_goldens(request: pytest.FixtureRequest) -> bool:
     """Whether goldens are to be written instead of compared."""
     return bool(request.config.getoption("--update-goldens"))
+
+
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+_OF_CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return a headless Chromium, driven by Playwright; it ends with the module, as asyncio does not run beside it."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if path is None:
+        pytest.skip("there is no chromium on this machine")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=_OF_CHROMIUM)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Return what opens a page offline; at the end, nothing may have been logged as an error or asked of a network."""
+    faults: list[str] = []
+    contexts: list[Any] = []
+
+    def open_one(path: Path, scheme: str = "light", width: int = 1300) -> Any:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else faults.append(one.url))
+        page.goto(path.resolve().as_uri())
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert not faults
 
 
 class ShufflingLoop(asyncio.SelectorEventLoop):

@@ -63,6 +63,7 @@ class Timeline:
         layer_names: what the layers are called; empty where they have numbers alone.
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
             row is the rank of its number.
+        ranks_a_row: how many ranks that do the same each row stands for.
         devices: the kind of device of each row's rank; empty where all devices are alike.
         outages: when the run was interrupted, in order; what is submitted behind one begins at its end or later.
     """
@@ -92,6 +93,7 @@ class Timeline:
     tags: tuple[Hashable, ...]
     layer_names: tuple[str, ...] = ()
     rank_names: tuple[str, ...] = ()
+    ranks_a_row: int = 1
     devices: tuple[str, ...] = ()
     outages: tuple[Outage, ...] = ()
 
@@ -137,11 +139,6 @@ class Timeline:
     def rank_name(self, rank: int) -> str:
         """Return what pictures call a rank after the word "rank"."""
         return self.rank_names[rank] if self.rank_names else str(rank)
-
-    @property
-    def has_rows_for_several_ranks(self) -> bool:
-        """Whether each row stands for several ranks that do the same, which its name says."""
-        return any(" (x " in name for name in self.rank_names)
 
     def on_stream(self, kind: str) -> Bools:
         """Tell which events ran on a stream of this kind, (num_events,)."""

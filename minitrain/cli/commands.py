@@ -75,26 +75,22 @@ def compare(
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traces = wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
-        trained = given.trained(model, seq, layers)
-        ranks = machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices))
+        parameters = {
+            **machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
+            **given.trained(model, seq, layers),
+            **ranks_given.batch_of(batch, shares),
+            "strict": strict,
+            "strict_memory": strict_memory,
+            "memory_by_kind": traces is Traces.ALL,
+            "log": log,
+            "fold": folding(fold),
+            **common,
+        }
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
         if traces is not Traces.NONE:
             given.require_folder(out)
         with running():
-            comparison = mt.compare(
-                chosen,
-                progress=progress.simulating,
-                watch=progress.watch,
-                **ranks,
-                **trained,
-                **ranks_given.batch_of(batch, shares),
-                strict=strict,
-                strict_memory=strict_memory,
-                memory_by_kind=traces is Traces.ALL,
-                log=log,
-                fold=folding(fold),
-                **common,
-            )
+            comparison = mt.compare(chosen, progress=progress.simulating, watch=progress.watch, **parameters)
         pages = {"shared_script": shared_script, "pages_alone": traces is Traces.PAGES}
         write = functools.partial(write_comparison, comparison, out, **pages)
         written = [] if traces is Traces.NONE else _written(write, out, progress)
@@ -146,7 +142,9 @@ def run(
         traces = wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
         parameters = {
-            **machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
+            **machine(
+                world_size, hw, network, durations, pricing(fidelity, platform, without, prices), by_name=bool(fault)
+            ),
             **given.trained(model, seq, layers),
             **ranks_given.batch_of(batch, shares),
             "strict": strict,
@@ -154,7 +152,7 @@ def run(
             "memory_by_kind": traces is Traces.ALL and not fault,
             "log": log,
             "fold": folding(fold),
-            **faults_given.disturbance(fault, recovery, hw, network, durations),
+            **faults_given.disturbance(fault or (), recovery or ()),
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]

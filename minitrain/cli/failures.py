@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 import minitrain
-from minitrain.errors import MinitrainError
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError
 from minitrain.plain_text import printable, text_of
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -38,12 +38,14 @@ class RunFailedError(Exception):
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Turn whatever a strategy raises, even `SystemExit`, into a `RunFailedError`."""
+    """Turn whatever a strategy raises, even `SystemExit`, into a `RunFailedError`; wrong usage stays what it is."""
     try:
         yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(error, UsageError | HardwareConfigError) and not hasattr(error, "__notes__"):
+            raise  # it is no rank's: what a rank raises has a note of it
         raise RunFailedError from error
 
 
@@ -124,7 +126,7 @@ def report(error: Exception, *, debug: bool) -> int:
     format_message = getattr(error, "format_message", None)  # of the parser's own errors
     if format_message is not None:
         if format_message():  # there is none where the help was printed instead
-            print_error(f"{format_message().rstrip('.')}{_help(error)}".replace("?; see", "? See"))
+            print_error(_with_help(f"{format_message().rstrip('.')}{_given(error)}", error))
         return int(getattr(error, "exit_code", USAGE))
     unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None
     if unprinted:
@@ -133,10 +135,16 @@ def report(error: Exception, *, debug: bool) -> int:
     return USAGE if isinstance(error, MinitrainError) else FAILED
 
 
-def _help(error: Exception) -> str:
-    """Return a hint at the help of the command that could not be parsed."""
+def _given(error: Exception) -> str:
+    """Return in words what the parser was given, where its message does not say it."""
+    details = getattr(error.__cause__, "errors", None)  # of pydantic, by which newer versions of typer parse
+    return "" if details is None else f", got {details()[0]['input']!r:.80}"
+
+
+def _with_help(message: str, error: Exception) -> str:
+    """Return a message of the parser with a hint at the help of the command that could not be parsed."""
     command = getattr(getattr(error, "ctx", None), "command_path", "minitrain")
-    return f"; see `{command} --help`"
+    return f"{message}{' See' if message.endswith('?') else '; see'} `{command} --help`"
 
 
 def print_error(message: str) -> None:
@@ -152,7 +160,7 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, MinitrainError):
         return f"{text_of(error)}{notes}"
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename}: {error.strerror}; check the path, or name another one"
     text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     return f"{text}{_place(error)}{notes}"
 

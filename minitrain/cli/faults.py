@@ -14,9 +14,11 @@ from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import running
 from minitrain.cli.options import name_and_value
 from minitrain.cli.output import print_json, print_lines
+from minitrain.cli.priced import machine
 from minitrain.errors import UsageError
+from minitrain.run.strategy_loading import did_you_mean
 
-PANEL = "Failures"
+_PANEL = "Failures"
 _MOST_SAMPLES = 1_000_000
 
 Recoveries = Annotated[
@@ -26,7 +28,7 @@ Recoveries = Annotated[
         metavar="NAME=VALUE",
         help="What happens after a failure: spares=1, elastic=true, detection_s=30, restart_s, repair_s, ...; repeat "
         "it for more.",
-        rich_help_panel=PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 Faults = Annotated[
@@ -35,7 +37,7 @@ Faults = Annotated[
         "--fault",
         metavar="RANK@SECONDS",
         help="A device dies so long after the step's beginning; repeat it for more.",
-        rich_help_panel=PANEL,
+        rich_help_panel=_PANEL,
     ),
 ]
 
@@ -52,7 +54,7 @@ def goodput(
     hw: given.Hardware = None,
     network: given.Network = None,
     days: Annotated[
-        float, typer.Option("--days", metavar="N", help="How long the run lasts.", rich_help_panel=PANEL)
+        float, typer.Option("--days", metavar="N", help="How long the run lasts.", rich_help_panel=_PANEL)
     ] = 30,
     mtbf: Annotated[
         list[str] | None,
@@ -60,25 +62,25 @@ def goodput(
             "--mtbf",
             metavar="[DEVICE=]HOURS",
             help="Mean time between failures of a device; published ones by default. Repeat it for more devices.",
-            rich_help_panel=PANEL,
+            rich_help_panel=_PANEL,
         ),
     ] = None,
     interval: Annotated[
         float | None,
         typer.Option(
-            "--interval", metavar="SECONDS", help="Work between checkpoints; Daly's by default.", rich_help_panel=PANEL
+            "--interval", metavar="SECONDS", help="Work between checkpoints; Daly's by default.", rich_help_panel=_PANEL
         ),
     ] = None,
     asynchronous: Annotated[
-        bool, typer.Option("--async", help="Write checkpoints beside the training.", rich_help_panel=PANEL)
+        bool, typer.Option("--async", help="Write checkpoints beside the training.", rich_help_panel=_PANEL)
     ] = False,
     recovery: Recoveries = None,
     samples: Annotated[
         int,
-        typer.Option("--samples", metavar="N", min=1, max=_MOST_SAMPLES, help="Runs to play.", rich_help_panel=PANEL),
+        typer.Option("--samples", metavar="N", min=1, max=_MOST_SAMPLES, help="Runs to play.", rich_help_panel=_PANEL),
     ] = 200,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same samples.", rich_help_panel=PANEL)
+        int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same samples.", rich_help_panel=_PANEL)
     ] = 0,
     as_json: given.AsJson = False,
     debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
@@ -86,20 +88,18 @@ def goodput(
     """Play days of a training run with failures, checkpoints and restarts, and print how much of them is training."""
     common = given.strategy_options(option or (), microbatch)
     chosen = given.choose_strategies([strategy], common)[0]
-    ranks = {} if world_size is None else {"world_size": world_size}
+    ranks = machine(world_size, hw, network, None, {}, by_name=True)
+    failures = {"mtbf_hours": mtbf_of(mtbf or ()), "recovery": recovery_of(recovery or ())}
     with running():
         found = mt.goodput(
             chosen,
             **ranks,
             **given.trained(model, seq, layers),
             **ranks_given.batch_of(batch, None),
-            hardware=hw or given.DEFAULT.hardware,
-            network=network or given.DEFAULT.network,
             days=days,
-            mtbf_hours=mtbf_of(mtbf or ()),
+            **failures,
             checkpoint_interval_s=interval,
             asynchronous=asynchronous,
-            recovery=recovery_of(recovery or ()),
             samples=samples,
             seed=seed,
             **common,
@@ -129,24 +129,14 @@ def faults_of(texts: Sequence[str]) -> list[mt.Fault]:
     return found
 
 
-def disturbance(
-    faults: Sequence[str] | None,
-    recovery: Sequence[str] | None,
-    hardware: str | None,
-    network: str | None,
-    durations: str | None,
-) -> dict[str, Any]:
-    """Return the arguments of `simulate` for devices that die; the hardware by name, as fewer ranks may need another.
+def disturbance(faults: Sequence[str], recovery: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `simulate` for devices that die.
 
     Raises:
         UsageError: an option is outside its rule.
     """
-    if not faults:
-        return {} if not recovery else {"recovery": recovery_of(recovery)}  # which is refused without a fault
-    found = {"faults": faults_of(faults), "recovery": recovery_of(recovery or ())}
-    if durations is not None:
-        return found
-    return {**found, "hardware": hardware or given.DEFAULT.hardware, "network": network or given.DEFAULT.network}
+    found = {"faults": faults_of(faults), "recovery": recovery_of(recovery)}
+    return {name: value for name, value in found.items() if value}
 
 
 def recovery_of(texts: Sequence[str]) -> mt.Recovery | None:
@@ -163,7 +153,8 @@ def recovery_of(texts: Sequence[str]) -> mt.Recovery | None:
     for text in texts:
         name, value = name_and_value("--recovery", text, named)
         if name not in kinds:
-            raise UsageError(f"--recovery: there is no {name}; use one of {', '.join(kinds)}")
+            hint = did_you_mean(name, kinds) or f"; use one of {', '.join(kinds)}"
+            raise UsageError(f"--recovery: there is no {name}{hint}")
         named[name] = _value_of(name, value, str(kinds[name]))
     return mt.Recovery(**named) if named else None
 

@@ -46,7 +46,10 @@ def all_exercises(folder: Path | None) -> list[Exercise]:
 
     if folder is not None and not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; give one that holds exercises")
-    return shipped_exercises(folder)
+    found = shipped_exercises(folder)
+    if folder is not None and not found:
+        raise UsageError(f"there is no exercise in {folder}; give a folder whose folders have an exercise.json each")
+    return found
 
 
 def _is_progress(done: Any) -> bool:

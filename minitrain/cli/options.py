@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,52 +24,37 @@ MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
 MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
 
 
+def _count_option(name: str, most: int, text: str, show_default: bool | str = True) -> Any:
+    """Return what commands say of a number of ranks, layers or samples."""
+    return typer.Option(name, metavar="N", min=1, max=most, help=text, show_default=show_default, rich_help_panel=MODEL)
+
+
 def world_size_option(text: str, show_default: bool | str = True) -> Any:
     """Return what commands say of `--world-size`."""
-    return typer.Option(
-        "--world-size",
-        metavar="N",
-        min=1,
-        max=MOST_RANKS,
-        help=text,
-        show_default=show_default,
-        rich_help_panel=MODEL,
-    )
+    return _count_option("--world-size", MOST_RANKS, text, show_default)
 
 
 def batch_option(show_default: bool | str = True) -> Any:
     """Return what commands say of `--batch`."""
-    return typer.Option(
-        "--batch",
-        metavar="N",
-        min=1,
-        max=MOST_SAMPLES,
-        help="Samples of the step, over all ranks.",
-        show_default=show_default,
-        rich_help_panel=MODEL,
-    )
+    return _count_option("--batch", MOST_SAMPLES, "Samples of the step, over all ranks.", show_default)
+
+
+def layers_option(show_default: str) -> Any:
+    """Return what commands say of `--layers`."""
+    return _count_option("--layers", MOST_LAYERS, "Layers of the model.", show_default)
+
+
+def model_option(text: str) -> Any:
+    """Return what commands say of `--model`."""
+    return typer.Option("--model", metavar="NAME", help=text, rich_help_panel=MODEL)
 
 
 WorldSize = Annotated[int, world_size_option("Number of ranks.")]
-Layers = Annotated[
-    int | None,
-    typer.Option(
-        "--layers",
-        metavar="N",
-        min=1,
-        max=MOST_LAYERS,
-        help="Layers of the model.",
-        show_default=str(DEFAULT.num_layers),
-        rich_help_panel=MODEL,
-    ),
-]
+Layers = Annotated[int | None, layers_option(str(DEFAULT.num_layers))]
 TrainedModel = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json.",
-        rich_help_panel=MODEL,
+    model_option(
+        "A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json."
     ),
 ]
 SeqLen = Annotated[
@@ -80,14 +66,7 @@ SeqLen = Annotated[
 Batch = Annotated[int, batch_option()]
 Microbatch = Annotated[
     int | None,
-    typer.Option(
-        "--microbatch",
-        metavar="N",
-        min=1,
-        max=MOST_SAMPLES,
-        help="Samples a microbatch; batch / world size by default.",
-        rich_help_panel=MODEL,
-    ),
+    _count_option("--microbatch", MOST_SAMPLES, "Samples a microbatch; batch / world size by default."),
 ]
 Options = Annotated[
     list[str] | None,
@@ -254,7 +233,7 @@ def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[
         return {"num_layers": DEFAULT.num_layers if layers is None else layers}
     if layers is not None:
         raise UsageError(f"--layers does not go with --model, since {model} has layers of its own; leave one out")
-    return {"workload": model, "seq_len": seq_len}
+    return {"workload": model} if seq_len is None else {"workload": model, "seq_len": seq_len}
 
 
 def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[str, Any]:
@@ -312,6 +291,26 @@ def _with_remedy(error: StrategyError, found: Sequence[ChosenStrategy], common: 
         return error
     chosen, name = takers[0]
     return StrategyError(f"{error}; an option for one strategy is written {chosen.name}:{name}={common[name]}")
+
+
+def named_hardware(name: str | None) -> str:
+    """Return what --hw names; the default where it is not given, which an empty name is not."""
+    return str(DEFAULT.hardware) if name is None else name
+
+
+def require_file(option: str, path: Path | None) -> None:
+    """Require that a file can be written, or its folder made, before the work begins that it is to hold.
+
+    Raises:
+        UsageError: there is something else in the way.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} must be a file, but {path} is a folder; name a file in it")
+    there = next((place for place in path.parents if place.exists()), None)
+    if there is not None and not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UsageError(f"{option} cannot be written into {there}; name a file in a folder of yours")
 
 
 def require_folder(path: Path) -> None:

@@ -24,6 +24,12 @@ Strategies = Annotated[
         "--strategy", metavar="NAME", help="One to consider; repeat it for more. Those that suit the model if none."
     ),
 ]
+Precisions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--precision", metavar="NAME", help="bf16, fp16 or fp32; repeat it to choose. The model's own if none."
+    ),
+]
 Watts = Annotated[float | None, typer.Option("--power-budget", metavar="W", help="What all devices may draw together.")]
 All = Annotated[bool, typer.Option("--all-devices", help="Leave no group of devices out, even if that is faster.")]
 Saved = Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write the plan as JSON.")]
@@ -37,6 +43,7 @@ def plan(
     layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     strategy: Strategies = None,
+    precision: Precisions = None,
     power_budget: Watts = None,
     all_devices: All = False,
     fidelity: given.Fidelity = given.DEFAULT.fidelity,
@@ -50,17 +57,22 @@ def plan(
 
     What else was considered is printed below it: how much slower it is, or why it does not run.
     """
-    step = {**given.trained(model, seq, layers), **pricing(fidelity, platform, None, None)}
+    given.require_file("--out", out)
+    given.require_file("--html", html)
+    trained = given.trained(model, seq, layers)
+    workload = trained.pop("workload", None)
     with user_prints_to_stderr(as_json), Progress() as progress:
         progress.say("simulating layouts")
         found = mt.plan(
-            step.pop("workload", None),
+            workload,
             hw,
             global_batch_size=batch,
             strategies=strategy or None,
+            precisions=precision or None,
             power_budget_watts=power_budget,
             leave_out=not all_devices,
-            **step,
+            **trained,
+            **pricing(fidelity, platform, None, None),
         )
         if out is not None:
             found.save(out)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value
+from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value, named_hardware
 from minitrain.errors import UsageError
-from minitrain.hardware.chosen_predictor import make_predictor
-from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.hardware.clusters.cluster_files import names_cluster
-from minitrain.hardware.clusters.predictors import predictors_of
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.measured_layers import MeasuredLayers
-from minitrain.hardware.pricing import Pricing
-from minitrain.run.parameters import DEFAULTS
+from minitrain.run.parameters import DEFAULTS, split_keywords
 
 
 def pricing(fidelity: str, platform: str | None, without: str | None, prices: str | None) -> dict[str, Any]:
@@ -48,48 +42,45 @@ def measured_layers(text: str) -> MeasuredLayers:
     return MeasuredLayers.read(path, **columns)
 
 
-def priced(
-    world_size: int,
-    hardware: str | None,
-    network: str | None,
-    durations: str | None,
-    priced_by: Mapping[str, Any] = MappingProxyType({}),
-) -> Any:
-    """Return the predictor that prices the operations of a run.
-
-    Raises:
-        UsageError: the options exclude each other.
-        HardwareConfigError: the config cannot be found or read, or is invalid.
-    """
-    if durations is None:
-        chosen = Pricing(**priced_by)
-        if names_cluster(hardware):
-            cluster = Cluster.load(str(hardware))
-            return predictors_of(cluster, world_size, network or DEFAULT.network, pricing=chosen)
-        return make_predictor(hardware or DEFAULT.hardware, world_size, network or DEFAULT.network, pricing=chosen)
-    own = {"hardware": hardware, "network": network, **priced_by}
-    for name, value in own.items():
-        if value is not None:
-            raise UsageError(f"--durations stands for a machine of its own; give it or {OWN_OPTIONS[name]}, not both")
-    return FixedPredictor(**parse_durations(durations))
-
-
 def machine(
     world_size: int | None,
     hardware: str | None,
     network: str | None,
     durations: str | None,
     priced_by: Mapping[str, Any],
+    *,
+    by_name: bool = False,
 ) -> dict[str, Any]:
     """Return the ranks and what prices their operations, as arguments of `simulate`.
 
+    Args:
+        world_size: number of ranks; of a cluster, a rank for each device if None.
+        hardware: the config or cluster.
+        network: its kind.
+        durations: durations by hand instead of hardware.
+        priced_by: how operations are priced.
+        by_name: give the hardware itself instead of a predictor, which is for one number of ranks.
+
     Raises:
-        UsageError, HardwareConfigError: as for `priced`.
+        UsageError: the options exclude each other.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
     """
-    if world_size is None and durations is None and names_cluster(hardware):
-        world_size = Cluster.load(str(hardware)).num_devices
-    num_ranks = DEFAULT.world_size if world_size is None else world_size
-    return {"world_size": num_ranks, "hardware": priced(num_ranks, hardware, network, durations, priced_by)}
+    if durations is not None:
+        _require_none({"hardware": hardware, "network": network, **priced_by})
+        by_hand = FixedPredictor(**parse_durations(durations))
+        return {"world_size": world_size or DEFAULT.world_size, "hardware": by_hand}
+    kind = DEFAULT.network if network is None else network
+    named = {"hardware": named_hardware(hardware), "network": kind, **priced_by}
+    parameters, _ = split_keywords(named if world_size is None else {**named, "world_size": world_size})
+    predictor = parameters.predictor()
+    return {"world_size": parameters.world_size, **(named if by_name else {"hardware": predictor})}
+
+
+def _require_none(of_machine: Mapping[str, Any]) -> None:
+    """Require that nothing is said of a machine, for which durations by hand stand."""
+    for name, value in of_machine.items():
+        if value is not None:
+            raise UsageError(f"--durations stands for a machine of its own; give it or {OWN_OPTIONS[name]}, not both")
 
 
 def parse_durations(text: str) -> dict[str, float]:

@@ -20,25 +20,11 @@ LAYERS = 8  # where no model is given, as for `mt.prove`
 Proven = Annotated[
     list[str], typer.Argument(metavar="STRATEGY...", help="Names, path.py or path.py:function; each may have options.")
 ]
-Layers = Annotated[
-    int | None,
-    typer.Option(
-        "--layers",
-        metavar="N",
-        min=1,
-        max=given.MOST_LAYERS,
-        help="Layers of the model.",
-        show_default=f"{LAYERS}, or those of --model",
-        rich_help_panel="Model and ranks",
-    ),
-]
+Layers = Annotated[int | None, given.layers_option(f"{LAYERS}, or those of --model")]
 TrainedModel = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="A small transformer, such as tiny, or a Hugging Face config.json of one, instead of equal layers.",
-        rich_help_panel="Model and ranks",
+    given.model_option(
+        "A small transformer, such as tiny, or a Hugging Face config.json of one, instead of equal layers."
     ),
 ]
 Strict = Annotated[
@@ -46,7 +32,7 @@ Strict = Annotated[
     typer.Option(
         "--strict/--no-strict",
         help="Accept only what operations gave, or compare the numbers alone, which is faster.",
-        rich_help_panel="Model and ranks",
+        rich_help_panel=given.MODEL,
     ),
 ]
 
@@ -57,7 +43,7 @@ Backends = Annotated[
         metavar="LIBRARY",
         help="What computes: numpy, jax or torch; of several, ranks take turns.",
         show_default="NumPy directly",
-        rich_help_panel="Model and ranks",
+        rich_help_panel=given.MODEL,
     ),
 ]
 

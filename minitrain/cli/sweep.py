@@ -17,7 +17,7 @@ from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
 from minitrain.cli.wanted_traces import folding
-from minitrain.cli.workers import Dask, Ray, TimeLimit, executor_of, saying_losses
+from minitrain.cli.workers import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.chosen_strategy import literal
@@ -41,9 +41,6 @@ Axes = Annotated[
 Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="FILE", help="JSON Lines file to write rows into, and to go on from."),
-]
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes; one a core by default.")
 ]
 Html = Annotated[
     Path | None,
@@ -91,7 +88,7 @@ def sweep(
         "world_size": world_size,
         **_trained(model, seq, layers, axes),
         "global_batch_size": batch,
-        "hardware": hw or given.DEFAULT.hardware,
+        "hardware": given.named_hardware(hw),
         **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
         "strict_memory": strict_memory,
         "fold": folding(fold),
@@ -99,6 +96,8 @@ def sweep(
         **pricing(fidelity, platform, without, prices),
         **given.strategy_options(option or (), microbatch),
     }
+    given.require_file("--csv", csv)
+    given.require_file("--html", html)
     where: dict[str, Any] = {"executor": executor_of(dask, ray, jobs), "jobs": jobs, "time_limit_s": time_limit}
     with (
         user_prints_to_stderr(as_json),
@@ -130,13 +129,18 @@ def _trained(model: str | None, seq_len: int | None, layers: int | None, axes: M
     """Return what all configurations train, where the grid does not say."""
     if "workload" in axes:
         return {name: value for name, value in (("num_layers", layers), ("seq_len", seq_len)) if value is not None}
-    if model is not None and "seq_len" in axes and seq_len is None:
-        return {"workload": model}
-    return {name: value for name, value in given.trained(model, seq_len, layers).items() if value is not None}
+    return given.trained(model, seq_len, layers)
 
 
-def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+def parse_grid(texts: Sequence[str], option: str = "--grid") -> dict[str, list[Any]]:
     """Return the values by parameter; each is a Python literal, or else text.
+
+    Args:
+        texts: what was given.
+        option: which option it was given to.
+
+    Raises:
+        UsageError: one is of another form, or names what another one names.
 
     >>> parse_grid(["world_size=8,64", "hw=h100_80g_nvl8"])
     {'world_size': [8, 64], 'hardware': ['h100_80g_nvl8']}
@@ -146,9 +150,9 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         name = _LONG_NAMES.get(name.strip(), name.strip())
         if not equals or not name.isidentifier() or not all(map(str.strip, values.split(","))):
-            raise UsageError(f"--grid takes name=value,value,..., got {text!r}")
+            raise UsageError(f"{option} takes name=value,value,..., got {text!r}")
         if name in axes:
-            raise UsageError(f"--grid: {name} is given twice")
+            raise UsageError(f"{option}: {name} is given twice")
         axes[name] = [literal(value.strip()) for value in values.split(",")]
     return axes
 

@@ -14,7 +14,7 @@ from minitrain.cli.output import print_json, print_lines
 from minitrain.cli.trace import RunFile, trace
 from minitrain.errors import UsageError
 
-__all__ = ["trace"]
+__all__ = ["trace"]  # with all of its commands, as the table in `application` wants it
 
 _MOST_SAMPLES = 10_000_000
 

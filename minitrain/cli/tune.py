@@ -16,8 +16,8 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.priced import pricing
-from minitrain.cli.sweep import Jobs, Results, in_words, parse_grid
-from minitrain.cli.workers import Dask, Ray, TimeLimit, executor_of, saying_losses
+from minitrain.cli.sweep import Results, in_words, parse_grid
+from minitrain.cli.workers import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.plain_text import printable
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
@@ -104,23 +104,20 @@ def tune(
     """
     if words is not None:
         require_tool(words)
-    trained: dict[str, Any] = {
-        name: value for name, value in given.trained(model, seq, layers).items() if value is not None
-    }
-    trained_on: dict[str, Any] = {
-        **{name: value for name, value in trained.items() if name != "workload"},
+    given.require_file("--html", html)
+    parameters: dict[str, Any] = {
+        **given.trained(model, seq, layers),
         **({} if network is None else {"network": network}),
         **pricing(fidelity, platform, without, None),
     }
     with user_prints_to_stderr(as_json), saying_losses(), Progress() as progress:
         found = mt.tune(
-            trained.get("workload"),
-            hw or given.DEFAULT.hardware,
+            hardware=given.named_hardware(hw),
             world_size=world_size,
             global_batch_size=batch,
             objective=objective,
             strategies=strategy or None,
-            space=parse_grid(space or []),
+            space=parse_grid(space or [], "--space"),
             head_room=head_room,
             min_microbatches=min_microbatches,
             prune=prune,
@@ -132,7 +129,7 @@ def tune(
             time_limit_s=time_limit,
             results=results,
             progress=_Live(progress),
-            **trained_on,
+            **parameters,
         )
         if html is not None:
             progress.say("drawing the best layouts")
@@ -176,7 +173,7 @@ def _print(found: Tuning, *, explain: bool, words: str | None) -> None:
         print_lines([found.verdicts()])
         return
     print_table(_table(found.ranked))
-    print_lines([f"{found.verdicts()}" + (" (interrupted)" if found.was_interrupted else "")])
+    print_lines([found.verdicts() + (" (interrupted)" if found.was_interrupted else "")])
     print_lines([f"{len(found.front)} of them are on the front of time, memory, money and energy"])
     if explain:
         print_lines(["", *str(found.explain()).splitlines()[1:]])

@@ -12,6 +12,7 @@ import minitrain as mt
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.workers import Jobs
 from minitrain.plain_text import printable
 
 _SKIPPED_SHOWN = 8
@@ -36,9 +37,6 @@ Without = Annotated[
     str | None,
     typer.Option("--without", metavar="TERMS", help="Terms of the price to leave out, such as waves,launches."),
 ]
-Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes; one a core by default.")
-]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page: predicted against measured.")]
 
 
@@ -58,6 +56,7 @@ def validate(
     The tables are listed in docs/accuracy.md. A row that lacks what the model needs is listed with its reason.
     Exit code 1 if no row could be simulated.
     """
+    given.require_file("--html", html)
     with (
         user_prints_to_stderr(as_json),
         Progress() as progress,

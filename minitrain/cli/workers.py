@@ -12,10 +12,13 @@ import typer
 from minitrain.cli.failures import print_error
 from minitrain.errors import UsageError
 from minitrain.sweeps.executors.choice import require_workers
-from minitrain.sweeps.executors.cluster_workers import ClusterWarning
+from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
 
 _PANEL = "Workers"
 
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", metavar="N", min=1, max=1024, help="Processes; one a core by default.")
+]
 Dask = Annotated[
     str | None,
     typer.Option(
@@ -61,13 +64,13 @@ def executor_of(dask: str | None, ray: str | None, jobs: int | None) -> str | No
 
 @contextlib.contextmanager
 def saying_losses() -> Iterator[None]:
-    """Say on stderr, in a line each, what a cluster lost."""
+    """Say on stderr, in a line each, that workers were lost."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", ClusterWarning)
+        warnings.simplefilter("always", LostWorkersWarning)
         shown: Any = warnings.showwarning
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
-            if issubclass(category, ClusterWarning):
+            if issubclass(category, LostWorkersWarning):
                 print_error(str(message))
             else:
                 shown(message, category, *where, **more)

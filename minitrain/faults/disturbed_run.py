@@ -221,8 +221,9 @@ class _Story:
             self.peaks[rank] = max(self.peaks[rank], peak)
         outages = [Outage(each.fault.at_s, each.fault.at_s + each.recovery_s, str(each)) for each in self.interruptions]
         fields = {name: getattr(self.whole, name) for name in Run.__dataclass_fields__}
+        own = {"logs": self.logs, "peak_memory_per_rank": self.peaks, "outages": outages, "prepared": None}
         return DisturbedRun(
-            **(fields | {"logs": self.logs, "peak_memory_per_rank": self.peaks, "outages": outages}),
+            **(fields | own),
             interruptions=tuple(self.interruptions),
             undisturbed_step_time=self.whole.step_time,
             without_effect=tuple(self.without_effect),

@@ -132,11 +132,9 @@ class Expansion:
             source._global_batch_size,
             runtime_predictor=source._runtime_predictor,
         )
-        own = vars(source).keys() - vars(model).keys() - _OF_CLASSES
-        for name in (
-            *_AT_THE_END,
-            *(name for name in own if not name.startswith("_")),
-        ):  # the latter are the strategy's
+        added = vars(source).keys() - vars(model).keys() - _OF_CLASSES
+        of_strategy = (name for name in added if not name.startswith("_"))
+        for name in (*_AT_THE_END, *of_strategy):
             setattr(model, name, place.value(getattr(source, name)))
         model._log, model._rows = log, log._rows
         model.final_weights, model.final_experts = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, ClassVar, NoReturn, overload
 
 from minitrain.folding.attempt import FoldAttempt
@@ -52,8 +53,6 @@ class PerRankInt:
 
     set_kind: ClassVar[Any]
     """What makes sets of such integers: `minitrain.folding.per_rank_sets`, which builds on this file, puts it here."""
-    item_finder: ClassVar[Any]
-    """What finds items of sequences by them: `minitrain.folding.unlike_ranks` puts it here, likewise."""
 
     def __init__(self, attempt: FoldAttempt, const: int, slopes: Mapping[str, int]) -> None:
         self.attempt = attempt
@@ -223,9 +222,29 @@ class PerRankInt:
         return self._singleton
 
     def item_of(self, values: Sequence[Any]) -> Any:
-        """Return the item of a sequence that each rank means by this index (`minitrain.rank.divided_batch` asks)."""
-        self.attempt.is_observed = True
-        return self.item_finder(values)
+        """Return the item of a sequence that each rank means by this index (`minitrain.rank.divided_batch` asks).
+
+        Args:
+            values: numbers, of which one is meant by all ranks, or ranges of samples.
+
+        Raises:
+            DivergesError: ranks have different numbers, ranges of different lengths, or ranges that do not move evenly.
+        """
+        attempt = self.attempt
+        attempt.is_observed = True
+        first = values[self.const]
+        slopes = {axis: _start(values[self.const + slope]) - _start(first) for axis, slope in self.slopes.items()}
+        for places in product(*(range(attempt.folded_sizes[axis]) for axis in self.slopes)):
+            moved = dict(zip(self.slopes, places, strict=True))
+            value = values[self.const + sum(self.slopes[axis] * place for axis, place in moved.items())]
+            start = _start(first) + sum(slopes[axis] * place for axis, place in moved.items())
+            if _length(value) != _length(first) or _start(value) != start:
+                attempt.prices_differ = True
+                attempt.diverge("a share of the batch that differs between ranks", self.slopes)
+        if not isinstance(first, range):
+            return first
+        begin = per_rank(attempt, first.start, slopes)
+        return PerRankRange(begin, len(first)) if isinstance(begin, PerRankInt) else first
 
     @staticmethod
     def span(start: Any, stop: Any) -> Sequence[Any]:
@@ -234,6 +253,16 @@ class PerRankInt:
         if isinstance(length, PerRankInt):
             length.attempt.diverge("a range whose length differs between ranks", length.slopes)
         return PerRankRange(start, max(length, 0))
+
+
+def _start(value: Any) -> int:
+    """Return where a range begins; 0 for a number, which is no range."""
+    return value.start if isinstance(value, range) else 0
+
+
+def _length(value: Any) -> int:
+    """Return the length of a range, or the number."""
+    return len(value) if isinstance(value, range) else value
 
 
 class PerRankRange(Sequence[Any]):

@@ -131,7 +131,8 @@ class FoldedRun(Run):
         row_of = np.array([*self.fold.of_every_rank(list(range(len(self._classes)))), -1])  # -1 is no rank: it stays so
         named = line.rank_names or tuple(map(str, self.representatives))
         names = tuple(f"{name} (x {size})" for name in named) if size > 1 else line.rank_names
-        return replace(line, peer=row_of[line.peer], waited_for=row_of[line.waited_for], rank_names=names)
+        peer, waited_for = row_of[line.peer], row_of[line.waited_for]
+        return replace(line, peer=peer, waited_for=waited_for, rank_names=names, ranks_a_row=size)
 
     def explain(self) -> Explanation:
         """Return why ranks wait, or classes of them in a large run that was to be folded, and what would help."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import product
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minitrain.folding.attempt import DivergesError, FoldAttempt
-from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
 from minitrain.hardware.price import RankPredictors
 
 if TYPE_CHECKING:
@@ -105,43 +104,3 @@ def _block(labels: Labels) -> int:
     """
     borders = [place for place in range(1, len(labels)) if labels[place] != labels[place - 1]]
     return gcd(*borders, len(labels))
-
-
-def item_of(index: PerRankInt, values: Sequence[Any]) -> Any:
-    """Return the item of a sequence that each rank of a class means by its index: a number for all, or ranges.
-
-    Args:
-        index: the index of each rank.
-        values: numbers, or ranges of samples.
-
-    Raises:
-        DivergesError: ranks have different numbers, ranges of different lengths, or ranges that do not move evenly.
-    """
-    attempt = index.attempt
-    first = values[index.const]
-    sizes = {axis: attempt.folded_sizes[axis] for axis in index.slopes}
-    slopes = {axis: _start(values[index.const + slope]) - _start(first) for axis, slope in index.slopes.items()}
-    for places in product(*map(range, sizes.values())):
-        moved = dict(zip(sizes, places, strict=True))
-        value = values[index.const + sum(index.slopes[axis] * place for axis, place in moved.items())]
-        start = _start(first) + sum(slopes[axis] * place for axis, place in moved.items())
-        if _length(value) != _length(first) or _start(value) != start:
-            attempt.prices_differ = True
-            attempt.diverge("a share of the batch that differs between ranks", index.slopes)
-    if isinstance(first, range):
-        begin = per_rank(attempt, first.start, slopes)
-        return PerRankRange(begin, len(first)) if isinstance(begin, PerRankInt) else first
-    return first
-
-
-def _start(value: Any) -> int:
-    """Return where a range begins; 0 for a number, which is no range."""
-    return value.start if isinstance(value, range) else 0
-
-
-def _length(value: Any) -> int:
-    """Return the length of a range, or the number."""
-    return len(value) if isinstance(value, range) else value
-
-
-PerRankInt.item_finder = item_of

@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = (
     *("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver"),
-    *("faults", "heterogeneous", "noise", "platform", "sweeps", "tuning", "validation", "vector"),
+    *("faults", "heterogeneous", "noise", "planning", "platform", "sweeps", "tuning", "validation", "vector"),
 )
 _OF_GRADING = (
     *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
@@ -33,7 +33,7 @@ def copy_minitrain(package: Path) -> None:
             os.utime(copied, ns=(changed_ns, changed_ns))  # else its compiled module would not be believed
 
 
-@lru_cache(maxsize=1)
+@cache
 def _library() -> Mapping[str, Sequence[tuple[str, bytes, int]]]:
     """Return the files of minitrain's copy by folder: name, content and when it changed, ns.
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minitrain.grading.recorded_attention import RecordedAttention
-from minitrain.grading.recorded_program import name_of
 from minitrain.rank.model import Model
-from minitrain.tensors import Activation, ActivationGrad, Tensor, Weight
+from minitrain.tensors import Activation, ActivationGrad, Weight
 from minitrain.tensors.experts import (
     ExpertOptState,
     ExpertOutputsGrad,
@@ -30,11 +29,6 @@ _ROUTED_BY_DEFAULT: dict[str, Any] = {"imbalance": 1, "capacity_factor": None, "
 class RecordedExperts(RecordedAttention):
     """The operations around experts of a rank that records; see `minitrain.grading.recorder.RecordingModel`."""
 
-    def _write(self, kind: str, *what: Any, made: Sequence[Any]) -> None:
-        """Write a step, whose tensors it names, and name its results."""
-        named = (name_of(value) if isinstance(value, Tensor) else value for value in what)
-        self._made(self.program.add(kind, *named), *made)
-
     def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
         """Record the load of a router piece."""
         made = super().load_router(layer, shard, num_shards)
@@ -52,9 +46,9 @@ class RecordedExperts(RecordedAttention):
     def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
         """Record where tokens are sent."""
         made = super().route(layer, inp, weight, num_parts, **how)
-        listed = _ROUTED_BY_DEFAULT | how
-        listed["imbalance"] = as_imbalance(listed["imbalance"])
-        self._write("route", layer, inp, weight, num_parts, listed, made=[made])
+        known = _ROUTED_BY_DEFAULT | how
+        known["imbalance"] = as_imbalance(known["imbalance"])
+        self._write("route", layer, inp, weight, num_parts, known, made=[made])
         return made
 
     def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
@@ -104,7 +98,7 @@ def play(model: Model, kind: str, what: Sequence[Any], value: Callable[[Any], An
         return model.load_experts(layer, shard, num_shards, part=part, num_parts=num_parts)
     if kind == "route":
         inp, weight, num_parts, how = names
-        known = {name: how[name] for name in ("imbalance", "capacity_factor", "drop_tokens")}
+        known = {name: how[name] for name in _ROUTED_BY_DEFAULT}
         return model.route(layer, value(inp), value(weight), num_parts, **known)
-    operation = {"combine_outputs": model.combine}.get(kind) or getattr(model, kind)
+    operation = model.combine if kind == "combine_outputs" else getattr(model, kind)
     return operation(layer, *map(value, names))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.grading.recorded_program import Made, Program, name_of
-from minitrain.tensors import Activation, Weight
+from minitrain.tensors import Activation, Tensor, Weight
 from minitrain.tensors.attention import KeysValues
 from minitrain.tensors.context import ContextShard
 from minitrain.workloads.workload import Recompute
@@ -27,10 +27,15 @@ class RecordedAttention(StrictModel):
         for place, tensor in enumerate(tensors):
             tensor._content = Made(self.program, step, place)
 
+    def _write(self, kind: str, *what: Any, made: Sequence[Any]) -> None:
+        """Write a step, whose tensors it names, and name its results."""
+        named = (name_of(value) if isinstance(value, Tensor) else value for value in what)
+        self._made(self.program.add(kind, *named), *made)
+
     def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
         """Record an input of some shards of the sequence."""
         made = super().get_input_shard(samples, shards, num_shards)
-        self._made(self.program.add("get_input_shard", sorted(made.samples), sorted(made.shards), num_shards), made)
+        self._write("get_input_shard", sorted(made.samples), sorted(made.shards), num_shards, made=[made])
         return made
 
     def keys_values(
@@ -38,32 +43,31 @@ class RecordedAttention(StrictModel):
     ) -> KeysValues:
         """Record a step of an attention."""
         made = super().keys_values(layer, inp, weight, recompute=recompute)
-        self._made(self.program.add("keys_values", layer, name_of(inp), name_of(weight)), made)
+        self._write("keys_values", layer, inp, weight, made=[made])
         return made
 
     def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Any:
         """Record a step of an attention."""
         made = super().attend(layer, inp, keys_values)
-        self._made(self.program.add("attend", layer, name_of(inp), name_of(keys_values)), made)
+        self._write("attend", layer, inp, keys_values, made=[made])
         return made
 
     def project(self, layer: int, inp: Activation, weight: Weight, attended: Any) -> Any:
         """Record a step of an attention."""
         made = super().project(layer, inp, weight, attended)
-        self._made(self.program.add("project", layer, name_of(inp), name_of(weight), name_of(attended)), made)
+        self._write("project", layer, inp, weight, attended, made=[made])
         return made
 
     def backward_project(self, layer: int, inp: Activation, grad: Any, weight: Weight) -> Any:
         """Record a step of an attention's backward."""
         made = super().backward_project(layer, inp, grad, weight)
-        self._made(self.program.add("backward_project", layer, name_of(inp), name_of(grad), name_of(weight)), made)
+        self._write("backward_project", layer, inp, grad, weight, made=[made])
         return made
 
     def backward_attend(self, layer: int, inp: Activation, grad: Any, keys_values: Activation) -> Any:
         """Record a step of an attention's backward."""
         made = super().backward_attend(layer, inp, grad, keys_values)
-        names = name_of(inp), name_of(grad), name_of(keys_values)
-        self._made(self.program.add("backward_attend", layer, *names), *made)
+        self._write("backward_attend", layer, inp, grad, keys_values, made=made)
         return made
 
     def backward_keys_values(
@@ -71,6 +75,5 @@ class RecordedAttention(StrictModel):
     ) -> Any:
         """Record a step of an attention's backward."""
         made = super().backward_keys_values(layer, inp, weight, grad_queries, grad_keys_values)
-        names = name_of(inp), name_of(weight), name_of(grad_queries), name_of(grad_keys_values)
-        self._made(self.program.add("backward_keys_values", layer, *names), *made)
+        self._write("backward_keys_values", layer, inp, weight, grad_queries, grad_keys_values, made=made)
         return made

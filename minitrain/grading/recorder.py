@@ -123,13 +123,13 @@ class RecordingModel(RecordedExperts):
         """Record a load."""
         made = super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
         of_part = () if num_parts == 1 else (part, num_parts)
-        self._made(self.program.add("load_weights", layer, shard, num_shards, *of_part), *made)
+        self._write("load_weights", layer, shard, num_shards, *of_part, made=made)
         return made
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Record an input."""
         made = super().get_input_activation(samples)
-        self._made(self.program.add("get_input_activation", sorted(made.samples)), made)
+        self._write("get_input_activation", sorted(made.samples), made=[made])
         return made
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
@@ -141,13 +141,13 @@ class RecordingModel(RecordedExperts):
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Record a forward."""
         made = super().forward(layer, inp, weight, recompute=recompute)
-        self._made(self.program.add("forward", layer, name_of(inp), name_of(weight)), made)
+        self._write("forward", layer, inp, weight, made=[made])
         return made
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Record a loss."""
         made = super().loss(inp)
-        self._made(self.program.add("loss", name_of(inp)), made)
+        self._write("loss", inp, made=[made])
         return made
 
     def backward(
@@ -155,13 +155,13 @@ class RecordingModel(RecordedExperts):
     ) -> tuple[WeightGrad, ActivationGrad]:
         """Record a backward."""
         made = super().backward(layer, inp, grad, weight)
-        self._made(self.program.add("backward", layer, name_of(inp), name_of(grad), name_of(weight)), *made)
+        self._write("backward", layer, inp, grad, weight, made=made)
         return made
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Record the first half of a backward."""
         made = super().backward_input(layer, inp, grad, weight)
-        self._made(self.program.add("backward_input", layer, name_of(inp), name_of(grad), name_of(weight)), made)
+        self._write("backward_input", layer, inp, grad, weight, made=[made])
         return made
 
     def backward_weight(
@@ -169,7 +169,7 @@ class RecordingModel(RecordedExperts):
     ) -> WeightGrad:
         """Record the second half of a backward."""
         made = super().backward_weight(layer, inp, grad, weight)
-        self._made(self.program.add("backward_weight", layer, name_of(inp), name_of(grad)), made)
+        self._write("backward_weight", layer, inp, grad, made=[made])
         return made
 
     def update(
@@ -177,8 +177,7 @@ class RecordingModel(RecordedExperts):
     ) -> tuple[Weight, OptState]:
         """Record an update."""
         made = super().update(layer, weight_grad, weight, opt_state)
-        names = name_of(weight_grad), name_of(weight), name_of(opt_state)
-        self._made(self.program.add("update", layer, *names), *made)
+        self._write("update", layer, weight_grad, weight, opt_state, made=made)
         return made
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Operation:

@@ -27,7 +27,7 @@ from minitrain.errors import UsageError
 from minitrain.grading.copied_package import PACKAGE, copy_minitrain, folder_of
 from minitrain.grading.error_reports import SUBMISSION
 from minitrain.grading.exercise import Case
-from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for
+from minitrain.grading.isolation import HERE, Isolation, command_for, from_worker, plan_for, require_mode
 from minitrain.grading.readable import packages
 from minitrain.grading.result import printable
 from minitrain.grading.wire import decoded
@@ -57,11 +57,17 @@ class Limits:
         memory_bytes: address space of the process.
         isolation: how it is kept apart: "auto" by all means of this machine, "required" by the kernel in every
             respect or not at all, "none" by a process of its own alone.
+
+    Raises:
+        UsageError: there is no such isolation.
     """
 
     seconds: float = 20.0
     memory_bytes: int = 2 * 2**30
     isolation: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_mode(self.isolation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,34 @@
 """How messages describe the faults of a config file: where, what was expected, what was found."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
 
 TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
 
+MOST_TOLD = 8  # faults of one file: more than anybody mends at once
 _LONGEST = 40  # characters of a found string, digits of a found integer
 
 
 def refuse(label: str, faults: list[str]) -> HardwareConfigError:
-    """Return the one error that lists every fault of a config (facts: `path` and `faults`)."""
+    """Return the one error of a config that tells its first faults (facts: `path`, and `faults`, which has all)."""
     lines = [f"{label}: {fault}" for fault in faults]
     if len(lines) > 1:
-        lines.insert(0, f"{label}: {len(faults)} faults")
+        lines = told(f"{label}: {len(faults)} faults", lines, len(lines))
     return HardwareConfigError("\n".join(lines), path=label, faults=tuple(faults))
+
+
+def told(title: str, faults: Sequence[str], number: int) -> list[str]:
+    """Return the lines that tell of several faults: what has them, the first ones, and how many more there are.
+
+    >>> told("x.json: 3 faults", ["a", "b"], 3)
+    ['x.json: 3 faults', 'a', 'b', '... and 1 more']
+    """
+    shown_faults = faults[:MOST_TOLD]
+    more = number - len(shown_faults)
+    return [title, *shown_faults, *([f"... and {more} more"] if more else [])]
 
 
 def label_of(path: str) -> str:

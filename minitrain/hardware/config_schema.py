@@ -81,6 +81,8 @@ _ENTRIES = {
     "links": "an object with link_id, source_id, dest_id, bytes_per_s and latency_s",
 }
 
+_KEYS_SHOWN = 5  # of an object that is no config
+
 
 def _some(tiers: list[Any]) -> list[Any]:
     if not tiers:
@@ -186,7 +188,14 @@ class ConfigModel(DataSheetModel):
 
 
 def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:
-    """Return the model of a config, or None and every fault as `path: expected ..., found ...`."""
+    """Return the model of a config, or None and every fault as `path: expected ..., found ...`; one of what is none."""
+    required = [key for key, field in ConfigModel.model_fields.items() if field.is_required()]
+    if data and not any(key in data for key in required):
+        return None, [
+            f"expected a hardware config, an object with {', '.join(required)}; found one with "
+            f"{', '.join(shown(key) for key in list(data)[:_KEYS_SHOWN])}; `minitrain hw show h100_80g_nvl8 --json` "
+            "prints a config"
+        ]
     try:
         model = ConfigModel.model_validate(data)
     except ValidationError as error:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware.device import efficiency_at
@@ -52,6 +52,23 @@ _PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read aga
 _MOST_REMEMBERED = 1 << 14
 
 
+class Arithmetic(NamedTuple):
+    """What the formulas do with numbers beside adding and multiplying them; arrays need functions of their own.
+
+    Args:
+        larger: the larger of two numbers.
+        least: the least of several.
+        ceil: the next whole number.
+    """
+
+    larger: Callable[[Any, Any], Any]
+    least: Callable[[Iterable[Any]], Any]
+    ceil: Callable[[Any], Any]
+
+
+PLAIN = Arithmetic(max, min, ceil)
+
+
 @final
 class KernelDevice:
     """Price kernels on a device.
@@ -61,6 +78,8 @@ class KernelDevice:
         rates: what its kernels reach; the config's own if None.
         launch_s: time between two launches, s; the device's own if None. A framework that dispatches from Python is
             limited by the host: give its figure. 0 means captured graphs that never wait for a launch.
+        arithmetic: of the numbers in `system` and `rates`, which may be arrays of a number for each of several devices
+            (see `minitrain.hardware.kernel_fleet`).
 
     Raises:
         HardwareConfigError: the config has no key `kernels`.
@@ -74,9 +93,14 @@ class KernelDevice:
     """
 
     def __init__(
-        self, system: SystemConfig, rates: KernelRates | None = None, *, launch_s: float | None = None
+        self,
+        system: SystemConfig,
+        rates: KernelRates | None = None,
+        *,
+        launch_s: float | None = None,
+        arithmetic: Arithmetic = PLAIN,
     ) -> None:
-        found = system.kernels if rates is None else rates  # a caller's are complete: see `derived_rates`
+        found = system.kernels if rates is None else rates
         if found is None:
             raise HardwareConfigError(
                 f"prices of kernels need what kernels reach on the device, but config {system.name} has no key "
@@ -86,6 +110,7 @@ class KernelDevice:
         self.system = system
         self.rates = found
         self.launch_s = found.launch_s if launch_s is None else launch_s
+        self._larger, self._least, self._ceil = arithmetic
         self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
         self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
 
@@ -124,7 +149,8 @@ class KernelDevice:
 
     def _pass_seconds(self, work: KernelList) -> float:
         """Return how long a pass takes, s: its kernels one after another, and no less than it takes to launch them."""
-        return max(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
+        seconds: float = self._larger(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
+        return seconds
 
     def busy_seconds(self, kernels: Iterable[Kernel]) -> float:
         """Return how long some kernels keep the device busy, s, one after another."""
@@ -147,22 +173,23 @@ class KernelDevice:
         if not kernel.work_flop:
             return 0.0
         rates, rate = self.rates, self.rates.matmul_rate(kernel.datatype)
-        least = min(self._tiled_seconds(kernel, rate, tile, split) for tile in TILES for split in rates.splits)
+        ways = (self._tiled_seconds(kernel, rate, tile, split) for tile in TILES for split in rates.splits)
         factor = rates.weight_gradient if kernel.kind == "weight_gradient" else 1.0
-        return rates.matmul_start_s + factor * least
+        seconds: float = rates.matmul_start_s + factor * self._least(ways)
+        return seconds
 
     def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
         """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
         rates, (rows, columns) = self.rates, tile
         num_tiles = kernel.batch * ceil(kernel.m / rows) * ceil(kernel.n / columns) * split
-        num_waves = ceil(num_tiles / rates.num_units)
+        num_waves = self._ceil(num_tiles / rates.num_units)
         flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
         unit_flop_per_s = rate.tflops * 1e12 / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
         if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
             unit_flop_per_s *= rates.unaligned
         bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
         partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
-        busiest = max(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
+        busiest: float = self._larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
         return busiest + partial_bytes / bytes_per_s
 
     def _attention_seconds(self, kernel: FlashAttention) -> float:
@@ -173,7 +200,8 @@ class KernelDevice:
         flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
         longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
         busy = kernel.work_flop / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
-        return rates.attention_start_s[kernel.is_backward] + max(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
+        slower: float = self._larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
+        return rates.attention_start_s[kernel.is_backward] + slower
 
     def _random_seconds(self, kernel: FlashAttention) -> float:
         """Return the time of dropout's random numbers, which no matrix unit can make."""

@@ -83,6 +83,7 @@ class KernelPredictor(DevicePredictor):
             eager=platform.eager,
             separate_gradients=platform.separate_gradients,
             stops_early=platform.stops_early,
+            gradient_accesses=platform.gradient_accesses,
         )
         launch_s = 0.0 if "launches" in terms else platform.launch_s
         device = KernelDevice(
@@ -176,4 +177,4 @@ def _without(work: KernelList, left_out: frozenset[str]) -> KernelList:
 
 def _term_of(name: str) -> str:
     """Return which term of an ablation a pass over memory belongs to."""
-    return {"loss": "loss", "adam": "update", "update": "update"}.get(name, "elementwise")
+    return {"loss": "loss", "adam": "update", "gradients": "update", "update": "update"}.get(name, "elementwise")

@@ -52,6 +52,7 @@ class LayerPredictor(DevicePredictor):
         self.pricing = replace(getattr(base, "pricing", ROOFLINE), prices=layers)
         self.system = getattr(base, "system", None)
         self.num_nodes = getattr(base, "num_nodes", 1)
+        self.prices_ranks_alike = getattr(base, "prices_ranks_alike", False)
         super().__init__(base.workload, base.device, base.topology)
 
     @property
@@ -61,6 +62,17 @@ class LayerPredictor(DevicePredictor):
             return super().peak_flop_per_s
         except HardwareConfigError:
             return None
+
+    def of_each(self, name: str) -> list[Any]:
+        """Return a figure of each machine, where the base prices several at once; else that of the one."""
+        ask = getattr(self.base, "of_each", None)
+        if ask is None:
+            return [getattr(self, name, None)]
+        try:
+            found: list[Any] = ask(name)
+        except HardwareConfigError:  # a table needs no rate for its datatype
+            return [None] * len(ask("system"))
+        return found
 
     def training(self, workload: Workload) -> LayerPredictor:
         """Return the same machine for another workload."""

@@ -1,9 +1,9 @@
 """One predictor for several machines: its prices take another time on each, as `PerMachine` numbers.
 
-It is put together from parts, each with the machines that it answers for: a machine's own predictor, or a
-`RooflineFleet` (`minitrain.hardware.roofline_fleet`), which answers for hundreds at once. The figures are those that
-each machine's own predictor gives, to the last float. What a price says beside its time and its bytes (the algorithm,
-the tier) is left out, as it may differ.
+It is put together from parts, each with the machines that it answers for: a machine's own predictor, or a fleet
+(`minitrain.hardware.roofline_fleet`, `minitrain.hardware.kernel_fleet`), which answers for hundreds at once. The
+figures are those that each machine's own predictor gives, to the last float. What a price says beside its time and its
+bytes (the algorithm, the tier) is left out, as it may differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Part:
 
     Args:
         machines: their places among all.
-        predictor: one machine's, or a fleet's.
+        predictor: one machine's, or a fleet.
     """
 
     machines: Ints

@@ -31,6 +31,15 @@ input runs beside the gradient of the input, and backward's sum beside that of t
 """
 
 
+_RULES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed"), "a number > 0"),
+        "launch_s": "a number of seconds >= 0, or None",
+        "gradient_accesses": "a number >= 0",
+    }
+)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
@@ -55,6 +64,8 @@ class Platform:
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
             the config's only one.
         fused_loss: whether softmax and cross entropy are one kernel.
+        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
+            optimizer does with its shards.
 
     Raises:
         UsageError: a number is outside its rule.
@@ -77,23 +88,17 @@ class Platform:
     stops_early: bool = False
     attention: str | None = None
     fused_loss: bool = False
+    gradient_accesses: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("clock", 0.0),
-            ("attention_clock", 0.0),
-            ("eager", 0.0),
-            ("parts_exposed", 0.0),
-            ("launch_s", -math.inf),
-        ):
+        for name, rule in _RULES.items():
             value = getattr(self, name)
             if name == "launch_s" and value is None:
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not least < value < math.inf or (name == "launch_s" and value < 0):
-                rule = "a number of seconds >= 0, or None" if name == "launch_s" else "a number > 0"
+            may_be_zero = ">= 0" in rule
+            if not is_number or not 0 <= value < math.inf or (value == 0 and not may_be_zero):
                 raise UsageError(f"{name} of platform {self.name} must be {rule}, got {value!r}", platform=self.name)
-
         if self.parts_overlap not in EXPOSED:
             raise UsageError(
                 f"parts_overlap of platform {self.name} must be {', '.join(EXPOSED)}, got {self.parts_overlap!r:.40}; "

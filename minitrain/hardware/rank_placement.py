@@ -69,14 +69,7 @@ def checked_placement(placement: Sequence[int], world_size: int, node_size: int,
     Raises:
         UsageError: it is no sequence of node numbers, one a rank, or names a node that is not there or is full.
     """
-    try:
-        nodes = tuple(map(index, placement))
-    except TypeError:
-        raise UsageError(
-            f"a placement must be a sequence of whole node numbers, one a rank, not {placement!r}"
-        ) from None
-    if len(nodes) != world_size:
-        raise UsageError(f"a placement must name the node of each of the {world_size} ranks, not of {len(nodes)}")
+    nodes = node_of_each_rank(placement, world_size)
     if min(nodes) < 0 or max(nodes) >= num_nodes:
         wrong = min(nodes) if min(nodes) < 0 else max(nodes)
         raise UsageError(
@@ -91,6 +84,23 @@ def checked_placement(placement: Sequence[int], world_size: int, node_size: int,
             node=node,
             num_ranks=crowd,
         )
+    return nodes
+
+
+def node_of_each_rank(placement: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Return a placement as a tuple, whatever nodes there are.
+
+    Raises:
+        UsageError: it is no sequence of node numbers, one a rank.
+    """
+    try:
+        nodes = tuple(map(index, placement))
+    except TypeError:
+        raise UsageError(
+            f"a placement must be a sequence of whole node numbers, one a rank, not {placement!r:.80}"
+        ) from None
+    if len(nodes) != world_size:
+        raise UsageError(f"a placement must name the node of each of the {world_size} ranks, not of {len(nodes)}")
     return nodes
 
 

@@ -8,7 +8,7 @@ bandwidths, efficiencies, capacities and latencies may differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -20,13 +20,7 @@ from minitrain.hardware.many_predictors import Part
 from minitrain.hardware.network import Network
 from minitrain.hardware.per_machine import Floats, least, per_machine, values_of
 from minitrain.hardware.predictor import DevicePredictor, make_topology
-from minitrain.hardware.topology import (
-    TWO_LEVEL_OPS,
-    FlatTopology,
-    GroupShape,
-    Topology,
-    Transfer,
-)
+from minitrain.hardware.topology import TWO_LEVEL_OPS, FlatTopology, GroupShape, Topology, Transfer
 from minitrain.hardware.two_level import two_level_seconds
 from minitrain.workloads.workload import Cost, Workload
 
@@ -46,29 +40,21 @@ def fleets_of(
     Raises:
         UsageError: the network of a machine does not connect so many ranks.
     """
-    places: list[list[int]] = []
-    for place, system in enumerate(systems):
-        for found in places:
-            if have_tiers_alike(systems[found[0]].networks, system.networks):
-                found.append(place)
-                break
-        else:
-            places.append([place])
-    machine = {"network": network, "placement": placement, "workload": workload}
+    fleets: dict[Hashable, list[int]] = {}
+    for machine, system in enumerate(systems):
+        fleets.setdefault(_kind_of_network(system.networks), []).append(machine)
     return [
-        Part(np.array(found), RooflineFleet([systems[place] for place in found], world_size, **machine))  # type: ignore[arg-type]  # by their names
-        for found in places
+        Part(
+            np.array(machines),
+            RooflineFleet([systems[machine] for machine in machines], world_size, network, placement, workload),
+        )
+        for machines in fleets.values()
     ]
 
 
-def have_tiers_alike(tiers: Sequence[Network], others: Sequence[Network]) -> bool:
-    """Return whether two networks differ in latency, bandwidth and efficiency alone."""
-    if len(tiers) != len(others):
-        return False
-    for one, other in zip(tiers, others, strict=True):
-        if one.size != other.size or one.must_be_filled != other.must_be_filled or one.ops != other.ops:
-            return False
-    return True
+def _kind_of_network(tiers: Sequence[Network]) -> Hashable:
+    """Return what networks have in common that differ in latency, bandwidth and efficiency alone."""
+    return tuple((tier.size, tier.must_be_filled, frozenset(tier.ops.items())) for tier in tiers)
 
 
 @final
@@ -106,8 +92,10 @@ class RooflineFleet(DevicePredictor):
         if name == "capacity_bytes":
             return [system.mem1.capacity_bytes for system in self.systems]
         found = getattr(self, name, None)
-        shared = np.broadcast_to(values_of(found), len(self.systems)).tolist() if name == "peak_flop_per_s" else None
-        return shared or [found] * len(self.systems)
+        if name != "peak_flop_per_s":
+            return [found] * len(self.systems)
+        peaks: list[Any] = np.broadcast_to(values_of(found), len(self.systems)).tolist()
+        return peaks
 
     @property
     def num_nodes(self) -> int:

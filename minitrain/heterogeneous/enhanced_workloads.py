@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from minitrain.devices.operations import Operation
 from minitrain.errors import HardwareConfigError, UsageError
@@ -55,14 +55,14 @@ class EnhancedWorkloadProfile(WorkloadProfile):
                 object.__setattr__(self, name, make())
 
     @classmethod
-    def of(cls, workload: WorkloadProfile) -> EnhancedWorkloadProfile:
+    def of(cls, workload: WorkloadProfile) -> Self:
         """Return a workload with all that can be worked out of it."""
         return cls(**{each.name: getattr(workload, each.name) for each in fields(WorkloadProfile)})
 
-    def with_inputs(self, inputs: Mapping[str, Any]) -> EnhancedWorkloadProfile:
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
         """Return the same operations on other inputs, with what follows from their sizes worked out again."""
         given = {each.name: getattr(self, each.name) for each in fields(WorkloadProfile)}
-        return EnhancedWorkloadProfile(**{**given, "inputs": inputs})
+        return type(self)(**{**given, "inputs": inputs})
 
     def calculate_hardware_compatibility(self, hardware_profile: HardwareCapabilityProfile) -> float:
         """Return how many times a second a device could compute the workload; 0 where it cannot.

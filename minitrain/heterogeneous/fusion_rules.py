@@ -35,7 +35,7 @@ class FusionRule:
 
     def __post_init__(self) -> None:
         """Refuse a pattern that fuses nothing."""
-        if len(self.pattern) < len(("first", "last")):
+        if not self.pattern[1:]:
             raise UsageError(f"fusion rule {self.name!r} needs two kinds of operation or more, got {self.pattern!r}")
         for kind in self.pattern:
             if kind != "*":

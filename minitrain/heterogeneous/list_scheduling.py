@@ -92,21 +92,16 @@ class ListScheduler:
         for name in self.pending:
             self._require_able(name)
         order = self._by_urgency()
-        tried = [self._place(order, self.devices)]
-        tried += [self._place(order, [device]) for device in self.devices if len(self.devices) > 1]
+        alone = [[device] for device in self.devices if len(self.devices) > 1]
+        tried = [self._place(order, dict.fromkeys(order, devices)) for devices in (self.devices, *alone)]
         return min(tried, key=lambda schedule: schedule.seconds)
 
-    def _place(
-        self,
-        order: Sequence[str],
-        devices: Sequence[HardwareCapabilityProfile],
-        fixed: Mapping[str, HardwareCapabilityProfile] | None = None,
-    ) -> ListSchedule:
-        """Return the schedule that takes operations in an order, each to where it is fixed, or ends first."""
+    def _place(self, order: Sequence[str], choices: Mapping[str, Sequence[HardwareCapabilityProfile]]) -> ListSchedule:
+        """Return the schedule that takes operations in an order, each to where it ends first of the devices it may."""
         done = _Done(free=dict.fromkeys(self._by_name, 0.0), link=dict.fromkeys(self._by_name, 0.0))
         for name in order:
-            choice = devices if fixed is None else [fixed[name]]
-            ends = [(self._end(name, self._arrivals(name, device, done), device, done), device) for device in choice]
+            may = choices[name]
+            ends = [(self._end(name, self._arrivals(name, device, done), device, done), device) for device in may]
             end, device = min(ends, key=lambda pair: pair[0])
             came = self._arrivals(name, device, done)
             moved = [at for read, at in came.items() if self._must_move(read, device, done)]

@@ -22,6 +22,8 @@ from minitrain.errors import UsageError
 from minitrain.workloads.faults import closest
 
 Shape = tuple[int, ...]
+MATRIX_DIMS = 2
+"""Dimensions of an array that is one matrix."""
 _GELU = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -260,7 +262,7 @@ def _product(x: Shape, y: Shape, shape: Shape) -> MatmulShape:
     """Return the matrices that are multiplied; a batch of rows that meet one matrix are the rows of one product."""
     columns = y[-1] if len(y) > 1 else 1
     rows = x[-2] if len(x) > 1 else 1
-    if len(y) <= len(("rows", "columns")):
+    if len(y) <= MATRIX_DIMS:
         rows = math.prod(x[:-1])
     return MatmulShape(rows, columns, x[-1], math.prod(shape) // (rows * columns) if rows * columns else 1)
 

@@ -16,6 +16,7 @@ from typing import Any
 from minitrain.errors import UsageError
 from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile
 from minitrain.heterogeneous.data_movement import DeviceMapping
+from minitrain.heterogeneous.operations import MATRIX_DIMS
 from minitrain.heterogeneous.workloads import ArraySpec, WorkloadOperation, WorkloadProfile
 
 Shape = tuple[int, ...]
@@ -98,8 +99,8 @@ def _elementwise(operation: WorkloadOperation, by_row: set[str], workload: Workl
 def _product(operation: WorkloadOperation, by_row: set[str], workload: WorkloadProfile) -> bool:
     x, y = (workload.specs[operation.inputs[name]].shape for name in ("x", "y"))
     if operation.inputs["y"] in by_row:
-        return operation.inputs["x"] in by_row and len(x) == len(y) and len(y) >= len(("batch", "rows", "columns"))
-    return len(x) >= len(("rows", "columns")) and (len(y) <= len(("rows", "columns")) or len(y) < len(x))
+        return operation.inputs["x"] in by_row and len(x) == len(y) > MATRIX_DIMS  # a matrix for each sample
+    return len(x) >= MATRIX_DIMS and (len(y) <= MATRIX_DIMS or len(y) < len(x))
 
 
 def _other_axes(operation: WorkloadOperation, by_row: set[str], workload: WorkloadProfile) -> bool:  # noqa: ARG001

@@ -234,5 +234,4 @@ def _seconds(workload: WorkloadProfile, device: HardwareCapabilityProfile) -> fl
 def _priced_in(workload: WorkloadProfile, precision: PrecisionType) -> WorkloadProfile:
     """Return a workload in another precision, for its price alone."""
     specs = {name: workload.specs[name] for name in workload.inputs}
-    priced: WorkloadProfile = workload.with_inputs(specs).in_precision(precision)
-    return priced
+    return workload.with_inputs(specs).in_precision(precision)

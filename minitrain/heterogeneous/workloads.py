@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 
@@ -193,7 +193,7 @@ class WorkloadProfile:
                 found[name].append(operation.name)
         return found
 
-    def at_batch(self, batch_size: int) -> Any:
+    def at_batch(self, batch_size: int) -> Self:
         """Return the same workload for another number of samples, without numbers.
 
         Raises:
@@ -210,11 +210,11 @@ class WorkloadProfile:
         }
         return self.with_inputs(given)
 
-    def in_precision(self, precision: PrecisionType) -> Any:
+    def in_precision(self, precision: PrecisionType) -> Self:
         """Return the same workload with its real inputs in another datatype; arrays are converted."""
         return self.with_inputs({name: _cast(each, precision) for name, each in self.inputs.items()})
 
-    def with_inputs(self, inputs: Mapping[str, Any]) -> Any:
+    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
         """Return the same operations on other inputs."""
         return replace(self, inputs=inputs)
 

@@ -60,7 +60,8 @@ Variation = Callable[[str, float], Any]
 def price_swings(run: Run, change: float) -> tuple[PriceSwing, ...]:
     """Return what each figure of a run's hardware is worth, the widest span first; those without any are left out.
 
-    Nothing is found where no config or `FixedPredictor` prices the run, or where it is timed again for contention.
+    Nothing is found where no config or `FixedPredictor` prices the run, where it is timed again for contention, and
+    where devices died in it.
 
     Args:
         run: what `simulate` returned.
@@ -144,7 +145,7 @@ def _varied(prepared: PreparedRun, system: Any, pricing: Pricing, path: str, val
         pricing = replace(pricing, platform=platform)
     else:
         (system,) = varied_configs([system], path, [value])
-    if pricing.is_default:
-        return Config(system, parameters.network, parameters.placement)
+    if pricing.fidelity == "roofline":
+        return Config(system, parameters.network, parameters.placement, pricing.prices)
     workload = prepared.predictor.workload
     return make_predictor(system, parameters.world_size, parameters.network, parameters.placement, workload, pricing)

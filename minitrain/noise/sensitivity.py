@@ -76,7 +76,8 @@ class Sensitivity:
     def prices(self) -> tuple[PriceSwing, ...]:
         """What each figure of the hardware is worth, the widest span first; the run is executed for it when asked.
 
-        Nothing for a run that was read from a file, is priced by no config, or was timed again for contention.
+        Nothing for a run that was read from a file, is priced by no config, was timed again for contention, or in which
+        devices died.
         """
         return price_swings(self.run, self.change)
 

@@ -8,13 +8,12 @@ chosen, which can be given as `imbalance`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from minitrain.numerics.arithmetic import Array
 from minitrain.numerics.arrays import Flat
-from minitrain.numerics.problem import Problem
 from minitrain.numerics.sequence_model import NumericSequences, carry
 from minitrain.numerics.shared_experts import SharedExperts
 from minitrain.numerics.transformer_problem import TransformerProblem
@@ -34,17 +33,15 @@ from minitrain.tensors.experts import (
 class NumericExperts(NumericSequences):
     """The operations around experts of a rank that computes; see `minitrain.numerics.model.NumericModel`."""
 
-    problem: Problem | TransformerProblem
-
     @property
     def copies_by_expert(self) -> Mapping[int, Array]:
         """The copies of tokens that each expert of a layer was sent by this rank's router, by layer."""
-        return dict(self._shared.copies_by_expert)
+        return dict(self._shared.copies_by_expert) if isinstance(self.problem, TransformerProblem) else {}
 
     @property
     def _shared(self) -> SharedExperts:
         """What this rank computes of layers whose experts it shares."""
-        found: SharedExperts = self._layers.shared_experts()
+        found: SharedExperts = self._layers.shared_experts
         return found
 
     def _exchange(self, values: Sequence[Any], results: Sequence[Any]) -> None:
@@ -64,10 +61,8 @@ class NumericExperts(NumericSequences):
     ) -> tuple[ExpertWeight, ExpertOptState]:
         """Load the initial weights of a part of the experts."""
         loaded = super().load_experts(layer, shard, num_shards, part=part, num_parts=num_parts)
-        piece: Literal["experts"] = "experts"
-        self._carry_initial(
-            loaded, layer, Part(expert_index=part, num_expert_parts=num_parts, piece=piece), shard, num_shards
-        )
+        which = Part(expert_index=part, num_expert_parts=num_parts, piece="experts")
+        self._carry_initial(loaded, layer, which, shard, num_shards)
         return loaded
 
     def _carry_initial(

@@ -10,6 +10,8 @@ from typing import Any
 
 from minitrain.errors import LawError
 from minitrain.numerics.placing import brought
+from minitrain.numerics.problem import Problem
+from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, Tensor, Weight
 from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
@@ -26,7 +28,7 @@ def carry(tensor: Tensor, content: Any) -> None:
 class NumericSequences(Model):
     """The operations on shards of a sequence, and the steps of an attention."""
 
-    problem: Any  # of `Problem` or `TransformerProblem`
+    problem: Problem | TransformerProblem
     _layers: Any  # those of a transformer, where an attention is taken in steps
 
     def _contents(self, op: str, *tensors: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from minitrain.numerics.arithmetic import Array
 from minitrain.numerics.arrays import Flat
 from minitrain.numerics.elementary import over_tokens
 from minitrain.numerics.experts import Routing
+from minitrain.numerics.halves import Halves
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.placing import placed
 from minitrain.numerics.tokens import Tokens
@@ -36,7 +37,7 @@ class Copies:
     """The numbers of copies of tokens, or of what experts made of them.
 
     Args:
-        rows: copies x hidden_size, by expert, by sample.
+        rows: copies x hidden_size, by sample and expert.
     """
 
     rows: Mapping[int, Mapping[int, Array]]
@@ -91,13 +92,17 @@ class SharedExperts:
 
     Args:
         problem: what is trained.
+        moe: the arithmetic of a whole unit with experts.
+
+    Attributes:
+        copies_by_expert: how many copies of tokens each expert was sent by this rank's router, by layer.
     """
 
-    def __init__(self, problem: TransformerProblem) -> None:
+    def __init__(self, problem: TransformerProblem, moe: Moe) -> None:
         self.problem = problem
         self.copies_by_expert: dict[int, Array] = {}
-        self._moe = Moe(problem.model, problem.capacity_factor)
-        self._halfway: dict[tuple[int, frozenset[int]], tuple[Copies, Flat]] = {}
+        self._moe = moe
+        self._halves = Halves[tuple[Copies, Flat]](problem)
         self._routed: dict[tuple[int, frozenset[int]], _Routed] = {}
 
     def load(self, layer: int, part: Part) -> Flat:
@@ -172,7 +177,7 @@ class SharedExperts:
     def backward_input(self, layer: int, samples: frozenset[int], copies: Copies, grad: Copies, weight: Flat) -> Copies:
         """Return the gradients of the copies, and keep those of the weights."""
         weight_grad, of_copies = self.backward(layer, copies, grad, weight)
-        self._halfway[layer, samples] = grad, weight_grad
+        self._halves.keep(layer, samples, (grad, weight_grad))
         return of_copies
 
     def backward_weight(self, layer: int, samples: frozenset[int], grad: Copies) -> Flat:
@@ -181,13 +186,7 @@ class SharedExperts:
         Raises:
             LawError: there was none on this rank, for these samples and this gradient.
         """
-        of, weight_grad = self._halfway.pop((layer, samples), (None, None))
-        if weight_grad is None or of is not grad:
-            raise LawError(
-                f"backward_weight of layer {layer} ({self.problem.units[layer].name}) needs what backward_input made "
-                "of the same gradient for the same copies on the same rank; call backward_input first, and "
-                "backward_weight once after it"
-            )
+        _, weight_grad = self._halves.take(layer, samples, lambda half: half[0] is grad)
         return weight_grad
 
     def combine(self, layer: int, samples: frozenset[int], outputs: Copies) -> Tokens:

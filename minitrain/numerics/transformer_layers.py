@@ -13,13 +13,13 @@ from typing import Any, final
 
 import numpy as np
 
-from minitrain.errors import LawError
 from minitrain.numerics.arithmetic import Adam, Momentum
 from minitrain.numerics.arrays import Flat
 from minitrain.numerics.attention import Attention
 from minitrain.numerics.attention_core import KeysValues, Positions, positions_of_shard
 from minitrain.numerics.attention_steps import AttentionSteps, Heads
 from minitrain.numerics.ends import Embedding, Head, Logits, LogitsGrad, logits_of, rows_at
+from minitrain.numerics.halves import Halves
 from minitrain.numerics.latent_attention import LatentAttention
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad, PartialGrad
@@ -57,28 +57,22 @@ class TransformerLayers:
     def __init__(self, problem: TransformerProblem) -> None:
         self.problem = problem
         attention = (Attention if problem.model.latent is None else LatentAttention)(problem.model)
+        moe = Moe(problem.model, problem.capacity_factor)
         self._arithmetic: dict[str, UnitArithmetic] = {
             "embedding": Embedding(problem.model),
             "attention": attention,
             "mlp": Mlp(problem.model),
+            "moe": moe,
             "head": Head(problem.model),
         }
-        if problem.model.num_experts:
-            self._arithmetic["moe"] = Moe(problem.model, problem.capacity_factor)
-        self._shared_experts: SharedExperts | None = None
-        self._halfway: dict[tuple[Any, ...], _Halfway] = {}
+        self._halves = Halves[_Halfway](problem)
         self.steps = AttentionSteps(attention)
+        self.shared_experts = SharedExperts(problem, moe)
 
     @property
     def optimizer(self) -> Adam | Momentum:
         """What takes the step."""
         return self.problem.optimizer
-
-    def shared_experts(self) -> SharedExperts:
-        """Return what is computed of layers whose experts ranks share."""
-        if self._shared_experts is None:
-            self._shared_experts = SharedExperts(self.problem)
-        return self._shared_experts
 
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weights of a layer, or of a part of it."""
@@ -101,7 +95,7 @@ class TransformerLayers:
     ) -> Tokens | Copies | Logits:
         """Return what a layer, or a part of it, makes of its input."""
         if isinstance(x, Copies):
-            return self.shared_experts().forward(layer, x, weight)
+            return self.shared_experts.forward(layer, x, weight)
         unit, part = self.problem.units[layer], weight.part or WHOLE
         arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
         inner = arithmetic.before(weights, x)
@@ -121,7 +115,7 @@ class TransformerLayers:
     def backward(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> tuple[Any, Any]:
         """Return the gradients of the weights and of the input."""
         if isinstance(x, Copies):
-            return self.shared_experts().backward(layer, x, grad, weight)
+            return self.shared_experts.backward(layer, x, grad, weight)
         halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
         grad_input = self._of_input(halfway)
         return halfway.weight_gradient(), grad_input
@@ -129,9 +123,9 @@ class TransformerLayers:
     def backward_input(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> Any:
         """Return the gradient of the input, and keep what the weights' needs."""
         if isinstance(x, Copies):
-            return self.shared_experts().backward_input(layer, inp.samples, x, grad, weight)
+            return self.shared_experts.backward_input(layer, inp.samples, x, grad, weight)
         halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
-        self._halfway[layer, inp.samples] = halfway
+        self._halves.keep(layer, inp.samples, halfway)
         return self._of_input(halfway)
 
     def backward_weight(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any) -> PartGrad | Flat:
@@ -141,15 +135,8 @@ class TransformerLayers:
             LawError: there was none on this rank, for these samples and this gradient.
         """
         if isinstance(x, Copies):
-            return self.shared_experts().backward_weight(layer, inp.samples, grad)
-        halfway = self._halfway.pop((layer, inp.samples), None)
-        if halfway is None or not _is_same(halfway, grad):
-            raise LawError(
-                f"backward_weight of layer {layer} ({self.problem.units[layer].name}) needs what backward_input made "
-                "of the same gradient for the same samples on the same rank; call backward_input first, and "
-                "backward_weight once after it"
-            )
-        return halfway.weight_gradient()
+            return self.shared_experts.backward_weight(layer, inp.samples, grad)
+        return self._halves.take(layer, inp.samples, lambda half: _is_same(half, grad)).weight_gradient()
 
     def keys_values(self, layer: int, inp: Any, x: Tokens, weight: Flat) -> KeysValues:
         """Return the keys and values of an attention that is taken in steps."""

@@ -7,7 +7,7 @@ So whatever prices a whole run prices a plan.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, final
@@ -15,10 +15,11 @@ from typing import Any, final
 from minitrain.errors import MinitrainError
 from minitrain.events import PASSES
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.hardware.clusters.places import Places
+from minitrain.planning.precisions import datatype_lacking
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.workloads.workload import USUAL
+from minitrain.workloads.precision import Precision
+from minitrain.workloads.workload import PassMode, Recompute
 
 
 @final
@@ -29,12 +30,20 @@ class DeviceTimes:
     Args:
         cluster: the devices.
         step: what is trained, as arguments of `simulate`.
+        precision: what devices must have natively; whatever has a price if None.
+        recompute: what backward computes again.
+        recomputations: what it may compute again instead where memory is short, the least first.
     """
 
     cluster: Cluster
     step: Mapping[str, Any]
+    precision: Precision | None = None
+    recompute: Recompute = "none"
+    recomputations: Sequence[Recompute] = ()
     _runs: dict[tuple[str, int, int], Run | None] = field(default_factory=dict)
     _layers: dict[tuple[str, int, int], list[float] | None] = field(default_factory=dict)
+    _lacking: dict[str, str] = field(default_factory=dict)
+    _others: dict[Recompute, DeviceTimes] = field(default_factory=dict)
 
     def run(self, group: str, num_samples: int, tp: int = 1) -> Run | None:
         """Return a step of so many samples on one device of a group, or on one tensor-parallel group of them.
@@ -47,6 +56,10 @@ class DeviceTimes:
         return self._runs[key]
 
     def _simulated(self, group: str, num_samples: int, tp: int) -> Run | None:
+        lacking = self.precision and datatype_lacking(self.cluster.group(group).system, self.precision)
+        if lacking:
+            self._lacking[group] = lacking
+            return None
         node = first_node(self.cluster, group)
         machine: dict[str, Any] = {"hardware": self.cluster, "placement": [node] * tp, "world_size": tp, "fold": False}
         how: dict[str, Any] = {"tp": tp, "microbatch_size": num_samples} if tp > 1 else {}
@@ -56,11 +69,39 @@ class DeviceTimes:
                 **machine,
                 **self.step,
                 global_batch_size=num_samples,
+                recompute=self.recompute,
                 check=False,
                 **how,
             )
-        except MinitrainError:
+        except MinitrainError as error:
+            if error.datatype is not None:
+                self._lacking[group] = error.datatype
             return None
+
+    def lacks(self, group: str) -> str | None:
+        """Return the datatype that a step needs and a group's devices do not have; None if they have all."""
+        return self._lacking.get(group) if self.run(group, 1) is None else None
+
+    def recomputing(self) -> list[DeviceTimes]:
+        """Return the times with more and more computed again in backward, as far as that keeps less until then."""
+        least, found = self._kept_elements(self.recompute), []
+        for mode in self.recomputations:
+            kept = self._kept_elements(mode)
+            if kept < least:
+                least = kept
+                if mode not in self._others:
+                    step = self.cluster, self.step, self.precision
+                    self._others[mode] = DeviceTimes(*step, recompute=mode)
+                found.append(self._others[mode])
+        return found
+
+    def _kept_elements(self, recompute: Recompute) -> float:
+        """Return what all layers keep of a sample for backward, elements; 0 where no device can run it."""
+        run = next((run for each in self.cluster.devices if (run := self.run(each.label, 1)) is not None), None)
+        if run is None:
+            return 0.0
+        workload, mode = run.models[0].runtime_predictor.workload, PassMode(recompute)
+        return sum(workload.kept_elements(layer, 1, mode) for layer in range(run.num_layers))
 
     def layers(self, group: str, num_samples: int, tp: int = 1) -> list[float] | None:
         """Return how long a group's device takes for a microbatch of each layer, forward and backward, s."""
@@ -92,11 +133,11 @@ class DeviceTimes:
         if run is None:
             return None
         model = run.models[0]
-        workload = model.runtime_predictor.workload
+        workload, mode = model.runtime_predictor.workload, PassMode(self.recompute)
         layers, size = range(run.num_layers), run.bytes_per_element
         weights = [2 * workload.memory_elements(model.weights[layer]) * size for layer in layers]
         states = [workload.memory_elements(model.opt_states[layer]) * size for layer in layers]
-        kept = [workload.kept_elements(layer, num_samples, USUAL) * size / tp for layer in layers]
+        kept = [workload.kept_elements(layer, num_samples, mode) * size / tp for layer in layers]
         return weights, states, kept
 
     def capacity_bytes(self, group: str) -> float:
@@ -142,8 +183,3 @@ def first_node(cluster: Cluster, group: str) -> int:
             return first
         first += each.num_nodes
     raise AssertionError(group)
-
-
-def nodes_of(cluster: Cluster) -> list[int]:
-    """Return the node of each device of a cluster, in the order of the groups."""
-    return list(Places(cluster, cluster.num_devices).nodes)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.device_groups import Devices
 
-_ROUNDS = 60
+_ROUNDS = 60  # of bisection: more than a float has bits
+_LEAST_WATTS = 1e-9  # of a device that draws as much when it waits, which is divided by
 
 
 def within_budget(cluster: Cluster, watts: float) -> Cluster | None:
@@ -29,17 +30,10 @@ def within_budget(cluster: Cluster, watts: float) -> Cluster | None:
     """
     if cluster.peak_watts is not None and cluster.peak_watts <= watts:
         return cluster
-    idle = {}
-    for group in cluster.devices:
-        power = group.system.sheet.power
-        if power is None or power.idle_W is None:
-            cluster.within_power(watts)  # says what the config lacks
-            return None
-        idle[group.label] = power.idle_W
-    left = watts - sum(idle[group.label] * group.count for group in cluster.devices)
+    left = watts - sum(group.idle_watts * group.count for group in cluster.devices)
     if left <= 0:
         return None
-    dynamic = {group.label: max((group.watts or 0.0) - idle[group.label], 1e-9) for group in cluster.devices}
+    dynamic = {group.label: max((group.watts or 0.0) - group.idle_watts, _LEAST_WATTS) for group in cluster.devices}
     worth = {each.label: (_rate(each) / dynamic[each.label]) ** 1.5 for each in cluster.devices}
     low, high = 0.0, 1.0 / min(worth.values())
     for _ in range(_ROUNDS):
@@ -49,7 +43,7 @@ def within_budget(cluster: Cluster, watts: float) -> Cluster | None:
     found = cluster
     for group in cluster.devices:
         share = min(1.0, low * worth[group.label])
-        found = found.changed(group.label, power_cap_watts=idle[group.label] + share * dynamic[group.label])
+        found = found.changed(group.label, power_cap_watts=group.idle_watts + share * dynamic[group.label])
     return found
 
 

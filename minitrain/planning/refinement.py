@@ -35,9 +35,8 @@ def refined(candidate: Candidate, step_time: float, judge: Judge) -> Verdict | N
         for moved in _moves(current, size):
             verdict = judge(moved)
             left -= 1
-            if verdict.reason == "simulated" and verdict.step_time is not None and verdict.step_time < fastest:
-                found = verdict
-                fastest = verdict.step_time
+            if verdict.fitting_s < fastest:
+                found, fastest = verdict, verdict.fitting_s
         if found is None:
             size //= 2
         else:
@@ -93,16 +92,20 @@ def _moved(counts: list[int], owners: Sequence[Sequence[int]], size: int) -> Ite
 
 
 def _with_samples(candidate: Candidate, counts: Sequence[int]) -> Candidate:
-    """Return the candidate with other samples, in as many microbatches as before."""
+    """Return the candidate with other samples, in as many microbatches as before, or as large ones."""
     old = candidate.shares
     assert old is not None  # as above
     assert old.samples is not None
     sizes = None
     if old.microbatch_sizes is not None:
-        number = max(-(-count // size) for count, size in zip(old.samples, old.microbatch_sizes, strict=True))
-        if min(counts) < number:
+        given = list(zip(old.samples, old.microbatch_sizes, strict=True))
+        number, *others = sorted({-(-count // size) for count, size in given}, reverse=True)
+        if others:  # each replica has microbatches of its own size
+            sizes = [min(size, count) for count, (_, size) in zip(counts, given, strict=True)]
+        elif min(counts) < number:
             return candidate
-        sizes = [-(-count // number) for count in counts]
+        else:
+            sizes = [-(-count // number) for count in counts]
     options = dict(candidate.options)
     if "microbatch_size" in options:
         options["microbatch_size"] = max(sizes or counts)

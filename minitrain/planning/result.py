@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any, final
@@ -14,13 +15,17 @@ from minitrain.analysis.labels import GIB, duration
 from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.planning.candidates import Candidate
+from minitrain.planning.candidates import Candidate, in_precision
+from minitrain.planning.precisions import steps_by_precision
 from minitrain.rank.shares import Shares
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 
+SIMULATED, REFINED = "simulated", "refined"
+"""What became of a candidate that fits into memory."""
 _SHOWN = 8
 _FORMAT = "minitrain-plan"
+_NEEDED = ("strategy", "options", "world_size", "groups", "power_caps_watts", "samples", "layers", "microbatch_sizes")
 
 
 @final
@@ -31,12 +36,18 @@ class Verdict:
     Args:
         candidate: the layout.
         step_time: simulated, s; None where it was not, or did not run.
-        reason: why it did not win: "simulated", "bound above the best", "out of memory on rank 3", or a message.
+        reason: why it did not win: "simulated", "refined", "bound above the best", "out of memory on rank 3", or a
+            message.
     """
 
     candidate: Candidate
     step_time: float | None
     reason: str
+
+    @property
+    def fitting_s(self) -> float:
+        """The simulated step time of what fits into memory, s; infinity for all others."""
+        return self.step_time if self.step_time is not None and self.reason in (SIMULATED, REFINED) else inf
 
 
 @final
@@ -54,6 +65,9 @@ class Plan:
         left_out: groups of the cluster that take no part.
         run: the simulated step.
         verdicts: what became of every candidate, the best first.
+        precision: what is computed in, where `plan` had a choice.
+        lacking: by group, the datatype of the step that its devices do not have.
+        precisions: what each precision is to the devices, in words.
     """
 
     strategy: str
@@ -65,6 +79,9 @@ class Plan:
     left_out: tuple[str, ...]
     run: Run = field(repr=False)
     verdicts: Sequence[Verdict] = field(default=(), repr=False)
+    precision: str | None = None
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    precisions: Sequence[str] = field(default=(), repr=False)
 
     @property
     def step_time(self) -> float:
@@ -87,6 +104,7 @@ class Plan:
             "options": {
                 name: list(value) if isinstance(value, tuple) else value for name, value in self.options.items()
             },
+            "precision": self.precision,
             "world_size": self.world_size,
             "groups": [group.label for group in self.cluster.devices],
             "left_out": list(self.left_out),
@@ -113,7 +131,11 @@ class Plan:
 
     def explain(self) -> str:
         """Say why this plan: what else was simulated, and what it would have taken."""
-        lines = [str(self), "", "considered:"]
+        lines = [str(self), ""]
+        if self.precisions:
+            lines += [f"a sample's time in each precision, beside {self.precision}:"]
+            lines += [*(f"  {each}" for each in self.precisions), ""]
+        lines += ["considered:"]
         lines += [f"  {_said(verdict, self.step_time)}" for verdict in self.verdicts[:_SHOWN]]
         rest = len(self.verdicts) - _SHOWN
         return "\n".join([*lines, *([f"  and {rest} more"] if rest > 0 else [])])
@@ -122,9 +144,8 @@ class Plan:
         """Say it in words."""
         own = ", ".join(f"{name}={value}" for name, value in self.options.items())
         memory = f"peak {self.run.peak_memory_bytes / GIB:.4g} GiB"
-        head = (
-            f"{self.strategy}{f' ({own})' if own else ''} on {self.world_size} ranks: step {duration(self.step_time)}"
-        )
+        how = f"{in_precision(self.precision)}{f' ({own})' if own else ''}"
+        head = f"{self.strategy}{how} on {self.world_size} ranks: step {duration(self.step_time)}"
         mfu = "" if self.run.mfu is None else f", MFU {self.run.mfu:.1%}"
         lines = [f"{head}{mfu}, {memory}"]
         for each in self.run.by_device_kind:
@@ -134,11 +155,15 @@ class Plan:
         if self.shares is not None:
             lines.append(f"  {_in_runs(self.shares)}")
         if self.left_out:
-            lines.append(f"  left out: {', '.join(self.left_out)}")
+            lines.append(f"  left out: {', '.join(map(self._why_left_out, self.left_out))}")
         caps = {group.label: group.power_cap_watts for group in self.cluster.devices if group.power_cap_watts}
         if caps:
             lines.append(f"  capped: {', '.join(f'{name} {watts:.4g} W' for name, watts in caps.items())}")
         return "\n".join(lines)
+
+    def _why_left_out(self, group: str) -> str:
+        """Return the name of a group, with the datatype that it lacks."""
+        return f"{group} (lacks {self.lacking[group]})" if group in self.lacking else group
 
     def __repr__(self) -> str:
         return f"<Plan {self.strategy} on {self.world_size} ranks: step {duration(self.step_time)}>"
@@ -148,33 +173,44 @@ class Plan:
         return f"<pre>{html.escape(self.explain())}</pre>"
 
 
-def saved_plan(path: str | PathLike[str], cluster: Cluster, **step: Any) -> Run:
+def saved_plan(path: str | PathLike[str], cluster: Cluster, precisions: Any = None, **step: Any) -> Run:
     """Simulate a plan that `Plan.save` wrote.
 
     Args:
         path: the file.
         cluster: the cluster that the plan was made for.
+        precisions: those that the plan could choose from; needed where one has no name of its own.
         step: what is trained, as for `plan`.
 
     Raises:
         UsageError: the file cannot be read, or is none of a plan.
     """
-    from minitrain.planning.candidates import part_of  # noqa: PLC0415
+    found = _read(path)
+    used = cluster.part(found["groups"])
+    for name, watts in found["power_caps_watts"].items():
+        used = used.changed(name, power_cap_watts=watts)
+    name = found.get("precision")
+    choices = steps_by_precision(step, precisions or (None if name is None else [name]), cluster)
+    trained = next((each for precision, each in choices if (precision and precision.name) == name), step)
+    given = {name: found[name] for name in ("samples", "layers", "microbatch_sizes") if found[name]}
+    shares = Shares(**given) if given else None
+    return simulate(
+        found["strategy"], hardware=used, world_size=found["world_size"], shares=shares, **trained, **found["options"]
+    )
 
+
+def _read(path: str | PathLike[str]) -> Mapping[str, Any]:
+    """Return what a file says of a plan."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"the plan {path} cannot be read: {error}; write it with plan.save()") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise UsageError(f'{path} is no plan: its "format" must be "{_FORMAT}"; write it with plan.save()')
-    used = part_of(cluster, found["groups"])
-    for name, watts in found["power_caps_watts"].items():
-        used = used.changed(name, power_cap_watts=watts)
-    given = {name: found[name] for name in ("samples", "layers", "microbatch_sizes") if found[name]}
-    shares = Shares(**given) if given else None
-    return simulate(
-        found["strategy"], hardware=used, world_size=found["world_size"], shares=shares, **step, **found["options"]
-    )
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        raise UsageError(f"{path} is no whole plan: it lacks {', '.join(missing)}; write it with plan.save()")
+    return found
 
 
 def _said(verdict: Verdict, best_s: float) -> str:
@@ -183,7 +219,7 @@ def _said(verdict: Verdict, best_s: float) -> str:
         return f"{verdict.candidate}: {verdict.reason}"
     slower = verdict.step_time / best_s - 1
     took = f"{duration(verdict.step_time)}{f', {slower:.1%} slower' if slower > 0 else ''}"
-    return f"{verdict.candidate}: {took}{'' if verdict.reason == 'simulated' else f' ({verdict.reason})'}"
+    return f"{verdict.candidate}: {took}{'' if verdict.reason == SIMULATED else f' ({verdict.reason})'}"
 
 
 def _in_runs(shares: Shares) -> str:

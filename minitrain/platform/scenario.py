@@ -75,7 +75,10 @@ class Scenario:
             raise UsageError(f"a scenario must be an object with {', '.join(_TOP)}, found {shown(data)}")
         unknown = [key for key in data if key not in _TOP]
         if unknown:
-            raise UsageError(f"a scenario has no key {unknown[0]!r} {closest(unknown[0], _TOP)}; use {', '.join(_TOP)}")
+            meant = closest(unknown[0], _TOP)
+            raise UsageError(
+                f"a scenario has no key {unknown[0]!r}{f' ({meant})' if meant else ''}; use {', '.join(_TOP)}"
+            )
         platform = VirtualHardwarePlatform(level_of_detail or data.get("level_of_detail", "high"))
         platform.initialize(_profile(data), model_chars_db=data.get("model_params"))
         platform.set_efficiency_factors(**data.get("efficiency", {}))

@@ -132,28 +132,37 @@ def nodes(
         nvlink_bps: between a device and the switch of its node, one way.
         pcie_bps: between a device, its PCIe switch and the host, one way.
         nic_bps: of an interface, one way.
-        nics: interfaces of a node.
+        nics: interfaces of a node, at most one a device.
         rails: whether interfaces of one place have a switch of their own.
         latency_s: of an interface's link.
         name: what devices are called by: "gpu0".
+
+    Raises:
+        UsageError: a number is no count, or a node has more interfaces than devices.
     """
     for what, value in (("num_nodes", num_nodes), ("devices_per_node", devices_per_node), ("nics", nics)):
         require_count(what, value)
+    if nics > devices_per_node:
+        raise UsageError(
+            f"nics ({nics}) must be at most devices_per_node ({devices_per_node}), as each interface has devices of "
+            "its own; use fewer, with a larger nic_bps",
+            nics=nics,
+        )
     links: Links = []
     for node in range(num_nodes):
         here = [f"{name}{node * devices_per_node + local}" for local in range(devices_per_node)]
         links += star(f"node{node}.switch", here, nvlink_bps)
         for local, device in enumerate(here):
-            switch = f"node{node}.pcie{local * nics // max(devices_per_node, nics)}"
+            switch = f"node{node}.pcie{local * nics // devices_per_node}"
             links += star(f"{device}.port", [device], pcie_bps)
             links.append(VirtualNetworkLink(f"{device}-{switch}", f"{device}.port", switch, pcie_bps))
-        for nic in range(min(nics, devices_per_node)):
+        for nic in range(nics):
             switch, end = f"node{node}.pcie{nic}", f"node{node}.nic{nic}"
             links.append(VirtualNetworkLink(f"{switch}-host", switch, f"node{node}.host", pcie_bps * devices_per_node))
             links.append(VirtualNetworkLink(f"{end}.bus", switch, end, max(pcie_bps, nic_bps)))
             links.append(VirtualNetworkLink(end, end, f"rail{nic}" if rails else "fabric", nic_bps, latency_s))
     if rails:
-        links += star("spine", [f"rail{nic}" for nic in range(min(nics, devices_per_node))], nic_bps * num_nodes)
+        links += star("spine", [f"rail{nic}" for nic in range(nics)], nic_bps * num_nodes)
     return links
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.rank import sample_laws
-from minitrain.rank.kept_for_backward import keep, mode_of, price_of_backward
+from minitrain.rank.kept_for_backward import keep, layer_of_price, mode_of, price_of_backward
 from minitrain.rank.laws import broken
 from minitrain.tensors.context import (
     ContextGradShard,
@@ -136,7 +136,7 @@ def forward_shard(model: RankState, layer: int, inp: ContextShard, weight: Weigh
 def record_pass(model: RankState, typ: str, layer: int, inp: Any, mode: PassMode) -> None:
     """Log a pass of some shards of the sequence."""
     model.pass_modes[len(model._rows)] = mode
-    price = model._runtime_predictor.compute(typ, len(inp.samples), layer, mode)
+    price = model._runtime_predictor.compute(typ, len(inp.samples), layer_of_price(model, layer), mode)
     model._record(typ, layer, price, inp.samples)
 
 

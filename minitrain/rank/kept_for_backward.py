@@ -160,7 +160,12 @@ def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, u
     if mode is USUAL:
         return model._runtime_predictor.compute(typ, num_samples, layer)
     model.pass_modes[len(model._rows)] = mode
-    return model._runtime_predictor.compute(typ, num_samples, layer, mode)
+    return model._runtime_predictor.compute(typ, num_samples, layer_of_price(model, layer), mode)
+
+
+def layer_of_price(model: RankState, layer: int) -> int:
+    """Return the layer by which a price is asked: the first for all that are alike, which is then known after once."""
+    return 0 if model._remembered.may_be_shared else layer
 
 
 def _mode_of_forward(inp: Activation, unknown: PassMode) -> PassMode:

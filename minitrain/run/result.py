@@ -71,7 +71,7 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
         outages: when the step was interrupted by devices that died, in order.
         peak_host_memory_bytes: the most that any rank kept in its host's memory.
         prepared: what was simulated (`minitrain.run.prepared_run.PreparedRun`), to price it otherwise; None for a run
-            that was read from a file.
+            that was read from a file, or in which devices died.
         device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
     """
 

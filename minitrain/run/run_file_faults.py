@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from minitrain.errors import UsageError
-from minitrain.hardware.config_faults import key_path, shown
+from minitrain.hardware.config_faults import key_path, shown, told
 
 SMALLEST, LARGEST = 1e-100, 1e100  # outside these magnitudes products of fields overflow or vanish, as in configs
 LONGEST_S = 1e200  # a sum of times
@@ -109,11 +109,9 @@ class Faults:
         return self.number == before
 
     def error(self) -> UsageError:
-        """Return the one error that tells all faults (facts: `path` and `faults`)."""
+        """Return the one error that tells the first faults (facts: `path`, and `faults`, which has some more)."""
         begin, remedy = f"{self.label} is not a minitrain-run file, or it is damaged", "write it with run.save()"
         facts = {"path": self.label, "faults": tuple(self.kept)}
         if self.number == 1:
             return UsageError(f"{begin}: {self.kept[0]}; {remedy}", **facts)
-        more = self.number - len(self.kept)
-        lines = [f"{begin}: {self.number} faults; {remedy}", *self.kept, *([f"... and {more} more"] if more else [])]
-        return UsageError("\n".join(lines), **facts)
+        return UsageError("\n".join(told(f"{begin}: {self.number} faults; {remedy}", self.kept, self.number)), **facts)

@@ -33,20 +33,28 @@ def judge_device_kinds(header: Mapping[str, Any], faults: Faults) -> None:
             faults.judge_keys(1, (_KEY, place), kind, _RULES)
     if faults.number > before or not kinds:
         return
-    ranges = [tuple(found) if isinstance(found, list) else () for kind in kinds for found in kind["ranks"]]
-    expected = 0
-    for start_stop in sorted(ranges, key=repr) if not all(map(_is_range, ranges)) else sorted(ranges):
-        if not _is_range(start_stop) or start_stop[0] != expected:
-            faults.add(1, f"expected ranges of ranks that hold each of 0..{world_size - 1} once", (_KEY,))
-            return
-        expected = start_stop[1]
-    if expected != world_size or len({kind["name"] for kind in kinds}) < len(kinds):
+    ranges = [found for kind in kinds for found in kind["ranks"]]
+    if not _follow_one_another(ranges):
+        faults.add(1, f"expected ranges of ranks that hold each of 0..{world_size - 1} once", (_KEY,))
+        return
+    names, last = {kind["name"] for kind in kinds}, max([stop for _, stop in ranges], default=0)
+    if last != world_size or len(names) < len(kinds):
         faults.add(1, f"expected kinds of different names that hold each rank of 0..{world_size - 1} once", (_KEY,))
 
 
-def _is_range(found: Sequence[Any]) -> bool:
+def _follow_one_another(ranges: Sequence[Any]) -> bool:
+    """Return whether ranges of ranks, once they are sorted, begin with rank 0 and each where the one before ends."""
+    if not all(map(_is_range, ranges)):
+        return False
+    ordered = sorted(ranges)
+    return [start for start, _ in ordered] == [0, *[stop for _, stop in ordered]][:-1]
+
+
+def _is_range(found: Any) -> bool:
     """Return whether a value is [first, past-the-last] of at least one rank."""
-    return len(found) == 2 and all(value.__class__ is int for value in found) and 0 <= found[0] < found[1]
+    if not isinstance(found, list) or len(found) != 2:
+        return False
+    return all(value.__class__ is int for value in found) and 0 <= found[0] < found[1]
 
 
 def kinds_of_header(header: Mapping[str, Any]) -> Sequence[DeviceKind]:

@@ -265,6 +265,8 @@ def _numbered(lines: TextIO, size: int, faults: Faults) -> Iterator[tuple[int, A
                 faults.add(number, f"expected at most {_LONGEST_LINE if left >= 0 else most} characters {what}")
                 raise faults.error()
             yield from _parsed(number, line, faults)
+            if number == 1 and faults.number:  # it is no run file, so that no other line need be one
+                return
     except UnicodeDecodeError as error:
         faults.add(number + 1, f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x}")
 
@@ -293,7 +295,7 @@ def _read(
     number, header = next(lines, (1, {}))
     if faults.number:  # it is no JSON
         raise faults.error()
-    if not judge_header(header if number == 1 else {}, size, faults):
+    if not judge_header(header, size, faults):
         raise faults.error()
     reader = Reader(header, size, faults)
     for number, values in lines:

@@ -253,12 +253,32 @@ def require_options(name: str, strategy: Strategy, options: Mapping[str, Any], k
     try:
         _bind_once(strategy, *options)
     except TypeError as error:
-        signature = inspect.signature(strategy)
-        given = ", ".join(["model", *(f"{option}={value!r}" for option, value in options.items())])
-        meant = "".join(did_you_mean(option, [*options_of(strategy), *known]) for option in options)
-        raise StrategyError(
-            f"the strategy {name}{signature} cannot be called with ({given}): {error}{meant}", strategy=name
-        ) from error
+        why = _why_not_called(name, strategy, options, known) or f"the strategy {name} cannot be called: {error}"
+        raise StrategyError(why, strategy=name) from error
+
+
+def _why_not_called(name: str, strategy: Strategy, options: Mapping[str, Any], known: Iterable[str]) -> str:
+    """Return what is wrong with a strategy or its options and what to do, in words; nothing if Python says it best."""
+    own = options_of(strategy)
+    unknown = [option for option in options if not takes_option(strategy, option)]
+    if unknown:
+        given = " and ".join(f"{option}={options[option]!r:.80}" for option in unknown)
+        of_others = {option for shipped in _shipped().values() for option in options_of(shipped)}  # none is misspelt
+        meant = "".join(did_you_mean(option, [*own, *known]) for option in unknown if option not in of_others)
+        return f"the strategy {name} does not take {given}{meant or ';'} {_what_it_takes(name, strategy)}"
+    missing = [option for option, found in own.items() if found.default is found.empty and option not in options]
+    if missing:
+        return f"the strategy {name} needs {' and '.join(missing)}; give {', '.join(f'{one}=...' for one in missing)}"
+    if not _takes_a_model(strategy):
+        return f"the strategy {name} must take one argument, the model of a rank: `async def {name}(model): ...`"
+    return ""
+
+
+def _what_it_takes(name: str, strategy: Strategy) -> str:
+    """Return which options a strategy takes, or how to see those of a shipped one, in words."""
+    if is_shipped(strategy):
+        return f"`minitrain strategies {name}` lists its options"
+    return f"its options are {', '.join(options_of(strategy)) or 'none'}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

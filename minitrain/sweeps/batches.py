@@ -6,18 +6,11 @@ they are small. When the sweep is killed, the batches that are being simulated a
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    Executor,
-    Future,
-    wait,
-)
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -32,9 +25,8 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
-from minitrain.run.worker_processes import worker_pool
 from minitrain.sweeps.executors.choice import workers_of
-from minitrain.sweeps.executors.cluster_workers import WorkerLostError
+from minitrain.sweeps.executors.lossy_workers import WorkerLostError
 from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
 from minitrain.sweeps.rows_together import FEWEST, structure_of, summaries_together
 from minitrain.sweeps.shared_by_batch import SharedByBatch
@@ -85,17 +77,17 @@ def run_batches(
 
     Args:
         configurations: with their keys; they are taken as workers become free.
-        executor: where to run; by default, a pool of processes that ends with this generator.
-        jobs: processes of that pool; one a core by default.
+        executor: where to run; by default, processes that end with this generator.
+        jobs: how many of these; one a core by default.
         strategies: all that configurations may name, for workers that have not their files.
         time_limit_s: how long a configuration may take, s; None for no limit.
 
     Raises:
         UsageError: a configuration cannot be sent to another process.
-        MinitrainError: a worker of a pool died, or a cluster was lost.
+        MinitrainError: a worker of an executor died, no process can be started, or a cluster was lost.
     """
     work = run_batch if time_limit_s is None else partial(run_batch, time_limit_s=time_limit_s)
-    with own_workers(executor, jobs, strategies) as (workers, num_at_once):
+    with workers_of(executor, jobs, strategies) as (workers, num_at_once):
         in_flight: dict[Future[tuple[float, list[tuple[str, Row]]]], Batch] = {}
         alone: Batch = []  # configurations of batches whose workers were lost: one of them may be the cause
         size = 1
@@ -130,34 +122,11 @@ def result_of(future: Future[R]) -> R:
             "a worker of the sweep died (killed, or out of the machine's own memory?); with a results file, the same "
             "sweep goes on where this one ended. A script that sweeps needs `if __name__ == '__main__':`"
         ) from error
-    except (AttributeError, TypeError) as error:  # what pickle raises, beside its own
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise UsageError(
             f"a configuration cannot be sent to another process: {error}; give strategies by name or path.py:function, "
             "or executor=ThreadPoolExecutor()"
         ) from error
-
-
-@contextlib.contextmanager
-def own_workers(
-    executor: Workers, jobs: int | None, strategies: Sequence[str | Strategy] = ()
-) -> Iterator[tuple[Executor, int]]:
-    """Provide an executor, and how many batches to submit to it at once.
-
-    Args:
-        executor: what the caller gave: an executor, a cluster, or None for processes that end with this.
-        jobs: how many processes; one a core if None.
-        strategies: what is simulated; workers on a cluster are sent their files.
-    """
-    if executor is not None:
-        with workers_of(executor, strategies) as provided:
-            yield provided
-        return
-    num_processes = jobs or os.cpu_count() or 1
-    own = worker_pool(num_processes)
-    try:
-        yield own, 2 * num_processes
-    finally:
-        own.shutdown(cancel_futures=True)
 
 
 def run_batch(batch: Batch, time_limit_s: float | None = None) -> tuple[float, list[tuple[str, Row]]]:

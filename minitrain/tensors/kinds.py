@@ -7,16 +7,15 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from minitrain.errors import LawError
 from minitrain.tensors.annotations import Content, combined, sharded, summed
 from minitrain.tensors.index_sets import singleton, union
 
-HIDDEN_SIZE = 4096
-BLOCK_SIZE = 1024
+HIDDEN_SIZE, BLOCK_SIZE = 4096, 1024
 DATATYPE = "float16"
 BYTES_PER_ELEMENT = 2
 
@@ -103,7 +102,7 @@ def require_same(rule: str, left: Any, right: Any, *names: str) -> None:
             )
 
 
-class Sharded(Tensor, Gatherable[O]):
+class Sharded(Tensor, ABC, Generic[O]):
     """What can be cut into shards: the common base of weights, their gradients and optimizer states.
 
     A whole has `HIDDEN_SIZE ** 2` elements. A shard is one of `num_shards` equal parts of them.
@@ -260,7 +259,7 @@ class Activation(Sampled):
 
 
 @dataclass(slots=True)
-class WeightGrad(Sharded["WeightGrad"], ReduceableGatherable["WeightGrad"]):
+class WeightGrad(Sharded["WeightGrad"]):
     """The gradient of one layer's weight, summed over some samples, whole or in shards.
 
     Args:

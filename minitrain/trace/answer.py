@@ -189,7 +189,7 @@ def _what_ifs(explained: Explanation) -> Iterator[str]:
     else:
         yield "<p>No class of operation alone would shorten the step.</p>"
     yield f"<p>Critical path: {_path(explained, step)}.</p>"
-    if not explained.timeline.has_rows_for_several_ranks:  # a folded run has no file
+    if explained.timeline.ranks_a_row == 1:  # a folded run has no file
         yield "<p><code>minitrain trace explain RUN</code>, with this run's run.jsonl as RUN, says more.</p>"
 
 

@@ -180,9 +180,9 @@ def _layout(
         },
     }
     for key, run in names.items():
-        num_ranks = run.bars.timeline.num_ranks
-        height = _small_height(num_ranks, run.bars.num_lanes)
-        layout[key] = {**rank_axis(num_ranks, (0, 1), height, run.bars.timeline.rank_names), "fixedrange": True}
+        line = run.bars.timeline
+        height = _small_height(line.num_ranks, run.bars.num_lanes)
+        layout[key] = {**rank_axis(line, (0, 1), height), "fixedrange": True}
     return changed(layout, panels.everything())
 
 

@@ -66,9 +66,9 @@ def _covered(bars: Bars, chosen: Bools, ranks_per_row: int, shape: tuple[int, in
     """Return how much of each bin the chosen bars cover, in bins."""
     num_rows, num_bins = shape
     row = bars.rank[chosen] // max(ranks_per_row, 1)
-    scale = num_bins / bars.step_time if bars.step_time > 0 else 0.0
-    start = np.clip(bars.start[chosen] * scale, 0, num_bins)
-    end = np.clip((bars.start + bars.duration)[chosen] * scale, 0, num_bins)
+    step_time = bars.step_time if bars.step_time > 0 else np.inf
+    start = np.clip(bars.start[chosen] / step_time * num_bins, 0, num_bins)
+    end = np.clip((bars.start + bars.duration)[chosen] / step_time * num_bins, 0, num_bins)
     # the integral of a bar from 0 to x is max(x - start, 0) - max(x - end, 0); differences of it are the coverage
     return np.diff(_ramp(row, start, num_rows, num_bins) - _ramp(row, end, num_rows, num_bins), axis=1)
 

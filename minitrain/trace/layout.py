@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minitrain.analysis.labels import GIB
+from minitrain.analysis.timeline import Timeline
 from minitrain.trace.bars import Bars
 from minitrain.trace.link_panel import Links
 from minitrain.workloads.matmul import MATMUL_LAYER
@@ -57,8 +58,7 @@ class View:
 
 def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float) -> dict[str, Any]:
     """Return the layout of one run's figure."""
-    num_ranks = bars.timeline.num_ranks
-    rows = gantt_height(num_ranks, bars.num_lanes)
+    rows = gantt_height(bars.timeline.num_ranks, bars.num_lanes)
     if len(bars.kinds) > _MANY_KINDS:  # whose legend would reach into that of the memory panel
         rows = max(rows, _LEGEND_ROW * (len(bars.kinds) + 1))
     inner = rows + _PANEL_GAP + MEMORY_HEIGHT
@@ -71,7 +71,7 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
         "meta": {"captions": 2},  # px above the panel, for a page, which has the title outside of the figure
         **FIGURE_STYLE,
         "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
-        "yaxis": rank_axis(num_ranks, (split[1], 1), rows, bars.timeline.rank_names),
+        "yaxis": rank_axis(bars.timeline, (split[1], 1), rows),
         "yaxis2": {**_memory_axis(peak_gib, view), "domain": (0, split[0])},
         "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
         "legend2": {"x": 1.01, "y": split[0], "xanchor": "left", "yanchor": "top", "font": {"size": 11}},
@@ -117,28 +117,28 @@ def time_axis(longest: float, unit_name: str, anchor: str) -> dict[str, Any]:
     }
 
 
-def _title_of_ranks(names: Sequence[str]) -> str:
+def _title_of_ranks(line: Timeline) -> str:
     """Return the title of an axis of ranks, whose names say how many are alike, what devices they have, or both."""
-    if not names:
+    if not line.rank_names:
         return "rank"
-    return "rank (x ranks alike)" if " (x " in names[0] else "rank and device"
+    return "rank (x ranks alike)" if line.ranks_a_row > 1 else "rank and device"
 
 
-def rank_axis(num_ranks: int, domain: tuple[float, float], height: float, names: Sequence[str] = ()) -> dict[str, Any]:
+def rank_axis(line: Timeline, domain: tuple[float, float], height: float) -> dict[str, Any]:
     """Return the axis with a row a rank, rank 0 on top, and as many numbers as stand apart in a height in px.
 
     Args:
-        num_ranks: number of rows.
+        line: whose rows it names.
         domain: the part of the figure's height that it takes.
         height: that part in px.
-        names: of the ranks, if they are not their rows' numbers.
     """
+    num_ranks, names = line.num_ranks, line.rank_names
     most = max(1, min(32, int(height) // _TICK))
     every = 1
     while every * most < num_ranks:
         every *= 2
     return {
-        "title": {"text": _title_of_ranks(names), "standoff": 4},
+        "title": {"text": _title_of_ranks(line), "standoff": 4},
         "domain": domain,
         "range": (max(num_ranks, 1) - 0.5, -0.5),
         "tickmode": "array",

@@ -36,10 +36,11 @@ def view_of(run: Run) -> View:
     from minitrain.trace.layout import View  # noqa: PLC0415  (numpy only when somebody draws)
 
     size = run.num_ranks_a_class if run.draws_classes else 1
+    step, *figures = _figures(run)
     facts = [
-        _figures(run)[0],
+        step,
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
-        *_figures(run)[1:],
+        *figures,
         *_facts_of_transformer(run),
         *run.notes,
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),

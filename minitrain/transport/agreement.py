@@ -1,4 +1,7 @@
-"""What members of a collective must have in common: the kind of their tensors, and some of its fields."""
+"""What members of a collective must have in common: the kind of their tensors, and some of its fields.
+
+It is a file of its own, since sums of parts, of the context and of experts ask for it alike.
+"""
 
 from __future__ import annotations
 

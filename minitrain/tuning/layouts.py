@@ -18,6 +18,9 @@ from minitrain.tuning.pieces import Pieces
 FIGURES = ("load", "cover", "total", "update", "gather", "net", "peak", "weight_shard")
 """What a layer takes beside its passes: seconds, and elements of memory when it is loaded."""
 
+Structure = tuple[int, int, int, str]
+"""Ranks of a pipeline, stages a rank, microbatches, and how messages are exchanged."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Pipeline:
     messages: str = "plain"
 
     @property
-    def structure(self) -> tuple[int, int, int, str]:
+    def structure(self) -> Structure:
         """What layouts that are priced together have in common."""
         return self.pp, len(self.stages) // self.pp, self.num_microbatches, self.messages
 

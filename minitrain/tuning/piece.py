@@ -54,8 +54,7 @@ class Piece:
 
     def then(self, other: Piece) -> Piece:
         """Return this piece, and another one after it."""
-        peak = max(self.peak, self.net + other.peak)
-        return Piece(self.seconds + other.seconds, self.net + other.net, peak)
+        return joined((self, other))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from minitrain.errors import MinitrainError
 from minitrain.hardware.config import SystemConfig, load_config
@@ -125,23 +125,15 @@ def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[fl
     """Return the step times of layouts on another machine, s; infinity for what cannot run there."""
     before = contenders[0].problem
     problem = Problem(before.workload, system, before.world_size, before.global_batch_size, before.more)
-    layouts = [one for one in contenders if one.pipeline is not None]
-    others = [one for one in contenders if one.pipeline is None]
-    figures: dict[int, Figures] = {}
     try:
-        for one, found in zip(layouts, price_pipelines(problem, [_pipeline(one) for one in layouts]), strict=True):
-            figures[id(one)] = found
-        for one, found in zip(others, simulate_each(problem, _configurations(others)), strict=True):
-            figures[id(one)] = found
+        times = [_figures(problem, one).step_time_s for one in contenders]
     except MinitrainError:
         return [float("inf")] * len(contenders)
-    times = [figures[id(one)].step_time_s for one in contenders]
     return [float("inf") if seconds is None else seconds for seconds in times]
 
 
-def _pipeline(candidate: Candidate) -> Any:
-    return candidate.pipeline
-
-
-def _configurations(candidates: Sequence[Candidate]) -> list[tuple[Any, dict[str, Any]]]:
-    return [(one.strategy, dict(one.options)) for one in candidates]
+def _figures(problem: Problem, candidate: Candidate) -> Figures:
+    """Return what comes of one layout."""
+    if candidate.pipeline is not None:
+        return price_pipelines(problem, [candidate.pipeline])[0]
+    return simulate_each(problem, [(candidate.strategy, dict(candidate.options))])[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from minitrain.analysis.labels import GIB
 from minitrain.errors import UsageError
 from minitrain.sweeps.batches import key_of
 from minitrain.tuning.problem import Machine
@@ -29,7 +30,6 @@ OBJECTIVES: Mapping[str, tuple[str, int]] = {
 """What may be wanted: the column, and 1 where less is better."""
 
 OF_FRONT = ("step_time_s", "peak_memory_bytes", "dollars", "energy_joules")
-_GIB = 2**30
 
 
 def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most_bytes: float) -> Row:
@@ -89,17 +89,40 @@ def _verdict(candidate: Candidate, figures: Figures | None, most_bytes: float) -
     if figures.error is not None:
         return (ILLEGAL if figures.is_rule else FAILED), figures.error
     if figures.peak_memory_bytes is not None and figures.peak_memory_bytes > most_bytes:
-        held, most = figures.peak_memory_bytes / _GIB, most_bytes / _GIB
-        words = "at least " if figures.is_bound else ""
-        return OUT_OF_MEMORY, f"a rank holds {words}{held:.4g} GiB, and {most:.4g} GiB may be used"
+        return _too_large(figures.peak_memory_bytes, most_bytes, "at least " if figures.is_bound else "")
     if figures.is_pruned:
         return PRUNED, "its least step time is longer than that of a configuration that fits"
     return FITS, None
 
 
+def _too_large(held_bytes: float, most_bytes: float, at_least: str = "") -> tuple[str, str]:
+    """Return that a configuration does not fit, and why."""
+    held, most = held_bytes / GIB, most_bytes / GIB
+    return OUT_OF_MEMORY, f"a rank holds {at_least}{held:.4g} GiB, and {most:.4g} GiB may be used"
+
+
+def judged_again(row: Row, most_bytes: float) -> Row | None:
+    """Return a row of an earlier search with the verdict of this one; None where it must be tried again.
+
+    Args:
+        row: the row, in which the earlier search had its own objective, pruning and head room.
+        most_bytes: what a rank may hold now, bytes.
+    """
+    if row["status"] not in (FITS, OUT_OF_MEMORY, PRUNED):
+        return row
+    if row["step_time_s"] is None:  # only bounds were known
+        return None
+    held = row["peak_memory_bytes"]
+    status, reason = (FITS, None) if held is None or held <= most_bytes else _too_large(held, most_bytes)
+    return {**row, "status": status, "reason": reason}
+
+
 def key_of_candidate(candidate: Candidate) -> str:
-    """Return a text that tells configurations apart, the same in every process and on every day."""
-    return key_of((candidate.strategy, candidate.parameters))
+    """Return a text that tells configurations apart, the same in every process and on every day.
+
+    A sweep may write to the same file, whose rows have other columns; so its keys are others.
+    """
+    return "tune " + key_of((candidate.strategy, candidate.parameters))
 
 
 def value_of(row: Row, objective: str) -> float:

@@ -7,29 +7,52 @@ results file as soon as it is there, so that a search that is begun again goes o
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from minitrain.run.strategy_loading import Strategy
-from minitrain.sweeps.batches import Workers, own_workers, result_of
-from minitrain.sweeps.executors.cluster_workers import WorkerLostError
+from minitrain.sweeps.batches import Workers, result_of
+from minitrain.sweeps.executors.choice import workers_of
+from minitrain.sweeps.executors.lossy_workers import WorkerLostError
 from minitrain.sweeps.results_file import read_rows, writing
 from minitrain.tuning.bounds import Bound, bound_of
-from minitrain.tuning.problem import Machine
-from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, key_of_candidate, row_of, value_of
+from minitrain.tuning.layouts import Structure
+from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, judged_again, key_of_candidate, row_of, value_of
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.work import Figures, Limit, price_pipelines, simulate_each
 
 Progress = Callable[[int, int, Row | None], None]
 Task = list[tuple[int, Candidate]]
+"""Configurations with their places."""
 
 _WORK_OF_TASK = 30_000
-"""About how many steps of stages a task goes through: one to two seconds."""
+"""About the work (`_work_of`) of a task, which takes one to two seconds."""
 _WORK_INLINE = 60_000
-"""Up to how many the caller goes through them itself: processes take a while to start."""
+"""Up to how much work the caller does itself: processes take a while to start."""
+_MOST_INLINE = 2
+"""Up to how many configurations the caller simulates itself."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker is asked for.
+
+    Args:
+        task: the configurations.
+        function: makes their figures.
+        arguments: returns those of the function, as they are when the work begins.
+    """
+
+    task: Task
+    function: Callable[..., Sequence[Figures]]
+    arguments: Callable[[], Sequence[Any]]
 
 
 @final
@@ -87,17 +110,9 @@ class Search:
         Args:
             choose: yields parts of what is missing, and finds their rows in `rows` when it goes on; all of it if None.
         """
-        known = {} if self._results is None else read_rows(self._results)
-        missing: Task = []
-        with writing(self._results) as self._write:
-            for place, candidate in enumerate(self.candidates):
-                key = key_of_candidate(candidate) if self._results is not None else ""
-                if key in known:
-                    self._keep(place, known[key])
-                elif candidate.illegal is not None:
-                    self._keep(place, row_of(candidate, None, candidate.problem.machine, 0.0))
-                else:
-                    missing.append((place, candidate))
+        self._known = {} if self._results is None else read_rows(self._results)
+        with writing(self._results) as self._write, contextlib.ExitStack() as self._opened:
+            missing = list(self._missing())
             try:
                 for part in [missing] if choose is None else choose(missing):
                     self._price([one for one in part if one[1].pipeline is not None])
@@ -106,6 +121,19 @@ class Search:
                 self.was_interrupted = True
         if self._progress is not None:
             self._progress(len(self.rows), len(self.candidates), self._best)
+
+    def _missing(self) -> Iterator[tuple[int, Candidate]]:
+        """Yield what is to be priced or pruned, with its place; keep what is known or breaks a rule of the space."""
+        for place, candidate in enumerate(self.candidates):
+            machine = candidate.problem.machine
+            key = key_of_candidate(candidate) if self._known else ""
+            row = judged_again(self._known[key], self.most_bytes(machine)) if key in self._known else None
+            if row is None and candidate.illegal is not None:
+                row = row_of(candidate, None, machine, 0.0)
+            if row is None:
+                yield place, candidate
+            else:
+                self._keep(place, row)
 
     def most_bytes(self, machine: Machine) -> float:
         """Return what a rank may hold, bytes."""
@@ -125,16 +153,19 @@ class Search:
         machine = candidate.problem.machine
         row = row_of(candidate, figures, machine, self.most_bytes(machine))
         self._keep(place, row)
-        if self._results is not None:
-            self._write(key_of_candidate(candidate), row)
+        if self._results is not None and self._known.get(key := key_of_candidate(candidate)) != row:
+            self._write(key, row)
 
     def _price(self, missing: Task) -> None:
         """Price layouts from pieces."""
         tasks = list(_tasks(missing))
-        work = sum(_work_of(candidate) for _, candidate in missing)
-        is_pruning = self._prune == "best"
-        submit = [(task, price_pipelines, (task[0][1].problem, [one.pipeline for _, one in task])) for task in tasks]
-        self._run(submit, inline=self._is_alone or (work < _WORK_INLINE and self._executor is None), limits=is_pruning)
+        is_small = sum(map(_work_of, tasks)) < _WORK_INLINE and self._executor is None
+        self._run(map(self._pricing, tasks), inline=self._is_alone or is_small)
+
+    def _pricing(self, task: Task) -> Work:
+        """Return the work of pricing layouts of one problem from pieces."""
+        problem, layouts = task[0][1].problem, [candidate.pipeline for _, candidate in task]
+        return Work(task, price_pipelines, lambda: (problem, layouts, self._limit(problem)))
 
     def _simulate(self, missing: Task) -> None:
         """Simulate configurations one by one, those first that may be quickest, and leave out what need not be."""
@@ -146,17 +177,22 @@ class Search:
                 self._add(candidate, place, figures)
             else:
                 worth.append((bound, place, candidate))
-        is_small = len(worth) < 3 and self._executor is None
-        self._run(self._worth_simulating(worth), inline=self._is_alone or is_small, limits=False)
+        is_small = len(worth) <= _MOST_INLINE and self._executor is None
+        self._run(self._worth_simulating(worth), inline=self._is_alone or is_small)
 
-    def _worth_simulating(self, bounded: Sequence[tuple[Bound, int, Candidate]]) -> Iterator[Any]:
+    def _worth_simulating(self, bounded: Sequence[tuple[Bound, int, Candidate]]) -> Iterator[Work]:
         """Yield what is to be simulated; what is pruned by then becomes a row."""
         for bound, place, candidate in bounded:
             if self._is_beaten(bound, candidate):
                 self._add(candidate, place, Figures(is_pruned=True))
             else:
-                configuration = candidate.strategy, dict(candidate.options)
-                yield [(place, candidate)], simulate_each, (candidate.problem, [configuration], self._time_limit_s)
+                yield self._simulation(place, candidate)
+
+    def _simulation(self, place: int, candidate: Candidate) -> Work:
+        """Return the work of simulating a configuration."""
+        configurations = [(candidate.strategy, dict(candidate.options))]
+        arguments = candidate.problem, configurations, self._time_limit_s
+        return Work([(place, candidate)], simulate_each, lambda: arguments)
 
     def _is_beaten(self, bound: Bound, candidate: Candidate) -> bool:
         """Return whether something that is known is better for sure."""
@@ -170,51 +206,65 @@ class Search:
         columns = [name for name in OF_FRONT if least[name] is not None]
         return any(all(row[name] <= least[name] for name in columns) for row in self._points)
 
-    def _limit(self, task: Task) -> Limit | None:
+    def _limit(self, problem: Problem) -> Limit | None:
         """Return what layouts must keep, where one objective that only the step time decides is all that counts."""
-        problems = {one.problem for one in self.candidates}
-        if self._prune != "best" or self.objective == "energy" or len(problems) > 1:
+        if self._prune != "best" or self.objective == "energy" or self._num_problems > 1:
             return None
         best = float("inf") if self._best is None else float(self._best["step_time_s"])
-        return Limit(best, self.most_bytes(task[0][1].problem.machine))
+        return Limit(best, self.most_bytes(problem.machine))
 
-    def _run(self, tasks: Any, *, inline: bool, limits: bool) -> None:
-        """Run tasks, here or on workers, and make rows of what comes."""
-        todo = iter(tasks)
-        if inline:
-            for task, function, arguments in todo:
-                if self._is_over():
-                    return
-                self._take(task, function(*arguments, *([self._limit(task)] if limits else [])))
-            return
-        first = next(todo, None)
-        if first is None:
-            return
-        with own_workers(self._executor, self._jobs, self._strategies()) as (workers, num_at_once):
-            self._run_on(workers, num_at_once, _with_first(first, todo), limits=limits)
+    @cached_property
+    def _num_problems(self) -> int:
+        return len({one.problem for one in self.candidates})
 
-    def _run_on(self, workers: Executor, num_at_once: int, todo: Iterator[Any], *, limits: bool) -> None:
-        """Keep some tasks at work until none is left."""
-        in_flight: dict[Future[Sequence[Figures]], Task] = {}
+    def _run(self, works: Iterator[Work], *, inline: bool) -> None:
+        """Do work, here or on workers, and make rows of what comes."""
+        if not inline:
+            self._run_on_workers(works)
+            return
+        for work in works:
+            if self._is_over():
+                return
+            self._take(work.task, work.function(*work.arguments()))
+
+    def _run_on_workers(self, works: Iterator[Work]) -> None:
+        """Keep workers busy until nothing is left."""
+        in_flight: dict[Future[Sequence[Figures]], Work] = {}
+        again: list[Work] = []  # parts of what ended its workers
         try:
             while True:
-                while len(in_flight) < num_at_once and not self._is_over() and (one := next(todo, None)):
-                    task, function, arguments = one
-                    limit = [self._limit(task)] if limits else []
-                    in_flight[workers.submit(function, *arguments, *limit)] = task
+                while self._has_place(in_flight) and (work := again.pop() if again else next(works, None)):
+                    in_flight[self._workers[0].submit(work.function, *work.arguments())] = work
                 if not in_flight:
                     return
-                done, _ = wait(in_flight, return_when=FIRST_COMPLETED)
-                for future in done:
-                    self._take(task := in_flight.pop(future), _figures_of(task, future))
+                for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                    work = in_flight.pop(future)
+                    try:
+                        self._take(work.task, result_of(future))
+                    except WorkerLostError as error:
+                        again += self._parts_of_lost(work, error)
         except BaseException:
             for future in in_flight:
                 future.cancel()
             raise
 
-    def _strategies(self) -> list[str | Strategy]:
-        """Return the strategies that are searched, each once."""
-        return list({one.label: one.strategy for one in self.candidates}.values())
+    def _has_place(self, in_flight: Collection[Any]) -> bool:
+        """Return whether more can be begun."""
+        return (not in_flight or len(in_flight) < self._workers[1]) and not self._is_over()
+
+    def _parts_of_lost(self, work: Work, error: WorkerLostError) -> Sequence[Work]:
+        """Return the halves of what ended every worker; of one configuration, make a failed row."""
+        middle = len(work.task) // 2
+        if middle:
+            return [self._pricing(work.task[:middle]), self._pricing(work.task[middle:])]
+        self._take(work.task, [Figures(error=f"{type(error).__name__}: {error}")])
+        return []
+
+    @cached_property
+    def _workers(self) -> tuple[Executor, int]:
+        """The workers of this search, and how many tasks to submit at once; they end with `run`."""
+        strategies = {one.label: one.strategy for one in self.candidates}
+        return self._opened.enter_context(workers_of(self._executor, self._jobs, list(strategies.values())))
 
     def _is_over(self) -> bool:
         """Return whether the time that was given is over."""
@@ -230,51 +280,34 @@ class Search:
             self._progress(len(self.rows), len(self.candidates), self._best)
 
 
-def _figures_of(task: Task, future: Future[Sequence[Figures]]) -> Sequence[Figures]:
-    """Return what a worker has made of a task; a configuration that ends every worker has failed."""
-    try:
-        return result_of(future)
-    except WorkerLostError as error:
-        if len(task) > 1:
-            raise
-        return [Figures(error=f"{type(error).__name__}: {error}")]
-
-
-def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    """Yield one more thing before others."""
-    yield first
-    yield from rest
-
-
-def _work_of(candidate: Candidate) -> float:
-    """Return about how many steps of stages a layout takes part in, beside its own pieces."""
-    assert candidate.pipeline is not None
-    return len(candidate.pipeline.stages)
-
-
 def _tasks(missing: Task) -> Iterator[Task]:
-    """Yield layouts in groups of about equal work; those of one structure stay together.
-
-    Layouts with equal ratios of microbatches to ranks have passes in common, so that one process gets them in a row.
-    """
-    by_structure: dict[Any, Task] = {}
+    """Yield layouts in groups of about equal work; those of one structure stay together."""
+    by_problem: dict[Problem, dict[Structure, Task]] = {}
     for place, candidate in missing:
-        assert candidate.pipeline is not None
-        by_structure.setdefault((candidate.problem, candidate.pipeline.structure), []).append((place, candidate))
-
-    def ratio(structure: Any) -> float:
-        pp, _, num_microbatches, _ = structure[1]
-        return float(num_microbatches / pp)
-
-    task: Task = []
-    work = 0.0
-    last: Any = None
-    for key in sorted(by_structure, key=lambda one: (ratio(one), one[1])):
-        pp, num_chunks, num_microbatches, _ = key[1]
-        if task and (work > _WORK_OF_TASK or last != key[0]):
-            yield task
-            task, work = [], 0.0
-        task, last = task + by_structure[key], key[0]
-        work += 2 * pp * num_chunks * num_microbatches + 20 * len(by_structure[key])
-    if task:
+        structures = by_problem.setdefault(candidate.problem, {})
+        structures.setdefault(_structure_of(candidate), []).append((place, candidate))
+    for structures in by_problem.values():
+        task: Task = []
+        for structure in sorted(structures, key=_order_of_structures):
+            if task and _work_of(task) > _WORK_OF_TASK:
+                yield task
+                task = []
+            task = task + structures[structure]
         yield task
+
+
+def _order_of_structures(structure: Structure) -> Any:
+    """Return what structures are sorted by: equal ratios of microbatches to ranks have passes in common."""
+    pp, _, num_microbatches, _ = structure
+    return num_microbatches / pp, structure
+
+
+def _structure_of(candidate: Candidate) -> Structure:
+    assert candidate.pipeline is not None
+    return candidate.pipeline.structure
+
+
+def _work_of(task: Task) -> int:
+    """Return about how much work it is to price layouts: the steps of each structure, and something for each layout."""
+    structures = {_structure_of(candidate) for _, candidate in task}
+    return sum(2 * pp * chunks * num_microbatches for pp, chunks, num_microbatches, _ in structures) + 20 * len(task)

@@ -180,16 +180,12 @@ def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_micro
 
 def _too_large(options: Mapping[str, Any], machine: Machine) -> str | None:
     """Return that a microbatch is larger than what a replica trains on, where the degrees tell that; or None."""
-    degrees = [options.get(name) for name in ("tp", "pp", "cp", "ep")]
-    world_size, batch, size = (
-        machine.problem.world_size,
-        machine.problem.global_batch_size,
-        options.get("microbatch_size"),
-    )
-    if size is None or not all(isinstance(degree, int) for degree in degrees if degree is not None):
+    size, most = options.get("microbatch_size"), machine.problem.global_batch_size
+    degrees = [options[name] for name in ("tp", "pp", "cp") if options.get(name) is not None]
+    if size is None or not all(isinstance(degree, int) for degree in degrees):
         return None
-    divided = prod(degree for degree in degrees[:3] if degree is not None)
-    most = batch * divided // world_size if "pp" in options or "replicas" in options or "cp" in options else batch
+    if not options.keys().isdisjoint({"pp", "cp", "replicas"}):  # every other rank is a replica
+        most = most * prod(degrees) // machine.problem.world_size
     if size <= max(1, most):
         return None
     return f"microbatch_size ({size}) must be at most the samples of a replica ({most})"
@@ -208,7 +204,7 @@ class _Megatron:
     def __init__(self, strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int) -> None:
         self._strategy, self._machine, self._axes = strategy, machine, dict(axes)
         self._problem, self._least = machine.problem, min_microbatches
-        self._tied = {name for name in _TIED if name not in self._axes}
+        self._usual = {name for name in _OF_MESSAGES if name not in self._axes}
         self._stages: dict[tuple[int, int], tuple[range, ...] | str] = {}
 
     def candidates(self) -> Iterator[Candidate]:
@@ -266,12 +262,12 @@ class _Megatron:
         """
         tp, pp, dp = sizes["tp"], sizes["pp"], self._problem.world_size // (sizes["tp"] * sizes["pp"])
         found = {"zero": 0, "recompute": "none", **dict.fromkeys(_SWITCHES, False), **given}
-        if "overlap_messages" in self._tied:
+        if "overlap_messages" in self._usual:
             found["overlap_messages"] = sizes["num_chunks"] > 1
-        found |= {name: True for name in ("scatter_gather", "batch_messages") if name in self._tied}
+        found |= {name: True for name in ("scatter_gather", "batch_messages") if name in self._usual}
         for name in () if tp > 1 else ("sequence_parallel", "overlap_parts", "scatter_gather"):
             found[name] = False
-        for name in () if pp > 1 else _TIED:
+        for name in () if pp > 1 else _OF_MESSAGES:
             found[name] = False
         found["scatter_gather"] &= not found["sequence_parallel"]
         found["batch_messages"] &= not found["overlap_messages"]
@@ -300,20 +296,28 @@ class _Megatron:
         """Return the stages that the strategy makes, or the rule that there are none."""
         key = num_stages, microbatch_size
         if key not in self._stages:
-            model: Any = SimpleNamespace(
-                num_layers=self._machine.num_layers, runtime_predictor=self._machine.pieces.predictor, _shares=None
-            )
             try:
-                self._stages[key] = tuple(stages_of(model, num_stages, microbatch_size))
+                self._stages[key] = cut_into_stages(self._machine, num_stages, microbatch_size)
             except UsageError as error:
                 self._stages[key] = str(error)
         return self._stages[key]
 
 
-_TIED = ("overlap_messages", "batch_messages", "scatter_gather")
-_SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", *_TIED)
+_OF_MESSAGES = ("overlap_messages", "batch_messages", "scatter_gather")
+_SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", *_OF_MESSAGES)
 _OF_PIECES = frozenset({"tp", "pp", "num_chunks", "microbatch_size", "zero", "recompute", *_SWITCHES})
 """The options of `megatron` that pieces know; with others, a layout is simulated."""
+
+
+def cut_into_stages(machine: Machine, num_stages: int, microbatch_size: int) -> tuple[range, ...]:
+    """Return the layers of each stage, as `megatron` cuts them where nobody says how.
+
+    Raises:
+        UsageError: they cannot be cut so.
+    """
+    predictor = machine.pieces.predictor
+    model: Any = SimpleNamespace(num_layers=machine.num_layers, runtime_predictor=predictor, _shares=None)
+    return tuple(stages_of(model, num_stages, microbatch_size))
 
 
 def _num_blocks(machine: Machine) -> int:

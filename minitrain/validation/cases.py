@@ -189,12 +189,21 @@ def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Plat
     if wanted is not None:
         return find_platform(wanted)
     found = find_platform(framework.platform_of(row))
-    found = replace(found, attention=found.attention or _generation(row))
+    found = replace(
+        found,
+        attention=found.attention or _generation(row),
+        gradient_accesses=framework.gradient_accesses if _sums_whole_gradients(layout) else 0.0,
+    )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # what its ranks exchange within a node is no tensor parallelism's
-    return (
-        replace(found, parts_exposed=1.0, parts_overlap="gradients") if _hides_in_gradients(row, framework) else found
-    )
+    if _hides_in_gradients(row, framework):
+        return replace(found, parts_exposed=1.0, parts_overlap="gradients")
+    return found
+
+
+def _sums_whole_gradients(layout: Layout) -> bool:
+    """Return whether replicas keep gradients whole until these are summed; other software shards them as they come."""
+    return layout.num_replicas > 1 and layout.zero < 2
 
 
 def _hides_in_gradients(row: Row, framework: Framework) -> bool:

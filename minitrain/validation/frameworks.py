@@ -8,7 +8,7 @@ ranks send each a part of an activation (Narayanan et al. 2021, section 4.1, "sc
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from minitrain.validation.rows import Row
@@ -33,6 +33,11 @@ class Framework:
         batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
             platform has it, or a way of `minitrain.hardware.platforms.EXPOSED`.
+        gradient_accesses: how often a step of replicas reads or writes an element of a rank's whole gradients, beside
+            what the optimizer does with its shards. Megatron-LM divides its buffer of gradients by the number of
+            replicas before it is summed (two accesses: `allreduce_gradients` of `model/distributed.py` in 2021).
+            Megatron-Core 0.8 also takes its norm, to find what is no number, and sets it to zero (four together:
+            `Bucket.start_grad_sync` and `zero_grad_buffer` of `core/distributed`).
     """
 
     name: str
@@ -46,6 +51,7 @@ class Framework:
     balances: bool = False
     batches_messages: bool = False
     parts_overlap: str = ""
+    gradient_accesses: float = 0.0
 
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
@@ -53,57 +59,51 @@ class Framework:
         return next((name for pattern, name in self.platforms if re.search(pattern, device)), None)
 
 
+_OLD_MEGATRON = Framework(
+    name="Megatron-LM of 2020 and 2021",
+    words=r"megatron-lm (2020|\(sc21\))|megatron-lm.*(2019|2020|2021)",
+    platforms=((r".", "megatron-2021"),),
+    dropout=0.1,
+    attention="unfused",
+    overlap="one stage",
+    batches_messages=True,
+    gradient_accesses=2,
+)
+_MEGATRON_DEEPSPEED = Framework(
+    name="Megatron-DeepSpeed",
+    words=r"megatron-deepspeed",
+    platforms=((r".", "megatron-2021"),),
+    dropout=0.1,
+    attention="unfused",
+    gradient_bytes=2,
+)
+_NEMO = Framework(
+    name="NeMo",
+    words=r"nemo|megatron-bridge",
+    platforms=((r"h100|h200|b200", "nemo-h100"),),
+    dropout=0.1,
+    overlap="always",
+    batches_messages=True,
+)
+
 FRAMEWORKS = (
-    Framework(
-        name="Megatron-LM of 2020 and 2021",
-        batches_messages=True,
-        words=r"megatron-lm (2020|\(sc21\))|megatron-lm.*(2019|2020|2021)",
-        platforms=((r".", "megatron-2021"),),
-        dropout=0.1,
-        attention="unfused",
-        overlap="one stage",
-    ),
-    Framework(
+    _OLD_MEGATRON,
+    replace(
+        _MEGATRON_DEEPSPEED,
         name="Megatron-DeepSpeed of BLOOM",
         words=r"megatron-deepspeed.*bloom",
         platforms=((r"a100", "bloom"),),
-        dropout=0.1,
-        attention="unfused",
-        gradient_bytes=2,
     ),
-    Framework(
-        name="Megatron-DeepSpeed",
-        words=r"megatron-deepspeed",
-        platforms=((r".", "megatron-2021"),),
-        dropout=0.1,
-        attention="unfused",
-        gradient_bytes=2,
-    ),
-    Framework(
-        name="NeMo Megatron of 2023",
-        batches_messages=True,
-        words=r"nemo megatron 2[23]",
-        dropout=0.1,
-        attention="unfused",
-        overlap="always",
-    ),
-    Framework(
-        name="NeMo",
-        batches_messages=True,
-        words=r"nemo|megatron-bridge",
-        platforms=((r"h100|h200|b200", "nemo-h100"),),
-        dropout=0.1,
-        overlap="always",
-    ),
+    _MEGATRON_DEEPSPEED,
+    replace(_NEMO, name="NeMo Megatron of 2023", words=r"nemo megatron 2[23]", platforms=(), attention="unfused"),
+    _NEMO,
     Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
-    Framework(
+    replace(
+        _NEMO,
         name="Megatron-Core",
-        batches_messages=True,
         words=r"megatron-core|megatron-lm|megatron",
-        platforms=((r"h100|h200|b200", "nemo-h100"),),
-        dropout=0.1,
-        overlap="always",
         parts_overlap="gradients",
+        gradient_accesses=4,
     ),
     Framework(
         name="MosaicML Composer",

@@ -7,7 +7,8 @@ one, peak_memory_bytes. Training is in single precision, on samples of 2048 toke
 Times of layers come from a table (n1 of the package, or `--layers`), which contain the sums over parts. What nodes
 exchange takes what the network was measured to carry: 25 GB/s an interface and GPU between GH200 nodes. The mixed
 cluster is a `mt.Cluster`: a node of it carries 2.86 GB/s to nodes of its own kind, and 0.115 GB/s to others (n3 of the
-same source). There, where messages take long, stages send while they receive, as Megatron's batched messages do.
+same source). DeepSpeed's stages send and receive in turn. A message that fits into NCCL's buffer is out of the sender's
+way at once, so that the stage receives meanwhile; a larger one is not.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _TABLE_NAMES = {"opt-350": "OPT-350", "gpt-neo": "GPT-Neo-2.7"}
 _SEQ_LEN = 2048
 _LIKE_NODES = Link(2.86e9, 5e-5)  # of a node, among nodes of one kind of the mixed cluster
 _UNLIKE_NODES = Link(0.115e9, 5e-5)  # among nodes of different kinds
+_NCCL_BUFFER_BYTES = 4 << 20  # between two ranks, the default of NCCL_BUFFSIZE (NCCL's documentation)
 
 
 @final
@@ -161,8 +163,15 @@ class _Step:
             pp=len(layout.stages),
             layers_per_stage=list(layout.units),
             scatter_gather=True,
-            batch_messages=len(layout.devices) > 1,
+            batch_messages=self._message_bytes <= _NCCL_BUFFER_BYTES,
         )
+
+    @property
+    def _message_bytes(self) -> int:
+        """Return what a rank sends to the next stage: its share of an activation."""
+        model = self.model
+        num_elements = self.microbatch * model.seq_len * model.hidden_size // self.layout.tp
+        return num_elements * model.precision.activation_bytes
 
     def _machine(self) -> dict[str, Any]:
         """Return what the step runs on, as arguments of `simulate`: equal nodes are folded, which changes no figure."""

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from minitrain.run.result import Run
 
-FIGURES = (
-    "step_time",
-    "peak_memory_bytes",
-    "capacity_bytes",
-    "oom",
-    "mfu",
-    "hfu",
-    "computing_fraction",
-    "exposed_comm_fraction",
-    "bubble_fraction",
-    "span_bubble",
-    "makespan_bubble",
-    "tokens_per_second",
-    "tokens_per_second_per_rank",
-    "energy_joules",
-    "dollars",
-    "num_events",
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "step_time": "step_time_s",
+        "peak_memory_bytes": "peak_memory_bytes",
+        "capacity_bytes": "capacity_bytes",
+        "fits": "fits",
+        "mfu": "mfu",
+        "hfu": "hfu",
+        "computing_fraction": "computing_fraction",
+        "exposed_comm_fraction": "exposed_comm_fraction",
+        "bubble_fraction": "bubble_fraction",
+        "span_bubble": "span_bubble_s",
+        "makespan_bubble": "makespan_bubble_s",
+        "tokens_per_second": "tokens_per_second",
+        "tokens_per_second_per_rank": "tokens_per_second_per_rank",
+        "energy_joules": "energy_joules",
+        "dollars": "dollars",
+        "num_events": "num_events",
+    }
 )
-"""The figures of a run that there are columns of."""
+"""The columns that there are by the attribute that has them, and what they are called beside others."""
+
+_ASKED_OTHERWISE: Mapping[str, Callable[[Run], Any]] = MappingProxyType(
+    {"computing_fraction": lambda run: run.breakdown.computing_fraction, "fits": lambda run: run.oom is None}
+)
+"""Figures that a run has under no attribute of that name."""
 
 
 class Alone:
     """Figures of machines, from a run of each, which is dropped."""
 
     def __init__(self) -> None:
-        self._figures: dict[str, list[Any]] = {name: [] for name in FIGURES}
+        self._figures: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "oom")}
         self._summaries: list[dict[str, Any]] = []
 
     def add(self, run: Run) -> None:
         """Take the figures of the next machine."""
         for name, values in self._figures.items():
-            values.append(run.breakdown.computing_fraction if name == "computing_fraction" else getattr(run, name))
+            values.append(_ASKED_OTHERWISE.get(name, attrgetter(name))(run))
         self._summaries.append(run.summary())
 
     def __getattr__(self, name: str) -> Any:

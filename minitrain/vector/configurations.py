@@ -25,8 +25,10 @@ from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.vector.execution import Config, Machines, Source
 
 _OF_PREDICTOR = ("fidelity", "platform", "without", "prices")
+"""Parameters that say how operations are priced on a hardware config: the fields of `Pricing`."""
 
-_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "model_kind")
+_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "model_kind", "faults")
+"""Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
 
 
 def columns_of(
@@ -186,8 +188,9 @@ def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | Non
     """
     hardware, network, placement, pricing = machine
     hardware = cluster_or_other(hardware)
-    if pricing is ROOFLINE and (type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)):
-        return Config(load_config(hardware), network, placement)
+    is_config = type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)
+    if is_config and pricing.fidelity == "roofline":
+        return Config(load_config(hardware), network, placement, pricing.prices)
     if isinstance(hardware, RankPredictors | Cluster) or hasattr(hardware, "profile"):
         return None
     return make_predictor(hardware, parameters.world_size, network, placement, parameters.workload, pricing)

@@ -17,9 +17,13 @@ import numpy as np
 
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config import SystemConfig
+from minitrain.hardware.kernel_fleet import with_kernel_fleets
+from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.many_predictors import ManyPredictors, Part
+from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.per_machine import WATCH, Floats, Ints, Watch
 from minitrain.hardware.price import Predictor
+from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.hardware.roofline_fleet import fleets_of
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
@@ -28,23 +32,31 @@ from minitrain.run.variants import Variant
 from minitrain.vector.models import VectorFoldedModel, VectorModel
 from minitrain.vector.together import Together
 from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import Workload
 
 MOST_AT_ONCE = 4096
 """Machines of one execution: more do not make it quicker."""
 
 
 class Config(NamedTuple):
-    """A machine that is priced as by default.
+    """A machine whose operations are priced by the roofline, or whose layers were measured.
 
     Args:
         system: its config.
         network: "auto", "flat" or "hierarchical".
         placement: node of each rank.
+        prices: measured times of layers.
     """
 
     system: SystemConfig
     network: str = "auto"
     placement: Sequence[int] | None = None
+    prices: MeasuredLayers | None = None
+
+    def predictor(self, world_size: int, workload: Workload | None) -> Predictor:
+        """Return what prices a run on this machine alone."""
+        pricing = ROOFLINE if self.prices is None else Pricing(prices=self.prices)
+        return make_predictor(self.system, world_size, self.network, self.placement, workload, pricing)
 
 
 MOST_BYTES = 2**29
@@ -98,24 +110,24 @@ class Machines:
         for place, machine in enumerate(places.tolist()):
             source = self.sources[machine]
             if isinstance(source, Config):
-                configs.setdefault((source.network, source.placement and tuple(source.placement)), []).append(place)
+                key = source.network, source.placement and tuple(source.placement), id(source.prices)
+                configs.setdefault(key, []).append(place)
             else:
                 parts.append(Part(np.array([place]), source))
-        for (network, placement), found in configs.items():
-            systems = [self.sources[machine].system for machine in places[found].tolist()]
+        for (network, placement, _), found in configs.items():
+            alike: list[Any] = [self.sources[machine] for machine in places[found].tolist()]
+            prices, systems = alike[0].prices, [source.system for source in alike]
             for part in fleets_of(systems, world_size, network, placement, workload):
-                parts.append(Part(np.array(found)[part.machines], part.predictor))
-        return ManyPredictors(parts)
+                priced = part.predictor if prices is None else LayerPredictor(prices, part.predictor)
+                parts.append(Part(np.array(found)[part.machines], priced))
+        return ManyPredictors(with_kernel_fleets(parts))
 
     def alone(self, place: int, prepared: PreparedRun) -> Predictor:
         """Return what prices a run on one of the machines."""
         source: Any = self.sources[place]
         if not isinstance(source, Config):
             return source  # type: ignore[no-any-return]  # a Predictor
-        parameters = prepared.parameters
-        return make_predictor(
-            source.system, parameters.world_size, source.network, source.placement, parameters.workload
-        )
+        return source.predictor(prepared.parameters.world_size, prepared.parameters.workload)
 
     def slowdowns_of(self, places: Ints) -> dict[int, Floats]:
         """Return the factors of ranks that are stragglers on some of the machines, (len(places),) each."""

@@ -16,31 +16,11 @@ from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
-from minitrain.vector.alone import Alone
+from minitrain.vector.alone import COLUMNS, Alone
 from minitrain.vector.configurations import Configurations
 from minitrain.vector.together import Together
 
 _ROWS_SHOWN = 10
-
-_NAMES: Mapping[str, str] = {
-    "step_time": "step_time_s",
-    "peak_memory_bytes": "peak_memory_bytes",
-    "capacity_bytes": "capacity_bytes",
-    "fits": "fits",
-    "mfu": "mfu",
-    "hfu": "hfu",
-    "computing_fraction": "computing_fraction",
-    "exposed_comm_fraction": "exposed_comm_fraction",
-    "bubble_fraction": "bubble_fraction",
-    "span_bubble": "span_bubble_s",
-    "makespan_bubble": "makespan_bubble_s",
-    "tokens_per_second": "tokens_per_second",
-    "tokens_per_second_per_rank": "tokens_per_second_per_rank",
-    "energy_joules": "energy_joules",
-    "dollars": "dollars",
-    "num_events": "num_events",
-}
-"""The columns by their attribute, and what they are called beside others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +209,7 @@ class Priced:
 
     def columns(self) -> dict[str, Any]:
         """Return what varies and every column by its name; times end in _s."""
-        return {**self.varied, **{name: getattr(self, attribute) for attribute, name in _NAMES.items()}}
+        return {**self.varied, **{name: getattr(self, attribute) for attribute, name in COLUMNS.items()}}
 
     def summary(self) -> list[dict[str, Any]]:
         """Return what `Run.summary` says of each machine, ready for JSON."""

@@ -195,51 +195,32 @@ class Together:
         Args:
             hardware: what was given as the hardware of each machine.
         """
-        run = self._run
-        common = {
-            "strategy": run.strategy,
-            "world_size": run.world_size,
-            "num_layers": run.num_layers,
-            "global_batch_size": run.global_batch_size,
-        }
+        run, count = self._run, len(self)
         options = {name: plain(value) for name, value in run.options.items()}
-        peaks = {"peak_memory_elements": run.peak_memory, "peak_memory_bytes": run.peak_memory_bytes}
-        num_events = run.num_events
-        topologies = [kind or "flat" for kind in self._predictor.kinds()]
-        columns = (self.step_time, self.mfu, self.bubble_fraction, self.exposed_comm_fraction)
-        bubbles = (self.span_bubble, self.makespan_bubble)
-        numbers = zip(*(column.tolist() for column in (*columns, *bubbles)), strict=True)
-        facts = zip(self.names(hardware), topologies, self.capacity_bytes, self.peak_flop_per_s, self.oom, strict=True)
-        transformers = self._of_transformer() if run.trained_model else [{}] * len(self)
-        return [
-            {
-                **common,
-                "hardware": name,
-                "network": network,
-                "options": dict(options),
-                "step_time_s": step_time,
-                **peaks,
-                "capacity_bytes": capacity,
-                "out_of_memory": None if oom is None else str(oom),
-                "mfu": None if peak is None else mfu,
-                "bubble_fraction": bubble,
-                "exposed_comm_fraction": exposed,
-                "span_bubble_s": span,
-                "makespan_bubble_s": makespan,
-                "held_outside_bytes": None,
-                "num_events": num_events,
-                **transformer,
-                "error": None,
-            }
-            for (name, network, capacity, peak, oom), (
-                step_time,
-                mfu,
-                bubble,
-                exposed,
-                span,
-                makespan,
-            ), transformer in zip(facts, numbers, transformers, strict=True)
-        ]
+        columns: dict[str, list[Any]] = {
+            "strategy": [run.strategy] * count,
+            "world_size": [run.world_size] * count,
+            "num_layers": [run.num_layers] * count,
+            "global_batch_size": [run.global_batch_size] * count,
+            "hardware": self.names(hardware),
+            "network": [kind or "flat" for kind in self._predictor.kinds()],
+            "options": [dict(options) for _ in range(count)],
+            "step_time_s": self.step_time.tolist(),
+            "peak_memory_elements": [run.peak_memory] * count,
+            "peak_memory_bytes": [run.peak_memory_bytes] * count,
+            "capacity_bytes": self.capacity_bytes,
+            "out_of_memory": [None if oom is None else str(oom) for oom in self.oom],
+            "mfu": list(map(_or_none, self.mfu.tolist())),
+            "bubble_fraction": self.bubble_fraction.tolist(),
+            "exposed_comm_fraction": self.exposed_comm_fraction.tolist(),
+            "span_bubble_s": self.span_bubble.tolist(),
+            "makespan_bubble_s": self.makespan_bubble.tolist(),
+            "held_outside_bytes": [None] * count,
+            "num_events": [run.num_events] * count,
+        }
+        transformers = self._of_transformer() if run.trained_model else [{}] * count
+        rows = zip(zip(*columns.values(), strict=True), transformers, strict=True)
+        return [{**dict(zip(columns, row, strict=True)), **more, "error": None} for row, more in rows]
 
     def _of_transformer(self) -> list[dict[str, Any]]:
         """Return what summaries say of a transformer alone, on each machine."""

@@ -154,9 +154,7 @@ class ExpertLayers:
     def _experts(self, unit: Unit, typ: str, mode: ExpertPass) -> Iterator[tuple[float, float]]:
         """Yield what a rank's experts ask for: their multiplications are one for each expert, together for all."""
         sizes = self._model.precision
-        weight_bytes = {"forward": (sizes.parameter_bytes,), "backward_input": (sizes.parameter_bytes,)}.get(
-            typ, (sizes.gradient_bytes,) if typ == "backward_weight" else (sizes.parameter_bytes, sizes.gradient_bytes)
-        )
+        weight_bytes = [getattr(sizes, name) for name in _MOVED_OF_WEIGHTS[typ]]
         work = Work(1, self._seq_len, Degrees(ep=mode.num_parts))
         for projection in unit.projections:
             if projection.num_experts:
@@ -207,6 +205,16 @@ class ExpertLayers:
         """Return the bytes of a saved tensor for one copy."""
         return tensor.num_bytes(Work(1, 1, WHOLE)) // self._model.experts_per_token
 
+
+_MOVED_OF_WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "forward": ("parameter_bytes",),
+        "backward": ("parameter_bytes", "gradient_bytes"),
+        "backward_input": ("parameter_bytes",),
+        "backward_weight": ("gradient_bytes",),
+    }
+)
+"""What each pass through experts moves of an element of a weight: a field of `Precision` for each multiplication."""
 
 _KEPT_BY_ROUTE = frozenset({"norm input", "mlp input", "router probabilities"})
 

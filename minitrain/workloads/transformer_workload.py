@@ -137,8 +137,13 @@ class TransformerWorkload:
     def update_kernels(
         self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece, style: Style
     ) -> KernelList:
-        """Return Adam on the parameters of some shards."""
-        return update_kernels(self._shards(num_shards_on_device, num_shards, layer, num_parts), style)
+        """Return Adam on the parameters of some shards, and what is done with the whole gradients before."""
+        return update_kernels(
+            self._shards(num_shards_on_device, num_shards, layer, num_parts),
+            style,
+            num_gradients=self._parameters(layer, num_parts),
+            gradient_bytes=self.model.precision.gradient_bytes,
+        )
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the bytes of the parameters of some shards."""

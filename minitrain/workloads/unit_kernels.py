@@ -58,6 +58,8 @@ class Style:
             multiplication.
         stops_early: whether full recomputation ends before a layer's last multiplication, whose result backward does
             not need (PyTorch's non-reentrant checkpoints).
+        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
+            optimizer does with its shards.
     """
 
     attention: str = "flash2"
@@ -66,6 +68,7 @@ class Style:
     eager: float = 1.0
     separate_gradients: bool = False
     stops_early: bool = False
+    gradient_accesses: float = 0.0
 
 
 DEFAULT_STYLE = Style()
@@ -105,9 +108,21 @@ def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEF
     return KernelList(passes, sum(_LOSS_LAUNCHES))
 
 
-def update_kernels(num_parameters: int, style: Style = DEFAULT_STYLE) -> KernelList:
-    """Return Adam on some parameters, those of a rank's shards, as one kernel over all of them."""
-    return KernelList((MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager),), 1)
+def update_kernels(
+    num_parameters: int, style: Style = DEFAULT_STYLE, *, num_gradients: int = 0, gradient_bytes: int = 4
+) -> KernelList:
+    """Return what a step does with gradients and parameters once they are whole.
+
+    Args:
+        num_parameters: those of a rank's shards, on which Adam works as one kernel.
+        style: how a framework runs it.
+        num_gradients: elements of the rank's gradients before they are sharded.
+        gradient_bytes: bytes of one of them.
+    """
+    adam = MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager)
+    if not style.gradient_accesses:
+        return KernelList((adam,), 1)
+    return KernelList((adam, MemoryPass("gradients", num_gradients, gradient_bytes * style.gradient_accesses)), 2)
 
 
 def _added_up(precision: Precision) -> int:

@@ -50,15 +50,16 @@ USAGE = [
     ("run pp_dp:pp=2,pp=4", "options of one strategy are written name:option=value,option=value, each once; got"),
     (
         "run pp_dp:ppp=4",
-        "cannot be called with (model, ppp=4): got an unexpected keyword argument 'ppp'; did you mean pp?",
+        "minitrain: the strategy pp_dp does not take ppp=4; did you mean pp? `minitrain strategies pp_dp` lists its "
+        "options\n",
     ),
     (
         "run pp_dp:world_size=4",
         "world_size in pp_dp:world_size=4 is no option of a strategy, but a parameter of the run",
     ),
     ("run pp_dp:pp=4 -o pp=2", "pp is given twice: in pp_dp:pp=4, and as pp=2 for all; leave one out"),
-    ("compare ddp pp_dp -o pp=4", "'pp'; an option for one strategy is written pp_dp:pp=4"),
-    ("compare ddp gpipe --option worldsize=2", "unexpected keyword argument 'worldsize'; did you mean world_size?"),
+    ("compare ddp pp_dp -o pp=4", "lists its options; an option for one strategy is written pp_dp:pp=4"),
+    ("compare ddp gpipe --option worldsize=2", "does not take worldsize=2; did you mean world_size?"),
     ("run missing.py:f", "there is no strategy file missing.py"),
     ("run folder.py:f", "there is no strategy file folder.py"),
     ("run broken.py:f", "the strategy file broken.py cannot be loaded: SyntaxError: "),
@@ -68,10 +69,11 @@ USAGE = [
     ("run mine.py:absent", "mine.py has no function 'absent'; its async functions are mute, boom, "),
     ("run mine.py:plain", "a strategy must be an async function, `async def plain(model): ...`, got <function"),
     ("run mine.py:number", "a strategy must be an async function, `async def number(model): ...`, got 3"),
-    ("run mine.py:two", "the strategy two(model, other) cannot be called with (model): missing a required"),
-    ("run mine.py:none", "the strategy none() cannot be called with (model): too many positional"),
-    ("run mine.py:lazy --microbatch 2", "cannot be called with (model, microbatch_size=2): got an unexpected"),
-    ("run ddp --option depth=2", "cannot be called with (model, depth=2): got an unexpected"),
+    ("run mine.py:two", "the strategy two needs other; give other=..."),
+    ("run mine.py:two:others=1", "does not take others=1; did you mean other? its options are other"),
+    ("run mine.py:none", "none must take one argument, the model of a rank: `async def none(model): ...`"),
+    ("run mine.py:lazy --microbatch 2", "lazy does not take microbatch_size=2; its options are none"),
+    ("run ddp --option depth=2", "ddp does not take depth=2; `minitrain strategies ddp` lists its options"),
     ("run ddp --option depth", "--option takes name=value, got 'depth'"),
     ("run ddp --option =2", "--option takes name=value, got '=2'"),
     ("run ddp --option depth=", "--option takes name=value, got 'depth='"),
@@ -114,7 +116,22 @@ USAGE = [
     ("run ddp --world-size 99999999999999999999", "'--world-size': "),
     ("run ddp --world-size 2000000 --hw a100_80g", "world_size (2000000) must fit into a tier of the network"),
     ("run ddp --layers x", "'--layers': "),
-    ("run ddp --layers 0", "'--layers': "),
+    ("run ddp --layers four", "got 'four'; see `minitrain run --help`"),
+    ("run ddp --layers 0", "got '0'; see `minitrain run --help`"),
+    ("run ddp --hw=", '"": expected the name of a shipped config or of a file'),
+    ("run ddp --recovery spares=1", "recovery is for runs with faults, and none are given"),
+    ("goodput ddp --days -1", "days must be a positive number, got -1.0"),
+    ("learn list --exercises folder.py", "there is no exercise in folder.py; give a folder whose folders have an"),
+    (
+        "learn verify folder.py",
+        "there is no exercise in folder.py; give a folder whose folders have an exercise.json each",
+    ),
+    ("learn grade empty.py --isolation maybe", "isolation must be one of auto, required, none, got 'maybe'"),
+    ("sweep ddp -g world_size=2 --html folder.py", "--html must be a file, but folder.py is a folder; name a file"),
+    ("tune --html mine.py/page.html", "--html cannot be written into mine.py; name a file in a folder of yours"),
+    ("validate --table twice.json", "the table twice.json has no rows; give a CSV file whose first line names the"),
+    ("validate c2 --layers missing.csv", "there is no table of measured layers missing.csv; give a CSV file"),
+    ("platform run twice.json", "a scenario has no key 'mem1'; use hardware_profile"),
     ("run ddp --batch nan", "'--batch': "),
     ("run ddp --microbatch 0", "'--microbatch': "),
     ("run ddp --out mine.py", "--out must be a folder, but mine.py is none"),
@@ -301,7 +318,8 @@ def test_a_failure_to_write_leaves_no_partial_file_and_prints_the_figures(
 def test_a_folder_that_cannot_be_made_is_one_message() -> None:
     result = CliRunner().invoke(app, ["run", "ddp", "--layers", "2", "--out", "/proc/nowhere"])
     assert result.exit_code == 1
-    assert result.stderr == "minitrain: the traces cannot be written: /proc/nowhere: No such file or directory\n"
+    said = "/proc/nowhere: No such file or directory; check the path, or name another one"
+    assert result.stderr == f"minitrain: the traces cannot be written: {said}\n"
 
 
 def test_a_fault_of_minitrain_itself_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +334,9 @@ def test_messages_tell_kind_place_and_notes() -> None:
     error.add_note("on rank 3")
     assert message_of(error) == "ValueError: no (on rank 3)"
     assert message_of(KeyError()) == "KeyError"
-    assert message_of(FileNotFoundError(2, "No such file", "x")) == "x: No such file"
+    assert (
+        message_of(FileNotFoundError(2, "No such file", "x")) == "x: No such file; check the path, or name another one"
+    )
 
 
 class _Timer:

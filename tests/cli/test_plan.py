@@ -56,6 +56,7 @@ def test_a_budget_of_power_caps_devices(cluster: str) -> None:
     ("more", "words"),
     [
         (("--hw", "h100_80g_nvl8"), "for equal devices there is mt.tune"),
+        (("--precision", "bf16"), "precisions are for transformers"),
         (("--strategy", "nonsense"), "there is no strategy 'nonsense'"),
         (("--all-devices", "--batch", "1"), "no layout of pair divides a batch of 1 samples"),
         (("--power-budget", "-5"), "power_budget_watts must be"),

@@ -50,7 +50,8 @@ def test_the_winner_is_said_for_another_tool_and_explained() -> None:
     [
         (("--head-room", "0.99999999"), 1, "out of memory"),
         (("--objective", "speed"), 2, "objective must be one of step_time"),
-        (("--space", "tp=1"), 2, "tp is given twice"),
+        (("--space", "tp=1"), 2, "--space: tp is given twice"),
+        (("--space", "zero"), 2, "--space takes name=value,value,..., got 'zero'"),
         (("--words", "nemo"), 2, "in the words of megatron-lm"),
     ],
 )

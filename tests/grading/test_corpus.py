@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import minitrain as mt
 from minitrain.grading import grade
 from minitrain.grading.sandbox import Limits
 from tests.grading.sources import changed, shipped_source
+from tests.grading.verdicts import Wrong, require_own_reason
 
 HERE = Path(__file__).parent / "submissions"
 
@@ -80,7 +80,7 @@ def doing(what: str, before: str = "") -> str:
     return changed(DDP, (BEGIN, f"{BEGIN}    {what}\n"), before=before)
 
 
-WRONG: dict[str, tuple[str, str, str, str]] = {
+WRONG: dict[str, Wrong] = {
     # mistakes
     "no_reduction": ("02", changed(DDP, (REDUCE, "")), "laws", "must cover all 8 samples"),
     "whole_batch_everywhere": (
@@ -253,13 +253,4 @@ def test_the_corpus_is_large_enough() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
-    exercise, source, check, reason = WRONG[name]
-    path = tmp_path / "submission.py"
-    path.write_text(source)
-    found = grade(path, exercise, limits=Limits(seconds=3 if name.startswith("endless") else 20))
-    failures = [failure for failure in found.failures if re.fullmatch(check, failure.name)]
-    assert len(failures) == 1, str(found)
-    assert re.search(reason, failures[0].message), str(found)
-    assert found.score < found.max_score
-    if failures[0].name in ("runs", "laws", "numerics"):
-        assert found.score == 0
+    require_own_reason(WRONG[name], tmp_path, Limits(seconds=3 if name.startswith("endless") else 20))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from minitrain.grading import grade
 from minitrain.grading.exercise import load_exercise
-from minitrain.grading.sandbox import Limits
 from tests.grading.sources import changed
+from tests.grading.verdicts import Wrong, require_full_marks, require_own_reason
 
 TENSOR, SEQUENCE = (load_exercise(number).folder.joinpath("reference.py").read_text() for number in ("13", "14"))
 
@@ -32,7 +30,7 @@ KEEP_WHOLE = '            activations["kept", layer] = activations.pop("whole", 
 FREE_KEPT = '        for layer in layers:\n            del activations["kept", layer]\n'
 LOSS = "        grad_activations[layers[-1]] = model.loss"
 
-WRONG: dict[str, tuple[str, str, str, str]] = {
+WRONG: dict[str, Wrong] = {
     "no_sum_after_a_part": (
         "13",
         changed(TENSOR, (SUM_OF_PASS, PASS)),
@@ -129,17 +127,9 @@ WRONG: dict[str, tuple[str, str, str, str]] = {
 
 @pytest.mark.parametrize("number", ["13", "14"])
 def test_the_reference_has_full_marks(number: str) -> None:
-    found = grade(load_exercise(number).folder / "reference.py", number, limits=Limits(seconds=60))
-    assert found.score == found.max_score, str(found)
+    require_full_marks(number)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
-    exercise, source, check, reason = WRONG[name]
-    path = tmp_path / "submission.py"
-    path.write_text(source)
-    found = grade(path, exercise, limits=Limits(seconds=60))
-    failures = [failure for failure in found.failures if failure.name == check]
-    assert len(failures) == 1, str(found)
-    assert re.search(reason, failures[0].message), str(found)
-    assert found.score == 0 if check == "laws" else found.score < found.max_score
+    require_own_reason(WRONG[name], tmp_path)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from minitrain.grading import grade
 from minitrain.grading.exercise import load_exercise
-from minitrain.grading.sandbox import Limits
 from tests.grading.sources import changed
+from tests.grading.verdicts import require_full_marks, require_own_reason
 
 RING = load_exercise("15").folder.joinpath("reference.py").read_text()
 
@@ -85,17 +83,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
 
 
 def test_the_reference_has_full_marks() -> None:
-    found = grade(load_exercise("15").folder / "reference.py", "15", limits=Limits(seconds=60))
-    assert found.score == found.max_score, str(found)
+    require_full_marks("15")
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
-    source, check, reason = WRONG[name]
-    path = tmp_path / "submission.py"
-    path.write_text(source)
-    found = grade(path, "15", limits=Limits(seconds=60))
-    failures = [failure for failure in found.failures if failure.name == check]
-    assert len(failures) == 1, str(found)
-    assert re.search(reason, failures[0].message), str(found)
-    assert found.score < found.max_score
+    require_own_reason(("15", *WRONG[name]), tmp_path)

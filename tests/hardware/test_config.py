@@ -250,6 +250,21 @@ def test_one_error_lists_every_fault_by_file_and_key_path(tmp_path: Path) -> Non
     assert (caught.value.path, len(caught.value.faults)) == (str(path), 3)
 
 
+def test_of_many_faults_the_first_are_told_and_all_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(HardwareConfigError, match="12 faults\n") as caught:
+        load_config({**data(), "networks": [3] * 12})
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1], len(caught.value.faults)) == (10, "... and 4 more", 12)
+
+
+def test_a_file_that_is_no_config_is_one_fault(tmp_path: Path) -> None:
+    found = faults_of(saved(tmp_path, '{"dependencies": {}, "version": "1.0.0"}'))
+    assert found == (
+        "expected a hardware config, an object with matrix, vector, mem1, mem2, processing_mode, networks; found one "
+        'with "dependencies", "version"; `minitrain hw show h100_80g_nvl8 --json` prints a config',
+    )
+
+
 def test_keys_that_come_twice_are_listed_with_their_paths(tmp_path: Path) -> None:
     text = json.dumps(data()).replace('"size": 64', '"size": 64, "size": 32, "size": -1')
     text = '{"mem1": 1, ' + text[1:]

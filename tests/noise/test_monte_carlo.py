@@ -22,9 +22,9 @@ from minitrain.noise.tail import PathFinder
 from minitrain.noise.works import Works, make_works
 
 _SIZES: Any = {"world_size": 8, "num_layers": 16, "global_batch_size": 64}
-_NAMES = sorted(
-    set(mt.strategies()) - {"single"}
-)  # which has one rank: see `test_one_rank_alone_is_as_slow_as_simulated`
+_NAMES = sorted(set(mt.strategies()) - {"single"})
+"""All but the one of one rank, for which see `test_one_rank_alone_is_as_slow_as_simulated`."""
+
 _JITTER = mt.Noise(jitter=0.1)
 
 

@@ -121,6 +121,7 @@ def test_a_run_that_cannot_be_priced_again_has_no_prices(tmp_path: Path) -> None
     run.save(tmp_path / "run.jsonl")
     assert mt.sensitivity(mt.load_run(tmp_path / "run.jsonl")).prices == ()
     assert mt.sensitivity(mt.simulate("ddp", **_SIZES, contention=True)).prices == ()
+    assert mt.sensitivity(mt.simulate("ddp", **_SIZES, faults=[mt.Fault(rank=1, at_s=1e-3)])).prices == ()
     with pytest.raises(mt.UsageError, match='of must be "kinds" or "prices"'):
         mt.sensitivity(run).figure("colours")
 

@@ -11,7 +11,6 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, StrategyError, UsageError
-from minitrain.planning.candidates import part_of
 from minitrain.planning.power_budget import within_budget
 from minitrain.planning.result import saved_plan
 
@@ -31,18 +30,14 @@ def random_case(seed: int) -> tuple[mt.Cluster, dict[str, Any]]:
 def exhaustive(cluster: mt.Cluster, step: dict[str, Any]) -> float:
     """Return the fastest step of all shares of all choices of groups, one number of samples or layers a group."""
     names = [group.label for group in cluster.devices]
-    parts = [cluster, *(part_of(cluster, [name]) for name in names)]
+    parts = [cluster, *(cluster.part([name]) for name in names)]
     times: list[float] = []
     for part in parts:
         for strategy in ("ddp", "zero1", "zero3"):
             times += [run_time(part, step, strategy, mt.Shares(samples=samples)) for samples in samples_of(part, step)]
-        for order in (part, mt.Cluster(part.devices[::-1], links=links_of(part))):
+        for order in (part, part.part([group.label for group in part.devices][::-1])):
             times += pipeline_times(order, step)
     return min(times)
-
-
-def links_of(cluster: mt.Cluster) -> dict[Any, Any]:
-    return {tuple(pair): link for pair, link in cluster.links.items()}
 
 
 def samples_of(part: mt.Cluster, step: dict[str, Any]) -> list[list[int]]:

@@ -13,7 +13,7 @@ from minitrain.platform import HardwareResourceProfile, VirtualHardwarePlatform
 from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.platform.collective_steps import closed_form, op_of, steps_of
 from minitrain.platform.routes import Routes
-from minitrain.platform.topologies import star, torus, tree
+from minitrain.platform.topologies import nodes, star, torus, tree
 
 GBPS = 8e9
 SIZE = 1e9
@@ -175,3 +175,8 @@ def test_a_line_makes_servers_with_switches_pcie_and_interfaces(rails: bool, swi
     ]
     assert ("spine" in routes.endpoints) == rails
     assert routes.route("gpu0", "node0.host")[-1].link_id == "node0.pcie0-host"
+
+
+def test_a_server_has_no_interface_without_a_device() -> None:
+    with pytest.raises(UsageError, match=r"nics \(4\) must be at most devices_per_node \(2\)"):
+        nodes(1, 2, nvlink_bps=8e12, pcie_bps=5e11, nic_bps=4e11, nics=4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import vector
+from benchmarks import mixed, vector
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,4 +69,14 @@ def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) 
     vector.main(["--short"])
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head == "| strategy, folded | machines | machines/s priced | machines/s swept | ratio |"
-    assert [row.split()[1] for row in rows] == ["ddp", "zero3", "pp_zero1", "1f1b"]
+    assert [row.split("|")[1].strip() for row in rows] == list(vector.CASES)
+
+
+def test_plans_for_unlike_devices_are_measured_against_simple_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    mixed.main(["--short", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)
+    assert 0 < row["step_s"]["plan"] <= min(row["step_s"]["equal"], row["step_s"]["peak"])
+    assert 0 < row["all"]["throughput_of_sum"] <= 1
+    text = "\n".join(mixed.lines(row))
+    assert text.startswith("short (planned in ")
+    assert "with no group left out: 2 kinds" in text

@@ -4,8 +4,8 @@ In a document,
 - a python block with `>>>` is a doctest; one whose first line is `# name.py` is written to that file; any other is run,
   and a text block right after it is what it prints;
 - a console block holds commands after `$ ` and what they print in 80 columns.
-The blocks of a document share their names and a folder. After a change of outputs, `python tests/test_docs.py` writes
-the new ones into the documents; read the diff.
+The blocks of a document share their names and a folder. After a change of outputs, `python tests/project/test_docs.py`
+writes the new ones into the documents; read the diff.
 """
 
 import contextlib

@@ -44,3 +44,13 @@ def test_an_error_half_way_leaves_the_old_file(tmp_path: Path) -> None:
         write_text(tmp_path / "file", failing())
     assert (tmp_path / "file").read_text() == "whole"
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize(("write", "chunk"), [(write_text, "a"), (write_bytes, b"a")])
+def test_an_error_names_the_file_and_not_the_temporary_one(
+    write: Callable[..., Path], chunk: Any, tmp_path: Path
+) -> None:
+    target = tmp_path / ("x" * 250)  # beside which a longer name has no place
+    with pytest.raises(OSError, match="too long") as found:
+        write(target, [chunk])
+    assert found.value.filename == str(target)

@@ -199,7 +199,9 @@ def test_a_workload_without_kernels_is_refused() -> None:
         mt.simulate("ddp", workload=Opaque(), fidelity="kernels")
 
 
-@pytest.mark.parametrize("numbers", [{"clock": 0}, {"eager": True}, {"launch_s": -1e-6}, {"clock": float("nan")}])
+@pytest.mark.parametrize(
+    "numbers", [{"clock": 0}, {"eager": True}, {"launch_s": -1e-6}, {"clock": float("nan")}, {"gradient_accesses": -1}]
+)
 def test_a_platform_refuses_numbers_that_mean_nothing(numbers: dict[str, Any]) -> None:
     (name,) = numbers
     with pytest.raises(UsageError, match=f"{name} of platform odd must be a number"):

@@ -196,7 +196,7 @@ def test_different_collectives_in_the_same_place_are_a_mismatch() -> None:
         (
             {"microbatch": 2},
             StrategyError,
-            r"ddp\(model: .* cannot be called with \(model, microbatch=2\): got an unexpected",
+            r"ddp does not take microbatch=2; did you mean microbatch_size\?",
         ),
     ],
 )

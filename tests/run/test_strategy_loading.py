@@ -104,7 +104,16 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, function
 
 @pytest.mark.parametrize(
     ("strategy", "message"),
-    [(mine, r"mine\(model: .* cannot be called with \(model, layers=2\)"), ("ddp", "unexpected keyword .*'layers'")],
+    [
+        (
+            mine,
+            "^the strategy mine does not take layers=2; did you mean num_layers[?] its options are microbatch_size$",
+        ),
+        (
+            "ddp",
+            "^the strategy ddp does not take layers=2; did you mean num_layers[?] `minitrain strategies ddp` lists",
+        ),
+    ],
 )
 def test_options_that_the_strategy_does_not_take_are_refused(strategy: Any, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
@@ -112,9 +121,9 @@ def test_options_that_the_strategy_does_not_take_are_refused(strategy: Any, mess
 
 
 def test_a_misspelt_parameter_of_simulate_is_recognised() -> None:
-    with pytest.raises(StrategyError, match=r"unexpected keyword argument 'wrold_size'; did you mean world_size\?$"):
+    with pytest.raises(StrategyError, match=r"does not take wrold_size=4; did you mean world_size\? "):
         mt.simulate("ddp", wrold_size=4)
-    with pytest.raises(StrategyError, match=r"'microbatch_sise'; did you mean microbatch_size\?$"):
+    with pytest.raises(StrategyError, match=r"does not take microbatch_sise=4; did you mean microbatch_size\? "):
         mt.simulate("ddp", microbatch_sise=4)
 
 
@@ -151,5 +160,5 @@ def test_a_strategy_with_options_keeps_its_closed_form() -> None:
 def test_a_strategy_without_a_model_is_refused() -> None:
     async def alone() -> None: ...
 
-    with pytest.raises(StrategyError, match=r"the strategy alone\(\).* cannot be called with \(model\): too many pos"):
+    with pytest.raises(StrategyError, match="the strategy alone must take one argument, the model of a rank"):
         mt.simulate(alone)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.cluster_workers import ClusterWarning
+from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
 from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
 
@@ -77,7 +77,7 @@ def helper() -> str:
 def test_a_killed_worker_loses_no_row_and_is_said_once(client: Client, file: Path, tmp_path: Path) -> None:
     grid: dict[str, list[Any]] = {"world_size": [1, 2], "deadly": [True]}
     results = tmp_path / "rows.jsonl"
-    with pytest.warns(ClusterWarning, match="a worker was lost") as said:
+    with pytest.warns(LostWorkersWarning, match="a worker was lost") as said:
         rows = mt.sweep(f"{file}:mine", grid, client, results=results, **SIZES).rows()
     assert len(said) == 1
     assert (tmp_path / "mark").exists()
@@ -86,7 +86,7 @@ def test_a_killed_worker_loses_no_row_and_is_said_once(client: Client, file: Pat
 
 
 def test_a_configuration_that_kills_every_worker_is_a_failed_row(client: Client, file: Path) -> None:
-    with pytest.warns(ClusterWarning, match="a worker was lost"):
+    with pytest.warns(LostWorkersWarning, match="a worker was lost"):
         rows = mt.sweep(f"{file}:always_deadly", {"world_size": [1, 2]}, client, **SIZES).rows()
     assert "WorkerLostError: every worker that simulated this was lost" in rows[1]["error"]
     assert "WorkerLostError" not in str(rows[0]["error"])
@@ -98,7 +98,7 @@ def test_restarted_workers_lose_no_row(client: Client, file: Path, tmp_path: Pat
     next(rows)
     client.restart()
     (tmp_path / "go").touch()
-    with pytest.warns(ClusterWarning, match="were restarted; what was under way is done again") as said:
+    with pytest.warns(LostWorkersWarning, match="were restarted; what was under way is done again") as said:
         list(rows)
     assert len(said) == 1
     assert made.rows() == alone(f"{file}:waiting", {"world_size": [1, 2]})
@@ -108,7 +108,7 @@ def test_a_search_on_dask_finds_what_one_process_finds(client: Client, file: Pat
     given: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "prune": "none"}
     strategies = ["fsdp", f"{file}:mine"]
     expected = mt.tune("tiny", strategies=strategies, jobs=1, **given).rows
-    with pytest.warns(ClusterWarning, match="a worker was lost"):
+    with pytest.warns(LostWorkersWarning, match="a worker was lost"):
         found = mt.tune("tiny", strategies=[*strategies, f"{file}:always_deadly"], executor=client, **given)
     *rows, deadly = found.rows
     assert rows == expected

@@ -13,7 +13,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.cluster_workers import ClusterWarning
+from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
 from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks to start its processes
@@ -55,7 +55,7 @@ def helper() -> str:
 def test_a_killed_worker_loses_no_row_and_is_said_once(ray: ModuleType, tmp_path: Path) -> None:
     strategy = f"{write_strategies(tmp_path)}:mine"
     grid: dict[str, list[Any]] = {"world_size": [1, 2], "deadly": [True]}
-    with pytest.warns(ClusterWarning, match="a worker was lost") as said:
+    with pytest.warns(LostWorkersWarning, match="a worker was lost") as said:
         rows = mt.sweep(strategy, grid, ray, **SIZES).rows()
     assert len(said) == 1
     assert (tmp_path / "mark").exists()
@@ -64,10 +64,19 @@ def test_a_killed_worker_loses_no_row_and_is_said_once(ray: ModuleType, tmp_path
 
 def test_a_configuration_that_kills_every_worker_is_a_failed_row(ray: ModuleType, tmp_path: Path) -> None:
     made = mt.sweep(f"{write_strategies(tmp_path)}:always_deadly", {"world_size": [1, 2]}, ray, **SIZES)
-    with pytest.warns(ClusterWarning, match="a worker was lost"):
+    with pytest.warns(LostWorkersWarning, match="a worker was lost"):
         rows = made.rows()
     assert "WorkerLostError: every worker that simulated this was lost" in rows[1]["error"]
     assert "WorkerLostError" not in str(rows[0]["error"])
+
+
+def test_a_search_on_ray_finds_what_one_process_finds(ray: ModuleType, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "prune": "none"}
+    strategies = ["megatron", "fsdp", f"{write_strategies(tmp_path)}:mine"]
+    expected = mt.tune("tiny", strategies=strategies, jobs=1, **given).rows
+    found = mt.tune("tiny", strategies=strategies, executor=ray, **given)
+    assert {row["strategy"] for row in found.rows if row["step_time_s"]} >= {"megatron", "fsdp"}
+    assert found.rows == expected
 
 
 def test_a_missing_extra_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

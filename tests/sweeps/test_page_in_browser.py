@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,6 @@ import pytest
 import minitrain as mt
 
 pytestmark = pytest.mark.browser
-
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if _CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +24,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [500, 900, 1500])
 def test_a_click_in_table_scatter_or_lines_chooses_the_same_row(
-    browser: Any, path: Path, scheme: str, width: int
+    open_page: Callable[..., Any], path: Path, scheme: str, width: int
 ) -> None:
-    faults: list[str] = []
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
-    page = context.new_page()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else faults.append(asked.url))
-    page.goto(path.resolve().as_uri())
+    page = open_page(path, scheme, width)
     steps = [float(text) for text in page.locator("tbody td:nth-child(4)").all_inner_texts() if text != "-"]
     assert steps == sorted(steps)
     assert len(steps) == 14  # of 18: `single` runs on one rank alone
@@ -62,5 +43,3 @@ def test_a_click_in_table_scatter_or_lines_chooses_the_same_row(
     page.select_option("#x", "world_size")
     assert page.locator("circle.mark").count() == 14
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    context.close()
-    assert faults == []

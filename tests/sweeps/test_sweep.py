@@ -34,6 +34,8 @@ GRID = {"world_size": [1, 2, 4], "microbatch_size": [1, 2]}
 class Counting(Executor):
     """An executor that works at once, in this thread, and counts; it may refuse after a number of configurations."""
 
+    num_at_once = 4
+
     def __init__(self, most: int = 10**9) -> None:
         self.num_configurations = 0
         self.most = most
@@ -46,6 +48,9 @@ class Counting(Executor):
         future: Future[Any] = Future()
         future.set_result(function(batch))
         return future
+
+    def close(self) -> None:
+        """End nothing."""
 
 
 def _sweep(executor: Executor | None = None, **more: Any) -> mt.Sweep:
@@ -128,7 +133,7 @@ def test_a_sweep_with_a_results_file_goes_on_where_options_are_left_out(tmp_path
 
 
 def test_the_command_says_which_strategies_run_without_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.sweeps.batches.worker_pool", lambda *_: Counting())
+    monkeypatch.setattr("minitrain.sweeps.executors.choice.OwnProcesses", lambda *_: Counting())
     command = ["sweep", "ddp", "pp_dp", "--grid", "pp=1,2", "--layers", "4", "--batch", "8"]
     result = CliRunner().invoke(app, command, env={"COLUMNS": "100"})
     *rows, counts, note = result.stdout.splitlines()[1:]
@@ -157,7 +162,7 @@ def test_jobs_are_the_processes_of_the_sweep_s_own_pool(monkeypatch: pytest.Monk
         asked.append(num_processes)
         return Counting()
 
-    monkeypatch.setattr("minitrain.sweeps.batches.worker_pool", pool)
+    monkeypatch.setattr("minitrain.sweeps.executors.choice.OwnProcesses", pool)
     assert mt.sweep("ddp", {"world_size": [1, 2]}, jobs=3, **SIZES).rows()
     assert asked == [3]
     with pytest.raises(UsageError, match="give it or executor, not both"):
@@ -199,7 +204,7 @@ def test_what_is_left_of_a_sweep_is_guessed_from_what_is_done(monkeypatch: pytes
 
 
 def test_ctrl_c_says_which_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.sweeps.batches.worker_pool", lambda *_: Counting(most=2))
+    monkeypatch.setattr("minitrain.sweeps.executors.choice.OwnProcesses", lambda *_: Counting(most=2))
     command = ["sweep", "ddp", "--grid", "world_size=1,2,4,8,16", "--layers", "2"]
     result = CliRunner().invoke(app, [*command, "--results", str(tmp_path / "rows.jsonl")])
     num_rows = len((tmp_path / "rows.jsonl").read_text().splitlines())

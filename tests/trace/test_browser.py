@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import http.server
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,54 +25,19 @@ from minitrain.trace.page import write_page
 
 pytestmark = pytest.mark.browser
 
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 32, "microbatch_size": 4}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if _CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
-        yield running
-        running.close()
-
-
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Return what opens a page offline; at the end, nothing may have been logged as an error or asked of a network."""
-    faults: list[str] = []
-    contexts: list[Any] = []
+def opened(open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what opens a page and waits until it is drawn."""
 
-    def open_page(path: Path, scheme: str = "light", width: int = 1300) -> Any:
-        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, offline=True)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on(
-            "request",
-            lambda request: None if request.url.startswith(("file:", "data:")) else faults.append(request.url),
-        )
-        page.goto(path.resolve().as_uri())
+    def open_drawn(path: Path, scheme: str = "light", width: int = 1300) -> Any:
+        page = open_page(path, scheme, width)
         page.wait_for_selector("body[data-ready=yes]", timeout=30_000)
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not faults
+    return open_drawn
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import minitrain as mt
@@ -44,6 +44,7 @@ def test_the_line_of_the_critical_path_goes_from_0_to_the_steps_end_without_a_ju
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=6), st.integers(1, 7))
+@example([(0.0, 2.225e-311)], 1)  # whose reciprocal is no finite number
 def test_shares_of_the_heat_map_add_up_to_the_bars(spans: list[tuple[float, float]], num_bins: int) -> None:
     log, time = [], 0.0
     for gap, length in spans:

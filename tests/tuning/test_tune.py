@@ -83,6 +83,18 @@ def test_a_search_goes_on_from_its_file(tmp_path: Path, found: Tuning) -> None:
     assert json.loads(lines[0])["status"] == "fits"
 
 
+def test_rows_of_a_file_are_judged_by_the_search_that_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    mt.tune(SMALL, **_GIVEN, prune="best", results=file)
+    strict: dict[str, Any] = {**_GIVEN, "prune": "none", "head_room": 0.9995}
+    again = mt.tune(SMALL, **strict, results=file)
+    assert again.rows == mt.tune(SMALL, **strict).rows
+    assert again.counts["out of memory"] > 0
+    num_lines = len(file.read_text().splitlines())
+    assert mt.tune(SMALL, **strict, results=file).rows == again.rows
+    assert len(file.read_text().splitlines()) == num_lines
+
+
 def test_an_interrupted_search_keeps_what_it_has_found(tmp_path: Path) -> None:
     calls = []
 

@@ -57,6 +57,15 @@ def test_megatron_lm_gets_its_options() -> None:
         assert switch in words
 
 
+def test_stages_that_megatron_lm_cannot_cut_are_said() -> None:
+    equal = choice("megatron", _MEGATRON | {"pp": 1, "num_chunks": 1}).words("megatron-lm")
+    assert "# the step time is that" not in equal
+    unequal = choice("megatron", _MEGATRON | {"pp": 5, "num_chunks": 1}).words("megatron-lm")
+    note = unequal.partition("# the step time is that of stages of unequal numbers of layers: ")[2].partition(";")[0]
+    counts = [[float(number) for number in run.split(" of ")] for run in note.split(", ")]
+    assert (sum(stages for stages, _ in counts), sum(stages * layers for stages, layers in counts)) == (5, 8)
+
+
 def test_torchtitan_gets_a_file_that_is_toml() -> None:
     found = tomllib.loads(choice("megatron", {**_MEGATRON, "zero": 0}).words("torchtitan"))
     assert found["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"

@@ -159,6 +159,18 @@ def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> Non
     assert found(tp="1", dp="16") == ("none", 1.0)
 
 
+def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_sharded() -> None:
+    def accesses(**changes: str) -> float:
+        platform = case(**{"framework": "Megatron-Core r0.8.0", **changes}).platform
+        assert platform is not None
+        return platform.gradient_accesses
+
+    assert accesses() == accesses(zero="1") == 4
+    assert accesses(framework="Megatron-LM 2020") == 2
+    alone, sharded = {"n_gpus": "4", "dp": "1"}, {"n_gpus": "8", "pp": "1", "zero": "3"}
+    assert accesses(framework="NeMo") == accesses(**alone) == accesses(**sharded) == 0
+
+
 def test_a_microbatch_that_nobody_published_is_the_quickest_that_fits() -> None:
     found, quickest = case_and_prediction(row(mbs="quickest", n_micro="", gbs="32"), None)
     others = [predict(case(mbs=size, n_micro="", gbs="32")).seconds for size in ("1", "2", "4", "8")]

@@ -258,7 +258,15 @@ def test_a_mistake_of_the_strategy_is_that_of_a_separate_simulation() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"strict": True}, {"contention": True}, {"strict_memory": True}, {"memory_by_kind": True}]
+    "more",
+    [
+        {"strict": True},
+        {"contention": True},
+        {"strict_memory": True},
+        {"memory_by_kind": True},
+        {"faults": [mt.Fault(rank=1, at_s=1e-3)]},
+    ],
+    ids=lambda more: next(iter(more)),
 )
 def test_what_follows_one_machine_is_simulated_one_by_one(more: dict[str, Any]) -> None:
     sizes = {**_SIZES, **more}

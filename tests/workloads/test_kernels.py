@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import minitrain as mt
-from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.degrees import WHOLE, Degrees, Work
 from minitrain.workloads.kernels import (
     FlashAttention,
     KernelList,
@@ -15,6 +15,7 @@ from minitrain.workloads.kernels import (
     forward_matmul,
 )
 from minitrain.workloads.shapes import Gemm
+from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.unit_kernels import (
     Style,
     backward_kernels,
@@ -164,3 +165,12 @@ def test_separate_gradient_accumulation_moves_ten_bytes_a_weight() -> None:
 
 def test_adam_moves_46_bytes_a_parameter() -> None:
     assert update_kernels(1000).traffic_bytes == 46_000
+
+
+def test_whole_gradients_are_passed_over_however_many_replicas_share_the_update() -> None:
+    workload, style = TransformerWorkload(GPT), Style(gradient_accesses=4)
+    alone, shared = (workload.update_kernels(1, shards, 2, 1, style) for shards in (1, 8))
+    num_parameters = GPT.units()[2].num_held_parameters(WHOLE)
+    assert traffic(alone, "gradients") == traffic(shared, "gradients") == 4 * 4 * num_parameters
+    assert traffic(alone, "adam") == 8 * traffic(shared, "adam")
+    assert not traffic(workload.update_kernels(1, 8, 2, 1, Style()), "gradients")

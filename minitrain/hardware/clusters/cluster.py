@@ -21,7 +21,7 @@ from typing import Any, ClassVar, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.clusters.device_groups import Devices, Link
-from minitrain.hardware.clusters.power import clock_share, require_positive
+from minitrain.hardware.clusters.power import require_positive
 
 Pair = frozenset[str]
 
@@ -109,6 +109,11 @@ class Cluster:
         """Return what carries transfers between two groups."""
         return self.links[frozenset((first, second))]
 
+    def part(self, names: Sequence[str]) -> Cluster:
+        """Return some groups, in the order of their names here, and the links between them."""
+        links = {tuple(pair): link for pair, link in self.links.items() if pair <= set(names)}
+        return Cluster([self.group(name) for name in names], links=links, name=self.name)
+
     def changed(self, name: str, **changes: Any) -> Cluster:
         """Return the cluster with other fields of one group: `cluster.changed("old", power_cap_watts=250)`."""
         old = self.group(name)
@@ -132,21 +137,19 @@ class Cluster:
             HardwareConfigError: a config does not say its power.
         """
         require_positive("a power budget", watts)
-        for group in self.devices:
-            clock_share(group.system.sheet.power, group.watts or 1.0, group.label)  # the config must say its power
-        idle = {group.label: group.system.sheet.power.idle_W for group in self.devices}  # type: ignore[union-attr]  # as above
-        least = sum(idle[group.label] * group.count for group in self.devices)  # type: ignore[operator,misc]  # as above
+        least = sum(group.idle_watts * group.count for group in self.devices)
+        most = sum((group.watts or 0.0) * group.count for group in self.devices)
         if watts <= least:
             raise UsageError(
                 f"{self.name} draws {least:g} W when all its devices are idle, so that a budget of {watts:g} W is too "
                 f"small; give more than {least:g} W, or leave devices out",
                 watts=watts,
             )
-        share = min(1.0, (watts - least) / (self.peak_watts - least))  # type: ignore[operator]  # as above
+        share = min(1.0, (watts - least) / (most - least))
         found = self
         for group in self.devices:
-            base: float = idle[group.label]  # type: ignore[assignment]  # as above
-            found = found.changed(group.label, power_cap_watts=base + share * ((group.watts or 0.0) - base))
+            cap = group.idle_watts + share * ((group.watts or 0.0) - group.idle_watts)
+            found = found.changed(group.label, power_cap_watts=cap)
         return found
 
     def data(self) -> dict[str, Any]:

@@ -176,10 +176,11 @@ class ClusterNetwork:
         """Return a part of a link between groups: that of one device, or of a collective's members."""
         if not link.is_one_cable:
             return self._network(link, (1 if rails is None else rails[node]) / group.devices_per_node)
-        here = 1
+        num_members = 1
         if rails is not None:
-            here = sum(number for other, number in rails.items() if self.places.group_of_node(other) == group.label)
-        return self._network(link, here / self.places.num_ranks_of(group.label))
+            of_group = (number for other, number in rails.items() if self.places.group_of_node(other) == group.label)
+            num_members = sum(of_group)
+        return self._network(link, num_members / self.places.num_ranks_of(group.label))
 
     def _network(self, link: Link, part: float) -> Network:
         """Return a part of a link as a tier that spans all ranks."""

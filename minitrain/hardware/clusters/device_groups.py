@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import require_count
-from minitrain.hardware.clusters.power import Thermal, clock_share, require_positive
+from minitrain.hardware.clusters.power import Thermal, clock_share, idle_watts, require_positive
 from minitrain.hardware.config import SystemConfig, load_config
 
 if TYPE_CHECKING:
@@ -117,6 +117,15 @@ class Devices:
         rated = None if self.system.sheet.power is None else self.system.sheet.power.tdp_W
         found = [limit for limit in (rated, self._limit_watts) if limit is not None]
         return min(found, default=None)
+
+    @property
+    def idle_watts(self) -> float:
+        """What a device draws when it waits, W.
+
+        Raises:
+            HardwareConfigError: its config does not say.
+        """
+        return idle_watts(self.system.sheet.power, self.label)
 
     @property
     def _limit_watts(self) -> float | None:

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import index
 from typing import TYPE_CHECKING, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.rank_placement import node_of_each_rank
 
 if TYPE_CHECKING:
     from minitrain.hardware.clusters.cluster import Cluster
@@ -104,14 +104,7 @@ def rooms_of(group: Devices) -> list[int]:
 
 def _checked(placement: Sequence[int], world_size: int, rooms: Sequence[int], cluster: Cluster) -> tuple[int, ...]:
     """Return a placement as a tuple, or say what does not fit."""
-    try:
-        nodes = tuple(map(index, placement))
-    except TypeError:
-        raise UsageError(
-            f"a placement must be a sequence of whole node numbers, one a rank, not {placement!r:.80}"
-        ) from None
-    if len(nodes) != world_size:
-        raise UsageError(f"a placement must name the node of each of the {world_size} ranks, not of {len(nodes)}")
+    nodes = node_of_each_rank(placement, world_size)
     for node, number in sorted(Counter(nodes).items()):
         if not 0 <= node < len(rooms):
             raise UsageError(

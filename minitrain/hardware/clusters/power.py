@@ -102,21 +102,36 @@ def clock_share(power: Power | None, watts: float, name: str) -> float:
         HardwareConfigError: the config does not say both rated and idle power.
         UsageError: the cap leaves nothing beside the idle power.
     """
+    idle = idle_watts(power, name)
+    if watts <= idle:
+        raise UsageError(
+            f"{name} draws {idle:g} W when it is idle, so that {watts:g} W leave nothing to compute with; "
+            f"allow it more than {idle:g} W, or leave it out",
+            watts=watts,
+        )
+    assert power is not None  # it has said its idle power
+    if watts >= power.tdp_W:
+        return 1.0
+    return float(((watts - idle) / (power.tdp_W - idle)) ** (1 / 3))
+
+
+def idle_watts(power: Power | None, name: str) -> float:
+    """Return what a device draws when it waits, W.
+
+    Args:
+        power: what the device's config says of its power.
+        name: of the device, for errors.
+
+    Raises:
+        HardwareConfigError: the config does not say both rated and idle power.
+    """
     if power is None or power.idle_W is None:
         raise HardwareConfigError(
             f"a cap on power needs the device's rated and idle power, which the config of {name} does not have; add "
             "power with tdp_W and idle_W to it, or leave the cap out",
             path=name,
         )
-    if watts <= power.idle_W:
-        raise UsageError(
-            f"{name} draws {power.idle_W:g} W when it is idle, so that {watts:g} W leave nothing to compute with; "
-            f"allow it more than {power.idle_W:g} W, or leave it out",
-            watts=watts,
-        )
-    if watts >= power.tdp_W:
-        return 1.0
-    return float(((watts - power.idle_W) / (power.tdp_W - power.idle_W)) ** (1 / 3))
+    return power.idle_W
 
 
 def require_positive(what: str, value: object) -> float:

@@ -1,4 +1,4 @@
-"""Which engine an `executor=` means: an executor as it is, a client of Dask, Ray, or the address of either.
+"""Which workers an `executor=` means: own processes, an executor as it is, a client of Dask, Ray, or either's address.
 
 An address is a text: "tcp://host:8786" (or tls, ucx, ws) of a Dask scheduler, "ray" for the Ray that is initialised or
 runs on this machine, "ray://host:10001" or "ray:ADDRESS" for any other that `ray.init` can find. A connection that is
@@ -14,7 +14,8 @@ from concurrent.futures import Executor
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.cluster_workers import ClusterWorkers
+from minitrain.sweeps.executors.lossy_workers import LossyWorkers
+from minitrain.sweeps.executors.own_processes import OwnProcesses
 
 DASK_PROTOCOLS = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
 _RAY = "ray"
@@ -35,31 +36,38 @@ def require_workers(executor: Any) -> None:
 
 
 @contextlib.contextmanager
-def workers_of(executor: Any, strategies: Sequence[Any]) -> Iterator[tuple[Executor, int]]:
+def workers_of(executor: Any, jobs: int | None, strategies: Sequence[Any]) -> Iterator[tuple[Executor, int]]:
     """Provide an executor for what the caller gave, and how many tasks to submit to it at once.
 
     Args:
-        executor: what `require_workers` takes, but None.
-        strategies: whose files the workers need.
+        executor: what `require_workers` takes; None for processes that end with this.
+        jobs: how many processes; one a core if None.
+        strategies: what is simulated; workers on a cluster are sent their files.
 
     Raises:
         UsageError: the engine is not installed, or does not answer.
     """
     require_workers(executor)
-    provided: contextlib.AbstractContextManager[ClusterWorkers]
+    if isinstance(executor, Executor) and not _is_of_dask(executor):
+        yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
+        return
+    with _lossy_workers(executor, jobs, strategies) as workers:
+        yield workers, workers.num_at_once
+
+
+def _lossy_workers(
+    executor: Any, jobs: int | None, strategies: Sequence[Any]
+) -> contextlib.AbstractContextManager[LossyWorkers]:
+    """Return what provides workers of which each may be lost."""
+    if executor is None:
+        return contextlib.closing(OwnProcesses(jobs or os.cpu_count() or 1))
     if _is_ray(executor):
         from minitrain.sweeps.executors.ray_workers import ray_workers  # noqa: PLC0415  (an extra)
 
-        provided = ray_workers(None if not isinstance(executor, str) else _address_of_ray(executor), strategies)
-    elif _is_address_of_dask(executor) or _is_client(executor) or _is_of_dask(executor):
-        from minitrain.sweeps.executors.dask_workers import dask_workers  # noqa: PLC0415  (an extra)
+        return ray_workers(_address_of_ray(executor) if isinstance(executor, str) else None, strategies)
+    from minitrain.sweeps.executors.dask_workers import dask_workers  # noqa: PLC0415  (an extra)
 
-        provided = dask_workers(executor._client if _is_of_dask(executor) else executor, strategies)
-    else:
-        yield executor, 2 * int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
-        return
-    with provided as workers:
-        yield workers, workers.num_at_once
+    return dask_workers(executor._client if _is_of_dask(executor) else executor, strategies)
 
 
 def _is_of_dask(executor: Any) -> bool:

@@ -14,10 +14,12 @@ from importlib import import_module
 from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, SentTask
+from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, installed, with_remedy
+from minitrain.sweeps.executors.lossy_workers import SentTask
 from minitrain.sweeps.executors.sent_work import do_sent_work
 
 _CONNECT_S = 30
+_MOST_LOSSES = 2  # each is as many workers as the scheduler allows: once among other tasks, once alone
 _ANSWERING = ("running", "connecting")
 _GONE = (
     "the Dask scheduler was lost and did not come back; with a results file, the same call goes on where this one ended"
@@ -31,7 +33,7 @@ def dask_workers(client: Any, strategies: Sequence[Any]) -> Iterator[DaskWorkers
     Raises:
         UsageError: Dask is not installed, nothing answers at the address, or the client is one of coroutines.
     """
-    distributed = _installed()
+    distributed = installed("distributed", "dask")
     if isinstance(client, str):
         with _connected(distributed, client) as own, dask_workers(own, strategies) as workers:
             yield workers
@@ -43,20 +45,6 @@ def dask_workers(client: Any, strategies: Sequence[Any]) -> Iterator[DaskWorkers
         yield workers
     finally:
         workers.close()
-
-
-def _installed() -> Any:
-    """Return the package `distributed`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return import_module("distributed")
-    except ImportError as error:
-        raise UsageError(
-            'Dask needs dask.distributed, which is not installed; `pip install "minitrain[dask]"` installs it'
-        ) from error
 
 
 @contextlib.contextmanager
@@ -82,35 +70,37 @@ class DaskWorkers(ClusterWorkers):
     """
 
     def __init__(self, client: Any, strategies: Sequence[Any]) -> None:
-        super().__init__(strategies, import_module("cloudpickle"), sum(client.nthreads().values()))
+        super().__init__(strategies, import_module("cloudpickle"), sum(client.nthreads().values()), _MOST_LOSSES)
         self._client = client
         self._killed = import_module("distributed").KilledWorker
         self._lost_connection = import_module("distributed.comm").CommClosedError
         self._is_closed = threading.Event()
         self._was_restarted = False
+        self._suspects: list[SentTask] = []
+        self._alone: SentTask | None = None  # the suspect that runs
         self._last_event_s = max((seconds for seconds, _ in client.get_events("all")), default=0.0)
 
-    def close(self) -> None:
-        """End the tasks, and say whether workers were lost; the scheduler has done their tasks again by itself."""
+    def _end(self, tasks: Sequence[SentTask]) -> None:
         self._is_closed.set()
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be lost by now, which was said
-            if self._client.status == "running" and not self._was_restarted:
-                events = (event for seconds, event in self._client.get_events("all") if seconds > self._last_event_s)
-                if any(map(_is_loss, events)):
-                    self._note_loss()
-        super().close()
+            if self._client.status == "running":
+                self._note_replaced_workers()
+                if handles := [task.handle for task in tasks if task.handle is not None]:
+                    self._client.cancel(handles, force=True)
+
+    def _note_replaced_workers(self) -> None:
+        """Have said that workers were lost whose tasks the scheduler has done again by itself."""
+        if not self._was_restarted:
+            events = (event for seconds, event in self._client.get_events("all") if seconds > self._last_event_s)
+            if any(map(_is_loss, events)):
+                self._note_loss()
 
     def _send(self, task: SentTask) -> None:
         if self._client.status not in _ANSWERING:
             self._failed(task, MinitrainError(_GONE))
             return
-        task.handle = self._client.submit(do_sent_work, task.sent, pure=False)
+        task.handle = self._client.submit(do_sent_work, task.call, pure=False)
         task.handle.add_done_callback(lambda done: self._take(task, done))
-
-    def _cancel(self, tasks: Sequence[SentTask]) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
-            if tasks and self._client.status == "running":
-                self._client.cancel([task.handle for task in tasks if task.handle is not None], force=True)
 
     def _take(self, task: SentTask, done: Any) -> None:
         """Take what the scheduler says of a task, in a thread of the client's."""
@@ -119,14 +109,25 @@ class DaskWorkers(ClusterWorkers):
         try:
             self._succeeded(task, done.result())
         except self._killed:
-            self._lost(task, is_final=True)
+            if self._lost(task):
+                self._suspects.append(task)
         except self._lost_connection:
             self._send_again(task, "scheduler")
         except Exception as error:  # nobody else would hear of it
             if done.cancelled():
                 self._send_again(task, str(getattr(error, "reason", "")))
             else:
-                self._failed(task, error)
+                self._failed(task, with_remedy(error))
+        self._send_suspect()
+
+    def _send_suspect(self) -> None:
+        """Send a task again that may have ended its workers, or was beside one that did, if no other suspect runs."""
+        with self._lock:
+            self._suspects = [task for task in self._suspects if task in self._tasks]
+            if self._alone in self._tasks or not self._suspects:
+                return
+            self._alone = task = self._suspects.pop(0)
+        self._send(task)
 
     def _send_again(self, task: SentTask, reason: str) -> None:
         """Send a task again that the scheduler has forgotten, once there is one.
@@ -135,8 +136,8 @@ class DaskWorkers(ClusterWorkers):
             task: the task.
             reason: why it was forgotten, in words of Dask; a result may also be lost with its worker.
         """
-        while self._client.status == "connecting":  # the client tells nobody when it is connected
-            self._is_closed.wait(0.1)
+        while self._client.status == "connecting" and not self._is_closed.wait(0.1):
+            pass  # the client tells nobody when it is connected
         if not self._is_wanted(task):
             return
         if self._client.status == "running" and reason.startswith("scheduler"):

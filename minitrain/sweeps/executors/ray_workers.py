@@ -13,9 +13,11 @@ from importlib import import_module
 from typing import Any, final
 
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, SentTask
+from minitrain.sweeps.executors.cluster_workers import ClusterWorkers, installed, with_remedy
+from minitrain.sweeps.executors.lossy_workers import SentTask
 from minitrain.sweeps.executors.sent_work import do_sent_work
 
+_MOST_LOSSES = 3
 _LOSSES = ("WorkerCrashedError", "NodeDiedError", "LocalRayletDiedError", "OutOfMemoryError", "ObjectLostError")
 
 
@@ -30,7 +32,7 @@ def ray_workers(address: str | None, strategies: Sequence[Any]) -> Iterator[RayW
     Raises:
         UsageError: Ray is not installed, or nothing answers at the address.
     """
-    ray = _installed()
+    ray = installed("ray", "ray")
     with contextlib.ExitStack() as connection:
         if not ray.is_initialized():
             _connect(ray, address or "auto")
@@ -38,18 +40,6 @@ def ray_workers(address: str | None, strategies: Sequence[Any]) -> Iterator[RayW
         workers = RayWorkers(ray, strategies)
         connection.callback(workers.close)
         yield workers
-
-
-def _installed() -> Any:
-    """Return the package `ray`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return import_module("ray")
-    except ImportError as error:
-        raise UsageError('Ray is not installed; `pip install "minitrain[ray]"` installs it') from error
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -72,25 +62,22 @@ class RayWorkers(ClusterWorkers):
     """
 
     def __init__(self, ray: Any, strategies: Sequence[Any]) -> None:
-        super().__init__(strategies, import_module("ray.cloudpickle"), int(ray.cluster_resources().get("CPU", 1)))
+        num_threads = int(ray.cluster_resources().get("CPU", 1))
+        super().__init__(strategies, import_module("ray.cloudpickle"), num_threads, _MOST_LOSSES)
         self._ray = ray
         self._do = ray.remote(max_retries=0)(do_sent_work)
         self._losses = tuple(getattr(ray.exceptions, name) for name in _LOSSES)
         self._takes = ThreadPoolExecutor(1, "minitrain-ray")  # Ray must not wait for us in the thread that tells
 
-    def close(self) -> None:
-        """End the tasks."""
-        super().close()
-        self._takes.shutdown()
-
     def _send(self, task: SentTask) -> None:
-        task.handle = self._do.remote(task.sent)
+        task.handle = self._do.remote(task.call)
         task.handle.future().add_done_callback(lambda done: self._have_taken(task, done))
 
-    def _cancel(self, tasks: Sequence[SentTask]) -> None:
+    def _end(self, tasks: Sequence[SentTask]) -> None:
         for task in tasks:
             if task.handle is not None:
                 self._ray.cancel(task.handle, force=True)
+        self._takes.shutdown()
 
     def _have_taken(self, task: SentTask, done: Future[Any]) -> None:
         """Have what Ray says of a task taken by another thread."""
@@ -104,6 +91,7 @@ class RayWorkers(ClusterWorkers):
         try:
             self._succeeded(task, done.result())
         except self._losses:
-            self._lost(task)
+            if self._lost(task):
+                self._send(task)
         except (Exception, CancelledError) as error:  # nobody else would hear of it
-            self._failed(task, getattr(error, "cause", None) or error)
+            self._failed(task, with_remedy(getattr(error, "cause", None) or error))
