@@ -133,7 +133,7 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
     _require_same(op, "shards", value, value.shards, group)
     if value.__class__ is not WeightGrad and isinstance(value, WeightGradPart) and _differs(value.parts, group):
         return _sum_of_common(op, value, group)
-    if isinstance(value, ExpertGrad):
+    if value.__class__ is ExpertGrad:
         _require_same(op, "parts", value, value.parts, group)
     samples = _over(value.samples, group)
     if op == "all_reduce":

@@ -230,7 +230,7 @@ class FoldedModel(FoldedExperts):
 
     def _require_one_task(self) -> None:
         """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._dist.detector.loop)  # which loop runs takes a call of the operating system
         self._task = self._task or task
         if self._task is not task and self.attempt.folded_sizes:
             self.attempt.diverge("communication from several tasks of one rank")
