@@ -10,7 +10,7 @@ body { margin: 0 auto; max-width: 1600px; padding: 8px 12px; background: var(--p
 h1 { font-size: 18px; margin: 8px 0 0; } p { margin: 4px 0 8px; color: var(--dim); }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 16px; }
 figure { margin: 8px 0; min-width: 0; } figcaption { min-height: 28px; color: var(--dim); }
-.plot { position: relative; height: 340px; } #lines { min-width: 760px; }
+.plot { position: relative; height: 340px; }
 .plot canvas, .plot svg { position: absolute; inset: 0; width: 100%; height: 100%; } .plot svg { pointer-events: none; }
 svg text { fill: var(--ink); font-size: 11px; paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
  .axis { stroke: var(--grid); }
@@ -41,7 +41,7 @@ const front = new Set(data.front), rank = new Map(data.ranked.map((row, i) => [r
 const show = value => value == null ? '-' : typeof value !== 'number' ? String(value)
   : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString('en') : String(+value.toPrecision(4));
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-let chosen = data.ranked.length ? data.ranked[0] : null;
+let chosen = data.ranked.length ? data.ranked[0] : null, isDark = false;
 
 function html(kind, text, parent) {
   const made = document.createElement(kind);
@@ -97,14 +97,16 @@ const fitting = order.filter(row => data.fits[row]);
 const quickness = new Map(fitting.map((row, i) => [row, (i + 1) / fitting.length]));
 const tint = row => {
   const share = quickness.get(row) ?? 0;
-  return `hsl(${200 + 20 * share} 80% ${document.dark ? 35 + 35 * share : 75 - 45 * share}%)`;
+  return `hsl(${200 + 20 * share} 80% ${isDark ? 35 + 35 * share : 75 - 45 * share}%)`;
 };
 
 let lines = null, points = null;
+const AXIS = 60;  // px: the name of an axis may be twice as wide, as names stand in two rows
 
 function drawLines() {
-  const { canvas, pen, width, height, put } = drawing($('lines'));
   const names = [...options, ...figures.filter(name => ['step s', 'GiB', 'MFU %'].includes(name))];
+  $('lines').style.minWidth = `${AXIS * names.length}px`;  // a narrow window scrolls them
+  const { canvas, pen, width, height, put } = drawing($('lines'));
   const x = i => 50 + (width - 100) * i / Math.max(1, names.length - 1);
   const axes = names.map(name => axis(name, height - 16, 54, 3));
   const jitter = row => ((row * 2654435761 % 1000) / 1000 - .5) * 10;
@@ -268,7 +270,7 @@ function choose(row) {
 }
 
 function draw() {
-  document.dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  isDark = matchMedia('(prefers-color-scheme: dark)').matches;
   drawLines();
   drawPoints();
   drawTable();
