@@ -84,7 +84,8 @@ class Gaps:
         line, event, source = self.timeline, int(self.event[gap]), int(self.source[gap])
         whose = "" if source == NONE else f"rank {line.rank_name(line.rank[source])}"
         if self.kind[gap] == RECOVERY:
-            return next(outage.reason for outage in line.outages if outage.end > self.start[gap])
+            begin, end = self.start[gap], self.end[gap]
+            return f"the recovery: {'; then '.join(out.reason for out in line.outages if begin < out.end <= end)}"
         if event == NONE:
             return f"the step's end, which {whose or 'another rank'} sets"
         typ, layer = line.typs[line.typ[event]], line.layer[event]

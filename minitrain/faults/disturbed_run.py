@@ -44,6 +44,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What a fault costs, in the order in which it comes: the field of an `Interruption`, and its name in reports."""
+_FEWER_RANKS = "fewer ranks"  # of a step in which devices died: what comes beside the causes of each fault
 
 
 @final
@@ -116,18 +117,24 @@ class DisturbedRun(Run):
     @property
     def notes(self) -> Sequence[str]:
         """What pictures say beside the figures."""
-        lost = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in self.lost_by_cause.items() if seconds)
-        return [*map(str, self.interruptions), f"without faults {duration(self.undisturbed_step_time)}; lost: {lost}"]
+        lost = {cause: seconds for cause, seconds in self.lost_by_cause.items() if seconds}
+        told = f"without faults {duration(self.undisturbed_step_time)}"
+        if len(self.interruptions) > 1 or _FEWER_RANKS in lost:
+            told += f"; lost in all: {', '.join(f'{cause} {duration(seconds)}' for cause, seconds in lost.items())}"
+        return [*map(str, self.interruptions), told]
 
     @property
     def lost_by_cause(self) -> dict[str, float]:
-        """What faults cost by cause, s; what the smaller job takes longer is "fewer ranks"."""
+        """What faults cost by cause, s; what a smaller job takes longer is "fewer ranks"."""
+        if not self.interruptions:
+            return {}
         found: dict[str, float] = {}
         for interruption in self.interruptions:
             for cause, seconds in interruption.by_cause.items():
                 found[cause] = found.get(cause, 0.0) + seconds
-        slower = self.step_time - self.undisturbed_step_time - sum(found.values())
-        return {**found, "fewer ranks": max(slower, 0.0)} if self.interruptions else {}
+        is_smaller = self.interruptions[-1].num_ranks < self.world_size
+        slower = self.step_time - self.undisturbed_step_time - sum(found.values()) if is_smaller else 0.0
+        return {**found, _FEWER_RANKS: max(slower, 0.0)}
 
     def summary(self) -> dict[str, Any]:
         """Return the run's figures, ready for JSON, and what faults cost."""
@@ -212,7 +219,8 @@ class _Story:
         """Keep what an attempt has finished, at its place on the clock of the step."""
         for rank, log in zip(self.ranks, logs, strict=True):
             kept = self.logs[rank]
-            kept.extend(_moved(event, rank, self.begin_s, len(kept), self.ranks) for event in log)
+            before = len(kept)
+            kept.extend(_moved(event, rank, self.begin_s, before, self.ranks) for event in log)
 
     def told(self) -> DisturbedRun:
         """Return the step with the attempt that came through."""

@@ -119,7 +119,7 @@ class Goodput:
             f"{job.duration_s / _DAY_S:.4g} days: goodput {self.fraction:.1%} ({spread}), {self.num_steps:,.0f} steps",
             f"  a failure every {duration(job.mtbf_s)}, {self.num_failures.mean():.1f} in all",
             f"  a checkpoint of {self.checkpoint.size_bytes / GIB:.4g} GiB every {duration(job.interval_s)}, written "
-            f"{written} in {duration(job.write_s)} (Young {duration(self.young_s)}, Daly {duration(self.daly_s)})",
+            f"in {duration(job.write_s)} {written} (Young {duration(self.young_s)}, Daly {duration(self.daly_s)})",
         ]
         lost = {cause: share for cause, share in self.by_cause.items() if cause != WORK and share >= _SHOWN}
         ordered = sorted(lost.items(), key=lambda item: -item[1])

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.labels import duration, time_unit
 from minitrain.noise.distribution import PERCENTILES, Distribution
 from minitrain.noise.picture import distribution_svg
 from minitrain.trace.answer import section
 from minitrain.trace.bars import make_bars
-from minitrain.trace.drawing import Drawing, Properties, as_figure, bar, scatter
+from minitrain.trace.drawing import Drawing, Properties, as_figure, scatter
 from minitrain.trace.gantt import MAX_BARS, drawn_bars
 from minitrain.trace.layout import FIGURE_STYLE, GRID
 from minitrain.trace.notebook_figure import NotebookFigure
@@ -98,17 +100,21 @@ def _table(carriers: Sequence[Carrier]) -> str:
 
 
 def _traces(found: Distribution, axes: str, legend: str) -> list[Properties]:
-    """Return the bars and a line for the recorded step time and each percentile, on axes of one number."""
+    """Return the histogram and a line for the recorded step time and each percentile, on axes of one number."""
     unit, unit_name = time_unit(found.recorded_s)
     edges, counts = found.histogram()
     place: dict[str, Any] = {"xaxis": f"x{axes}", "yaxis": f"y{axes}", "legend": legend}
     shares = 100 * counts / found.num_samples
-    bars = bar(
-        x=(edges[:-1] + edges[1:]) / 2 / unit,
-        y=shares,
-        width=(edges[1:] - edges[:-1]) / unit,
+    width = edges[1] - edges[0]
+    middles = np.concatenate([[edges[0] - width / 2], (edges[:-1] + edges[1:]) / 2, [edges[-1] + width / 2]])
+    bars = scatter(  # steps, since Plotly shrinks the numbers in a Gantt chart's bars where other bars are below them
+        x=middles / unit,
+        y=np.concatenate([[0.0], shares, [0.0]]),
         name="samples",
-        marker={"color": _BAR, "line": {"width": 0}},
+        mode="lines",
+        line={"shape": "hvh", "width": 0},
+        fill="tozeroy",
+        fillcolor=_BAR,
         hovertemplate=f"%{{y:.2f}} % of the samples at %{{x:.6g}} {unit_name}<extra></extra>",
         showlegend=False,
         **place,

@@ -81,7 +81,7 @@ def rank_lines(parts: Floats, names: Sequence[str] = ()) -> list[Line]:
     if len(groups) == 1 < len(parts):
         return [_line("all ranks alike" if names else f"all {len(parts)} ranks alike", parts)]
     whole = [_line("all ranks", parts)] if len(groups) > 1 else []
-    return whole + [_line(_name(group, names), parts[group]) for group in groups]
+    return whole + [_line(name_of_ranks(group.tolist(), names), parts[group]) for group in groups]
 
 
 def _groups(parts: Floats) -> list[Ints]:
@@ -97,9 +97,13 @@ def _groups(parts: Floats) -> list[Ints]:
     return [np.arange(first, min(first + size, num_ranks)) for first in range(0, num_ranks, size)]
 
 
-def _name(group: Ints, names: Sequence[str]) -> str:
-    """Name ranks: "rank 3", "ranks 0-7", or "16 ranks: 0, 4, 8 ..." where the list would be too long."""
-    ranks = group.tolist()
+def name_of_ranks(ranks: Sequence[int], names: Sequence[str]) -> str:
+    """Name ranks: "rank 3", "ranks 0-7", or "16 ranks: 0, 4, 8 ..." where the list would be too long.
+
+    Args:
+        ranks: the numbers of their rows.
+        names: of all rows, if these are not the ranks' numbers.
+    """
     if names:
         shown = ", ".join(names[rank] for rank in ranks[:3])
         return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' ...' if len(ranks) > 3 else ''}"

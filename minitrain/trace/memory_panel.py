@@ -6,6 +6,7 @@ or to the totals of all ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from minitrain.analysis.memory_over_time import (
     memory_curve,
 )
 from minitrain.analysis.timeline import Floats
+from minitrain.trace.answer import name_of_ranks
 from minitrain.trace.bars import Bars
 from minitrain.trace.drawing import Properties, scatter
 from minitrain.trace.layout import View
@@ -29,8 +31,8 @@ from minitrain.trace.layout import View
 MAX_CURVES = 16
 _MOST_EVENTS = 20_000  # whose memory is drawn step by step; of more, the highest of equal spans of time
 _NUM_SPANS = 1000
-# viridis without its ends, which are invisible on white or on black
-_RANK_SCALE = ("#46327E", "#365C8D", "#277F8E", "#1FA187", "#4AC16D", "#A0DA39")
+# viridis without its ends, and lighter at the beginning, so that all are seen on white and on black
+_RANK_SCALE = ("#6A5ACD", "#3E78B2", "#2A8C98", "#1FA187", "#4AC16D", "#A0DA39")
 _MAX_RANKS = 16  # in the menu
 _MAX_POINTS = 2000  # of one kind
 # Paul Tol's light scheme: areas that colour-blind readers tell apart, on white and on black
@@ -48,15 +50,22 @@ def memory_traces(bars: Bars, view: View, unit: float) -> list[Properties]:
         return _band(bars, gib, unit)
     exact = bars.timeline.num_events <= _MOST_EVENTS
     spans = None if exact else highest_in_spans(bars.timeline, bars.step_time, _NUM_SPANS) * gib
-    traces = []
+    curves: list[tuple[Floats, Floats]] = []
     for rank in range(bars.timeline.num_ranks):
         if spans is None:
             time, memory = memory_curve(bars.timeline, rank, bars.step_time)
-            traces.append(_line(bars, rank, time / unit, memory * gib))
+            curves.append((time / unit, memory * gib))
         else:
-            time = np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False)
-            traces.append(_line(bars, rank, time, spans[rank]))
-    return traces
+            curves.append((np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False), spans[rank]))
+    return [_line(bars, ranks, *curves[ranks[0]]) for ranks in _alike(curves)]
+
+
+def _alike(curves: Sequence[tuple[Floats, Floats]]) -> list[list[int]]:
+    """Return the ranks by curve: of curves that cover one another, only the last would be seen."""
+    found: dict[tuple[bytes, bytes], list[int]] = {}
+    for rank, (time, memory) in enumerate(curves):
+        found.setdefault((time.tobytes(), memory.tobytes()), []).append(rank)
+    return list(found.values())
 
 
 def peak_gib(bars: Bars, view: View, journals: Journals = ()) -> float:
@@ -77,15 +86,15 @@ def _channels(color: str) -> list[int]:
     return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
 
 
-def _line(bars: Bars, rank: int, time: Floats, memory: Floats) -> Properties:
-    """Return one rank's curve."""
-    name = f"rank {bars.timeline.rank_name(rank)}"
+def _line(bars: Bars, ranks: Sequence[int], time: Floats, memory: Floats) -> Properties:
+    """Return the curve of a rank, or of several with the same memory."""
+    name = name_of_ranks(ranks, bars.timeline.rank_names)
     return scatter(
         x=time,
         y=memory,
         name=name,
         mode="lines",
-        line={"shape": "hv", "width": 1.6, "color": rank_color(rank, bars.timeline.num_ranks)},
+        line={"shape": "hv", "width": 1.6, "color": rank_color(ranks[0], bars.timeline.num_ranks)},
         hovertemplate=f"{name}<br>%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>",
         legend="legend2",
         yaxis="y2",
@@ -110,7 +119,7 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Properties]:
         hovertemplate="highest " + hover,
         **common,
     )
-    peak = _line(bars, top, time, spans[top])
+    peak = _line(bars, [top], time, spans[top])
     peak |= {"name": f"{peak['name']} (peak)", "line": {**peak["line"], "color": "#D55E00"}}
     return [low, high, peak]
 

@@ -60,7 +60,8 @@ function hover(d, i, rank) {
     const typ = d.waitTyp[i] === 255 ? '' : d.typs[d.waitTyp[i]], ofLayer = layer && ' of ' + layer;
     const who = d.waitsFor[i] < 0 ? '' : 'rank ' + ((d.rankNames || [])[d.waitsFor[i]] || d.waitsFor[i]);
     lines.push(span);
-    if (!typ) lines.push("for the step's end, which " + (who || 'another rank') + ' sets');
+    if (d.gapKinds[d.gapKind[i]] === 'recovery') lines.push('for the recovery from a fault');
+    else if (!typ) lines.push("for the step's end, which " + (who || 'another rank') + ' sets');
     else if (!who) lines.push('for what comes before ' + typ + ofLayer);
     else lines.push('for ' + who + (typ === 'recv' ? "'s send" : ', the last to come to ' + typ) + ofLayer);
     lines.push(d.gapKinds[d.gapKind[i]]);

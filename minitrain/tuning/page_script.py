@@ -10,7 +10,7 @@ body { margin: 0 auto; max-width: 1600px; padding: 8px 12px; background: var(--p
 h1 { font-size: 18px; margin: 8px 0 0; } p { margin: 4px 0 8px; color: var(--dim); }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 16px; }
 figure { margin: 8px 0; min-width: 0; } figcaption { min-height: 28px; color: var(--dim); }
-.plot { position: relative; height: 340px; } #lines { min-width: 760px; }
+.plot { position: relative; height: 340px; }
 .plot canvas, .plot svg { position: absolute; inset: 0; width: 100%; height: 100%; } .plot svg { pointer-events: none; }
 svg text { fill: var(--ink); font-size: 11px; paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
  .axis { stroke: var(--grid); }
@@ -101,10 +101,12 @@ const tint = row => {
 };
 
 let lines = null, points = null;
+const AXIS = 60;  // px: the name of an axis may be twice as wide, as names stand in two rows
 
 function drawLines() {
-  const { canvas, pen, width, height, put } = drawing($('lines'));
   const names = [...options, ...figures.filter(name => ['step s', 'GiB', 'MFU %'].includes(name))];
+  $('lines').style.minWidth = `${AXIS * names.length}px`;  // a narrow window scrolls them
+  const { canvas, pen, width, height, put } = drawing($('lines'));
   const x = i => 50 + (width - 100) * i / Math.max(1, names.length - 1);
   const axes = names.map(name => axis(name, height - 16, 54, 3));
   const jitter = row => ((row * 2654435761 % 1000) / 1000 - .5) * 10;

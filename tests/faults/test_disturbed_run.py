@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
+from minitrain.analysis.dependencies import make_graph
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.matching import collectives, messages
+from minitrain.analysis.what_if import retime
 from minitrain.errors import UsageError
 from minitrain.faults.disturbed_run import DisturbedRun, finished_part
 from minitrain.run.result import Run
@@ -144,7 +146,8 @@ def test_the_run_is_a_run_that_is_drawn_saved_explained_and_compared(tmp_path: A
     assert [len(log) for log in run.logs] == [part + len(log) for part, log in zip(kept, whole.logs, strict=True)]
     explained = run.explain()
     assert min(explained.what_ifs.values()) > 3.0  # nothing that is free makes devices live
-    assert {explained.gaps.reason(gap) for gap in range(len(explained.gaps))} >= {str(run.interruptions[0])}
+    reasons = {explained.gaps.reason(gap) for gap in range(len(explained.gaps))}
+    assert f"the recovery: {run.interruptions[0]}" in reasons
     page = run.write_html(tmp_path / "run.html", include_plotlyjs="directory").read_text()
     assert "rank 2 died at" in page
     run.save(tmp_path / "run.jsonl")
@@ -153,6 +156,24 @@ def test_the_run_is_a_run_that_is_drawn_saved_explained_and_compared(tmp_path: A
     assert loaded.explain().data() == {**explained.data(), "closed_form": loaded.explain().data()["closed_form"]}
     assert run.summary()["lost_by_cause_s"]["detection"] == 1.0
     assert run.peak_memory == whole.peak_memory
+
+
+def test_a_disturbed_step_replays_its_own_times() -> None:
+    at_s = 0.5 * plain("zero3").step_time
+    run = disturbed("zero3", [mt.Fault(2, at_s), mt.Fault(1, at_s + 0.5)], mt.Recovery(1.0, 2.0, spares=2))
+    line = run.timeline
+    np.testing.assert_allclose(retime(make_graph(line), line.duration), line.time, rtol=1e-12)
+    assert max(run.explain().what_ifs.values()) < run.step_time
+    assert [cause for cause, seconds in run.lost_by_cause.items() if cause == "fewer ranks" and seconds] == []
+
+
+def test_a_wait_that_two_faults_make_names_both() -> None:
+    at_s = 0.5 * plain("zero3").step_time
+    run = disturbed("zero3", [mt.Fault(2, at_s), mt.Fault(1, at_s + 0.5)], mt.Recovery(1.0, 2.0, spares=2))
+    gaps = run.explain().gaps
+    first, second = run.interruptions
+    assert gaps.reason(int(np.argmax(gaps.duration))) == f"the recovery: {first}; then {second}"
+    assert "lost in all: lost work" in run.notes[-1]
 
 
 def test_drawn_faults_come_at_the_rate_of_their_devices() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.folding import driver
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware.price import RankPredictors
 from minitrain.rank.model import Model
@@ -185,15 +183,7 @@ def test_whoever_watches_a_run_is_told_of_every_rank() -> None:
     assert [str(progress) for progress in watched] == [f"8 of 8 ranks done, {run.num_events:,} events so far"]
 
 
-def test_a_search_ends_as_soon_as_too_few_ranks_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts: list[int] = []
-    simulate_classes = driver._simulate_classes
-
-    async def counting(prepared: Any, attempt: Any, representatives: Sequence[int]) -> Any:
-        attempts.append(len(representatives))
-        return await simulate_classes(prepared, attempt, representatives)
-
-    monkeypatch.setattr(driver, "_simulate_classes", counting)
+def test_a_search_ends_as_soon_as_too_few_ranks_are_left(attempts: list[int]) -> None:
     mt.simulate("1f1b", **SIZES)
     assert attempts == [1]
     attempts.clear()

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.folding import driver
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.early_divergence import DivergenceHistory, find_early_divergence
 from minitrain.folding.run import FoldedRun
@@ -257,20 +256,6 @@ def test_memory_that_runs_out_in_a_dry_run_is_reported_as_alone() -> None:
     _require_nothing_depends_on_what_came_before(
         [("pp_dp", large | {"global_batch_size": batch}) for batch in (8, 8, 2**16, 8)]
     )
-
-
-@pytest.fixture
-def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the classes of every attempt that is made in full."""
-    counted: list[int] = []
-    performed = driver._simulate_classes
-
-    async def counting(job: Any, fold: Any, representatives: Sequence[int]) -> Any:
-        counted.append(len(representatives))
-        return await performed(job, fold, representatives)
-
-    monkeypatch.setattr(driver, "_simulate_classes", counting)
-    return counted
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,9 @@ def test_a_distribution_is_shown_in_words_json_html_and_pictures(tmp_path: Any) 
     assert data["p50_s"] <= data["p90_s"] <= data["p99_s"] <= data["most_s"]
     assert f"P99 {found.p99 * 1e3:.4g} ms" in str(found)
     assert "<svg" in found._repr_html_()
-    assert [trace.type for trace in found.figure().data] == ["bar", *["scatter"] * 4]
+    samples, *marks = found.figure().data
+    assert (samples.fill, [len(mark.x) for mark in marks]) == ("tozeroy", [2] * 4)
+    assert max(samples.y) * found.num_samples == pytest.approx(100 * max(found.histogram()[1]))
     page = found.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Ranks on the critical paths of the slowest 30 samples" in page
     assert "Step time of 1f1b under noise, 300 samples" in page

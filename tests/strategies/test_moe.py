@@ -108,14 +108,19 @@ def test_a_histogram_of_experts_is_taken_as_it_is() -> None:
 
 # ---- what is computed and held ---------------------------------------------------------------------------------------
 
+ROUTING = {"forward": ("route", "combine"), "backward": ("backward_combine", "backward_route")}
+
+
+def layer_with_experts(name: str) -> tuple[TransformerWorkload, int, ExpertPass]:
+    """Return a model, its last layer with experts, and all copies of two samples' tokens."""
+    workload = TransformerWorkload(mt.models()[name], 64)
+    return workload, max(workload.experts.layers), ExpertPass(num_parts=1, num_copies=workload.experts.num_copies(2))
+
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "tiny-moe"])
 def test_passes_and_pieces_add_up_to_the_whole_layer(name: str) -> None:
-    workload = TransformerWorkload(mt.models()[name], 64)
-    layer = max(workload.experts.layers)
-    copies = ExpertPass(num_parts=1, num_copies=workload.experts.num_copies(2))
-    routing = {"forward": ("route", "combine"), "backward": ("backward_combine", "backward_route")}
-    for typ, around in routing.items():
+    workload, layer, copies = layer_with_experts(name)
+    for typ, around in ROUTING.items():
         whole = workload.compute_cost(typ, 2, layer)
         passes = [workload.compute_cost(each, 2, layer) for each in around]
         passes.append(workload.compute_cost(typ, 2, layer, copies))
@@ -291,11 +296,8 @@ def test_the_critical_path_and_the_waits_know_exchanges() -> None:
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "tiny-moe"])
 def test_the_kernels_of_the_passes_are_those_of_the_whole_layer(name: str) -> None:
-    workload = TransformerWorkload(mt.models()[name], 64)
-    layer = max(workload.experts.layers)
-    copies = ExpertPass(num_parts=1, num_copies=workload.experts.num_copies(2))
-    routing = {"forward": ("route", "combine"), "backward": ("backward_combine", "backward_route")}
-    for typ, around in routing.items():
+    workload, layer, copies = layer_with_experts(name)
+    for typ, around in ROUTING.items():
         whole = workload.pass_kernels(typ, 2, layer, USUAL, DEFAULT_STYLE)
         passes = [workload.pass_kernels(each, 2, layer, USUAL, DEFAULT_STYLE) for each in around]
         passes.append(workload.pass_kernels(typ, 2, layer, copies, DEFAULT_STYLE))

@@ -106,9 +106,15 @@ def test_curves_of_long_logs_are_thinned_without_losing_the_peak() -> None:
     assert drawn.data[0].y.max() == 1.0
 
 
+def test_ranks_with_the_same_memory_share_a_curve() -> None:
+    logs = [[Event("forward", rank, 0, 0.0, 1.0, 1.0 + rank // 2)] for rank in range(4)]
+    curves = [trace.name for trace in figure(logs).data if trace.legend == "legend2"]
+    assert curves == ["ranks 0-1", "ranks 2-3"]
+
+
 def test_an_empty_log_is_an_empty_figure() -> None:
     drawn = figure([[], []])
-    assert [trace.type for trace in drawn.data] == ["scatter", "scatter"]
+    assert [(trace.type, trace.name) for trace in drawn.data] == [("scatter", "ranks 0-1")]
     assert len(figure([]).data) == 0
 
 
