@@ -22,6 +22,8 @@ from typing import Any
 import minitrain as mt
 from minitrain.tuning.explanation import Spending
 from minitrain.tuning.findings import Choice, described
+from minitrain.tuning.layouts import Columns, Structure
+from minitrain.tuning.memory import peaks_of
 from minitrain.tuning.problem import Problem
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.search import Search
@@ -128,6 +130,7 @@ def _compared(case: Case) -> dict[str, Any]:
     begin = time.perf_counter()
     head_room = max(0.0, min(0.1, 1 - run.peak_memory_bytes / (run.capacity_bytes or 1)))
     search = Search(list(_of_framework(problem, case)), objective="step_time", head_room=head_room)
+    search.candidates = list(_fitting(search.candidates, search.most_bytes(problem.machine)))
     search.run()
     return {
         "benchmark": f"published {case.about}",
@@ -148,6 +151,19 @@ def _of_framework(problem: Problem, case: Case) -> Iterator[Candidate]:
             stages = tuple(range(*borders) for borders in pairwise([0, *accumulate(counts)]))
             options = {**one.options, "layers_per_stage": counts}
             yield replace(one, options=options, pipeline=replace(one.pipeline, stages=stages))
+
+
+def _fitting(found: Sequence[Candidate], most_bytes: float) -> Iterator[Candidate]:
+    """Yield the layouts that fit: only their steps are needed here, and memory is known sooner."""
+    by_structure: dict[Structure, list[Candidate]] = {}
+    for one in found:
+        assert one.pipeline is not None
+        by_structure.setdefault(one.pipeline.structure, []).append(one)
+    for alike in by_structure.values():
+        machine = alike[0].problem.machine
+        columns = Columns(machine.pieces, [one.pipeline for one in alike if one.pipeline is not None])
+        peaks = peaks_of(columns) * machine.workload.bytes_per_element
+        yield from (one for one, peak in zip(alike, peaks.tolist(), strict=True) if peak <= most_bytes)
 
 
 def _is_accepted(options: Mapping[str, Any], num_layers: int) -> bool:

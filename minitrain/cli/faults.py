@@ -89,7 +89,7 @@ def goodput(
     common = given.strategy_options(option or (), microbatch)
     chosen = given.choose_strategies([strategy], common)[0]
     ranks = machine(world_size, hw, network, None, {}, by_name=True)
-    failures = {"mtbf_hours": mtbf_of(mtbf or ()), "recovery": recovery_of(recovery or ())}
+    failures: dict[str, Any] = {"mtbf_hours": mtbf_of(mtbf or ()), "recovery": recovery_of(recovery or ())}
     with running():
         found = mt.goodput(
             chosen,

@@ -21,6 +21,7 @@ from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.cluster_files import names_cluster
+from minitrain.hardware.config_faults import every_fault
 from minitrain.hardware.config_files import is_shipped, parse, read_file, shipped_clusters, shipped_text
 from minitrain.hardware.figures import Figure, figures, sources_of
 from minitrain.hardware.overview import OverviewLine, counted, overview, title
@@ -97,13 +98,13 @@ def check(
     ] = None,
     debug: Debug = False,  # noqa: ARG001
 ) -> None:
-    """Check hardware configs, and say every fault of each by its key path."""
+    """Check hardware configs and clusters, and say every fault of each by its key path."""
     faulty = False
     for config in configs or shipped_configs():
         try:
-            load_config(config)
+            Cluster.load(config) if names_cluster(config) else load_config(config)
         except HardwareConfigError as error:
-            print_error(str(error))
+            print_error("\n".join(every_fault(error.path, error.faults)))
             faulty = True
         else:
             print_lines([f"{config}: ok"])

@@ -13,6 +13,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.workers import Jobs
+from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 
 _SKIPPED_SHOWN = 8
@@ -71,6 +72,9 @@ def validate(
             jobs=jobs,
             progress=_Done(progress),
         )
+        if not (done.results or done.skipped):
+            named = ", ".join(map(str, table or ()))
+            raise UsageError(f"{named}: expected rows, found none; give a CSV file whose first line names the columns")
         if html is not None:
             done.write_html(html)
     if as_json:

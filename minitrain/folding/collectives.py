@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from minitrain.errors import CollectiveMismatchError
@@ -106,21 +107,16 @@ def united_within(op: str, value: Any, group: FoldedGroup) -> Any:
 
 def _is_symmetric(op: str, value: Any) -> bool:
     """Return whether a collective of a tensor, or of a bucket of them, is known."""
-    if (op, value.__class__) in _USUAL:
-        return True
     if isinstance(value, list):
         return op in _KINDS and op != "all_to_all" and all(_is_symmetric(op, item) for item in value)
-    return op == "barrier" or isinstance(value, _KINDS.get(op, ()))
+    return op == "barrier" or _is_known(op, value.__class__)
 
 
-_USUAL = frozenset(
-    {
-        *(("all_gather", kind) for kind in (Weight, OptState, WeightGrad)),
-        ("all_reduce", WeightGrad),
-        ("reduce_scatter", WeightGrad),
-    }
-)
-"""Collectives of whole layers, asked first: `isinstance` is slow for classes that derive from a Protocol."""
+@lru_cache(maxsize=256)
+def _is_known(op: str, kind: type) -> bool:
+    """Return whether a collective of a kind of tensor is known; each layer asks again."""
+    return issubclass(kind, _KINDS.get(op, ()))
+
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "all_gather": (Sharded, *SHARDS_OF_SEQUENCE, KeysValues),
@@ -137,7 +133,7 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
     _require_same(op, "shards", value, value.shards, group)
     if value.__class__ is not WeightGrad and isinstance(value, WeightGradPart) and _differs(value.parts, group):
         return _sum_of_common(op, value, group)
-    if isinstance(value, ExpertGrad):
+    if value.__class__ is ExpertGrad:
         _require_same(op, "parts", value, value.parts, group)
     samples = _over(value.samples, group)
     if op == "all_reduce":

@@ -36,13 +36,11 @@ class FoldedExperts(Model):
 
     def _each_its_own(self, load: Any, layer: int, which: Mapping[str, Any], **counts: int) -> tuple[Weight, OptState]:
         """Load what is of another shard or part on each rank; the laws see the last of them too if it is none."""
-        given: dict[str, Any] = {"a layer": layer, **{f"a number of {name[4:]}": size for name, size in counts.items()}}
-        for name, size in given.items():
-            if isinstance(size, PerRankInt):
-                self.attempt.diverge(f"{name} that differs between ranks", size.slopes)
-        differing: dict[str, PerRankInt] = {
-            name: value for name, value in which.items() if isinstance(value, PerRankInt)
-        }
+        for name, count in (("layer", layer), *counts.items()):
+            if isinstance(count, PerRankInt):
+                what = "a layer" if name == "layer" else f"a number of {name.removeprefix('num_')}"
+                self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
+        differing = {name: value for name, value in which.items() if isinstance(value, PerRankInt)}
         first = {**which, **{name: value.const for name, value in differing.items()}}
         for name, value in differing.items():
             low, high = value.bounds()
@@ -50,8 +48,9 @@ class FoldedExperts(Model):
                 load(layer, **{**first, name: min(low, 0) or high}, **counts)  # raises
         weight, state = load(layer, **first, **counts)
         for name, value in differing.items():
-            setattr(weight, f"{name}s", value.singleton())
-            setattr(state, f"{name}s", value.singleton())
+            own = value.singleton()
+            setattr(weight, f"{name}s", own)
+            setattr(state, f"{name}s", own)
         return weight, state
 
     def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:

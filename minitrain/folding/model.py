@@ -99,6 +99,7 @@ class FoldedModel(FoldedExperts):
             require_alike(self.attempt, self._rank, self._labels)
         self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
+        self._meetings: dict[frozenset[str], Any] = {}  # of classes, by the axes of their group
         self._peers_alike: set[int] = set()
         self._all_ranks: FoldedGroup | None = None  # made when asked for: a strategy with a mesh hardly needs it
 
@@ -198,10 +199,17 @@ class FoldedModel(FoldedExperts):
             self, op, united_within(op, value, member), member, row, None
         )
         operation.own_value = value
-        spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
-        classes = self._transport.communicator_along(member.lowest_class(), spans)
+        classes = self._classes_of(member)
         classes.join(classes.index_of(self._rank), operation)
         return operation
+
+    def _classes_of(self, member: FoldedGroup) -> Any:
+        """Return where the classes meet that a group has members of."""
+        found = self._meetings.get(member.axes)
+        if found is None:
+            spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
+            found = self._meetings[member.axes] = self._transport.communicator_along(member.lowest_class(), spans)
+        return found
 
     def require_same_price(self, operation: Operation) -> None:
         """Refuse a collective that costs more in some groups of the class than in others.
@@ -222,7 +230,7 @@ class FoldedModel(FoldedExperts):
 
     def _require_one_task(self) -> None:
         """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._dist.detector.loop)  # which loop runs takes a call of the operating system
         self._task = self._task or task
         if self._task is not task and self.attempt.folded_sizes:
             self.attempt.diverge("communication from several tasks of one rank")

@@ -78,8 +78,8 @@ class SystemConfig:
 
     @property
     def mem_pcie(self) -> Memory:
-        """Return the host's memory, from which weights are loaded."""
-        return self.mem2
+        """Return the host's memory, from which weights are loaded; a processor's is its own, and its `mem2` a drive."""
+        return self.mem1 if self.sheet.device_class == "cpu" else self.mem2
 
     def network(self, world_size: int) -> Network:
         """Return the smallest tier that spans `world_size` ranks; errors as for `select_tier`."""
@@ -108,8 +108,8 @@ def load_config(source: "str | os.PathLike[str] | Mapping[str, Any] | SystemConf
         The validated config.
 
     Raises:
-        HardwareConfigError: it cannot be found, read or believed. The message lists every fault by file and
-            key path, with what was expected and found; `error.path` and `error.faults` hold the same.
+        HardwareConfigError: it cannot be found, read or believed. The message lists the first faults by file and
+            key path, with what was expected and found; `error.faults` holds all, and `error.path` the file.
 
     Example:
         >>> load_config("h100_80g_nvl8").mem_hbm.throughput(5e7)

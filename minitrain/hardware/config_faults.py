@@ -14,10 +14,14 @@ _LONGEST = 40  # characters of a found string, digits of a found integer
 
 def refuse(label: str, faults: list[str]) -> HardwareConfigError:
     """Return the one error of a config that tells its first faults (facts: `path`, and `faults`, which has all)."""
+    title, *lines = every_fault(label, faults)
+    return HardwareConfigError("\n".join(told(title, lines, len(lines))), path=label, faults=tuple(faults))
+
+
+def every_fault(label: str, faults: Sequence[str]) -> list[str]:
+    """Return the lines that tell all faults of a config, below a title if there are several."""
     lines = [f"{label}: {fault}" for fault in faults]
-    if len(lines) > 1:
-        lines = told(f"{label}: {len(faults)} faults", lines, len(lines))
-    return HardwareConfigError("\n".join(lines), path=label, faults=tuple(faults))
+    return lines if len(lines) == 1 else [f"{label}: {len(lines)} faults", *lines]
 
 
 def told(title: str, faults: Sequence[str], number: int) -> list[str]:

@@ -64,6 +64,9 @@ def unknown_name(name: str) -> HardwareConfigError:
 
     known = shipped_names()
     stem = name.removesuffix(".json")
+    if stem in shipped_clusters():
+        fault = f"expected the config of one kind of device, found a cluster of several; use one of {', '.join(known)}"
+        return refuse(json.dumps(name), [fault])
     names = (*known, *shipped_clusters())
     longer = [other for other in names if stem and other.startswith(stem)]
     close = longer or get_close_matches(stem, names, n=1, cutoff=0.4)

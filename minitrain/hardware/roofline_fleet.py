@@ -171,7 +171,7 @@ class _Device:
     def __init__(self, systems: Sequence[SystemConfig]) -> None:
         self._systems = systems
         self._memory = _Speeds.of_memory([system.mem1 for system in systems])
-        self._host_memory = _Speeds.of_memory([system.mem2 for system in systems])
+        self._host_memory = _Speeds.of_memory([system.mem_pcie for system in systems])
         self._processors: dict[str, _Speeds] = {}
 
     @property
@@ -182,7 +182,7 @@ class _Device:
     @property
     def host_capacity_bytes(self) -> Any:
         """The hosts' memory."""
-        return _column(system.mem2.capacity_bytes for system in self._systems)
+        return _column(system.mem_pcie.capacity_bytes for system in self._systems)
 
     def peak_flop_per_s(self, datatype: str) -> Any:
         """Return the matrix units' peak rates, FLOP/s."""

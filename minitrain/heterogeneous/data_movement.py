@@ -16,7 +16,7 @@ from typing import final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.device import Memory
-from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile, HardwareClass
+from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile
 from minitrain.heterogeneous.workloads import WorkloadProfile, dependencies
 from minitrain.workloads.faults import closest
 
@@ -120,9 +120,7 @@ class DataMovementOptimizer:
 
 def link_of(profile: HardwareCapabilityProfile | None) -> Memory | None:
     """Return the memory whose rate a device's link to the host has; None for the host itself."""
-    if profile is None:
-        return None
-    return profile.device.mem1 if profile.hardware_class is HardwareClass.CPU else profile.device.mem2
+    return None if profile is None else profile.device.mem_pcie
 
 
 @final

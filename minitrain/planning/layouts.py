@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.planning.candidates import DEGREES, Candidate, divisors
@@ -100,8 +99,9 @@ def _pipelines(
     sizes = ((order, tp, num) for order in orders for tp in degrees for num in divisors(order.num_devices // tp))
     for order, tp, num_replicas in sizes:
         for size in (each for each in _MICROBATCHES if batch % (num_replicas * each) == 0):
-            how: dict[str, Any] = {"microbatch_size": size, "num_replicas": num_replicas, "tp": tp}
-            make = partial(pipelines, order, strategy=strategy, batch=batch, **how)
+            make = partial(
+                pipelines, order, strategy=strategy, batch=batch, microbatch_size=size, num_replicas=num_replicas, tp=tp
+            )
             found = make(times)
             yield from [found] if found else []
             yield from () if found and has_room(found, times) else _recomputing(make, times)

@@ -114,7 +114,7 @@ def _kinds(cluster: Cluster, step: Mapping[str, Any], precisions: Any) -> list[D
     """Return how long the devices of a cluster take, for each precision that a step may be computed in."""
     step = dict(step)
     given = step.pop("recompute", None)
-    recompute = "none" if given is None else given
+    recompute: Any = "none" if given is None else given
     check_recompute(recompute)
     others = RECOMPUTATIONS if given is None else ()
     return [

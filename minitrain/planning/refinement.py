@@ -1,7 +1,8 @@
 """Moving shares as long as a simulation says that it helps: finishing times are estimates, and know no links.
 
-One move takes samples, or a layer, from those who keep others waiting longest and gives them to those who wait longest,
-as the simulated step says. Moves begin large and get smaller; the search ends when the smallest does not help.
+One move takes as many samples from each replica of a group and gives them to those of another, or moves layers from one
+stage to another. All such moves of a size are simulated, and the best is taken if it helps. Moves begin large and get
+smaller; the search ends when the smallest does not help, or after forty moves.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _moved(counts: list[int], owners: Sequence[Sequence[int]], size: int) -> Ite
             for place in giver:
                 changed[place] -= size
             whole, rest = divmod(size * len(giver), len(taker))
-            for number, place in enumerate(taker):
+            for number, place in enumerate(sorted(taker, key=counts.__getitem__)):  # those with least get the rest
                 changed[place] += whole + (number < rest)
             yield changed
 

@@ -41,6 +41,7 @@ from minitrain.transport.protocol import Transport
 from minitrain.workloads.workload import PassMode, Recompute
 
 _IN_SHARDS = (Weight, WeightGrad)
+_WHOLE_LAYERS = frozenset(_IN_SHARDS)  # asked first: `isinstance` is slow for classes that derive from a Protocol
 
 
 @lru_cache
@@ -336,7 +337,7 @@ class RankState:
         if isinstance(value, list):
             return sum(map(self.held_bytes, value))
         size_bytes = self.wire_bytes(value)
-        if isinstance(value, _IN_SHARDS):
+        if value.__class__ in _WHOLE_LAYERS or isinstance(value, _IN_SHARDS):
             return size_bytes * len(value.shards) // value.num_shards
         return size_bytes
 

@@ -173,7 +173,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
     Everything in the file is judged, and no more time and memory is taken than its size explains.
 
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
+        UsageError: the file is missing, damaged, or of an unknown version; the first faults are told, by line and key.
     """
     try:
         file = Path(path)

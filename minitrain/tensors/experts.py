@@ -269,7 +269,7 @@ PIECES = frozenset((*ROUTER_PIECES, *EXPERT_PIECES))
 """What a rank holds of a layer with experts: of what all ranks hold, or of a part of the experts."""
 
 _COPIES_IN_ORDER = (RoutedTokens, ExpertOutputs, ExpertOutputsGrad, RoutedTokensGrad)
-COPIES = frozenset(_COPIES_IN_ORDER)
+COPIES: frozenset[type[Any]] = frozenset(_COPIES_IN_ORDER)
 """Copies of tokens, on their way to experts and back, and their gradients."""
 
 KINDS_OF_EXPERTS: tuple[type[Any], ...] = (*ROUTER_PIECES, *EXPERT_PIECES, *_COPIES_IN_ORDER)

@@ -133,23 +133,22 @@ class DeadlockDetector:
 
     def activate(self) -> None:
         """Check for deadlocks from now on, as a call waits; a check of an earlier loop may never have come."""
-        loop = asyncio.get_running_loop()
-        if not self.is_active or self.loop is not loop:
-            self.is_active = True
-            self._pause_s = 0.0
-            self._last_num_operations = self.num_operations
-            self.loop = loop
-            loop.call_soon(self._check)
+        if self.is_active and self.loop is not None and self.loop.is_running():
+            return  # which is sooner asked than which loop runs: that takes a call of the operating system
+        self.is_active = True
+        self._pause_s = 0.0
+        self._last_num_operations = self.num_operations
+        self.loop = asyncio.get_running_loop()
+        self.loop.call_soon(self._check, self.loop)
 
-    def _check(self) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check whether anything happened since the last time; if nothing did, whether anything can."""
-        loop = asyncio.get_running_loop()
         if self._last_num_operations != self.num_operations:
             self._last_num_operations = self.num_operations
             self._keep_house()
             self._pause_s = 0.0
             self._report_long_wait(loop)
-            loop.call_soon(self._check)
+            loop.call_soon(self._check, loop)
             return
         transport = self._transport()
         waiting = [] if transport is None else transport.unsettled_calls()
@@ -158,7 +157,7 @@ class DeadlockDetector:
         elif self._can_proceed(loop, waiting):
             self._report_long_wait(loop)
             self._pause_s = min(max(2 * self._pause_s, 1e-5), _LONGEST_PAUSE_S)
-            loop.call_later(self._pause_s, self._check)
+            loop.call_later(self._pause_s, self._check, loop)
         else:
             self.is_active = False
             tasks = self.unfinished_tasks(loop)

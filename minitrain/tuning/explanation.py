@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from minitrain.tuning.findings import Choice, Findings
 
 _DEGREES = ("strategy", "tp", "pp", "num_chunks", "microbatch_size", "ep", "cp", "replicas", "hardware", "world_size")
-
-
-_MOST_CONTENDERS = 6
+_MOST_CONTENDERS = 6  # each is priced on some fifty other machines
 
 
 @final

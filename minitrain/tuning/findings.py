@@ -130,8 +130,12 @@ class Findings:
 
     def choice(self, row: Row) -> Choice:
         """Return the configuration of a row."""
-        place = next(place for place in self._places if self._search.rows[place] is row)
-        return Choice(self._search.candidates[place], row)
+        return Choice(self._search.candidates[self._place_of[id(row)]], row)
+
+    @cached_property
+    def _place_of(self) -> dict[int, int]:
+        """The place of each row, by its identity."""
+        return {id(row): place for place, row in self._search.rows.items()}
 
     def most_bytes(self, machine: Machine) -> float:
         """Return what a rank may hold on a machine, bytes."""

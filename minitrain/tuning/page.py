@@ -37,7 +37,9 @@ _FIGURES = {
 }
 _NAMED = 200  # layouts that are listed
 MOST_EVENTS = 400_000
-"""The most events of a run that a page draws."""
+"""The most events of a run, of one rank of each class, that a page draws."""
+FORWARD, BACKWARD, UPDATE, COMMUNICATION = range(4)
+"""The kinds of spans in a Gantt chart."""
 
 
 def write_tuning_page(path: Path, tuning: Findings, pictures: int) -> Path:
@@ -159,19 +161,11 @@ def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:
             {
                 "parts": {name: round(seconds, 9) for name, seconds in spending.parts().items()},
                 "memory": {kind: round(size / GIB, 4) for kind, size in spending.memory_bytes.items() if size},
-                "gantt": gantt_of(run) if run.num_events <= MOST_EVENTS * _classes(run) else [],
+                "gantt": gantt_of(run) if sum(map(len, run.class_logs)) <= MOST_EVENTS else [],
                 "step": run.step_time,
             }
         )
     return found
-
-
-def _classes(run: Run) -> int:
-    """Return how many ranks each log stands for."""
-    return int(getattr(run, "num_ranks_a_class", 1))
-
-
-FORWARD, BACKWARD, UPDATE, COMMUNICATION = range(4)
 
 
 def gantt_of(run: Run) -> list[list[list[float]]]:

@@ -41,7 +41,7 @@ const front = new Set(data.front), rank = new Map(data.ranked.map((row, i) => [r
 const show = value => value == null ? '-' : typeof value !== 'number' ? String(value)
   : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString('en') : String(+value.toPrecision(4));
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-let chosen = data.ranked.length ? data.ranked[0] : null;
+let chosen = data.ranked.length ? data.ranked[0] : null, isDark = false;
 
 function html(kind, text, parent) {
   const made = document.createElement(kind);
@@ -97,7 +97,7 @@ const fitting = order.filter(row => data.fits[row]);
 const quickness = new Map(fitting.map((row, i) => [row, (i + 1) / fitting.length]));
 const tint = row => {
   const share = quickness.get(row) ?? 0;
-  return `hsl(${200 + 20 * share} 80% ${document.dark ? 35 + 35 * share : 75 - 45 * share}%)`;
+  return `hsl(${200 + 20 * share} 80% ${isDark ? 35 + 35 * share : 75 - 45 * share}%)`;
 };
 
 let lines = null, points = null;
@@ -270,7 +270,7 @@ function choose(row) {
 }
 
 function draw() {
-  document.dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  isDark = matchMedia('(prefers-color-scheme: dark)').matches;
   drawLines();
   drawPoints();
   drawTable();

@@ -10,17 +10,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import SimpleNamespace
 from typing import Any, final
 
 from minitrain.errors import UsageError
-from minitrain.rank.stages import stages_of
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.strategy_loading import Strategy, takes_option
 from minitrain.sweeps.batches import label_of
 from minitrain.tuning.layouts import Pipeline
 from minitrain.tuning.piece import EndKey, PassKey
 from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.stages import cut_into_stages
 
 Axes = Mapping[str, Sequence[Any]]
 
@@ -307,17 +306,6 @@ _OF_MESSAGES = ("overlap_messages", "batch_messages", "scatter_gather")
 _SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", *_OF_MESSAGES)
 _OF_PIECES = frozenset({"tp", "pp", "num_chunks", "microbatch_size", "zero", "recompute", *_SWITCHES})
 """The options of `megatron` that pieces know; with others, a layout is simulated."""
-
-
-def cut_into_stages(machine: Machine, num_stages: int, microbatch_size: int) -> tuple[range, ...]:
-    """Return the layers of each stage, as `megatron` cuts them where nobody says how.
-
-    Raises:
-        UsageError: they cannot be cut so.
-    """
-    predictor = machine.pieces.predictor
-    model: Any = SimpleNamespace(num_layers=machine.num_layers, runtime_predictor=predictor, _shares=None)
-    return tuple(stages_of(model, num_stages, microbatch_size))
 
 
 def _num_blocks(machine: Machine) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from minitrain.errors import UsageError
 from minitrain.tuning.rows import Row
-from minitrain.tuning.space import Candidate, cut_into_stages
+from minitrain.tuning.space import Candidate
+from minitrain.tuning.stages import unequal_stages
 
 _RECOMPUTE_OF_CALCULON = {"none": "none", "selective": "attn_only", "full": "full"}
 
@@ -71,26 +71,13 @@ def megatron_lm(choice: Choice) -> str:
 
 
 def _note_on_stages(choice: Choice) -> str:
-    """Return what is to be said of stages that are no equal numbers of whole layers, as the tools cut them."""
-    machine = choice.candidate.problem.machine
-    num_stages = choice.options["pp"] * choice.options["num_chunks"]
-    if machine.model is None or num_stages == 1:
+    """Return what is to be said of stages that Megatron-LM cannot cut so."""
+    options, machine = choice.options, choice.candidate.problem.machine
+    if machine.model is None:
         return ""
-    stages = cut_into_stages(machine, num_stages, choice.options["microbatch_size"])
-    counts = [_num_layers(stage, machine.num_layers) for stage in stages]
-    if len(set(counts)) == 1:
-        return ""
-    runs = ", ".join(f"{len(list(run))} of {count:g}" for count, run in groupby(counts))
-    return f"# the step time is that of stages of unequal numbers of layers: {runs}; {_WHOLE_LAYERS}\n"
-
-
-def _num_layers(stage: range, num_units: int) -> float:
-    """Return how many transformer layers a stage has; attention is half a one, and embedding and head are none."""
-    inner = range(max(1, stage.start), min(num_units - 1, stage.stop))
-    return len(inner) / 2
-
-
-_WHOLE_LAYERS = "--pipeline-model-parallel-layout comes near it with whole ones"
+    unequal = unequal_stages(machine, options["pp"] * options["num_chunks"], options["microbatch_size"])
+    what = f"# the step time is that of stages of unequal numbers of layers: {unequal}; "
+    return f"{what}--pipeline-model-parallel-layout comes near it with whole ones\n" if unequal else ""
 
 
 def _switches(options: Mapping[str, Any]) -> Iterator[str]:

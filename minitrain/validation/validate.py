@@ -22,7 +22,7 @@ from minitrain.validation.errors_by_table import (
     time_errors,
 )
 from minitrain.validation.row_results import Question, answer
-from minitrain.validation.rows import Row, read_rows
+from minitrain.validation.rows import read_rows
 from minitrain.validation.tables_of_package import TABLES, rows_of
 
 MEMORY_KINDS = ("states", "allocated", "reserved", "device")
@@ -88,14 +88,6 @@ class Validation:
                 yield from _errors(name, group, [result for result in mine if result.group == group], fitted)
 
 
-def _own_rows(file: str | os.PathLike[str]) -> list[Row]:
-    """Return the rows of a file of the user's, of which there must be some."""
-    found = read_rows(file)
-    if not found:
-        raise UsageError(f"the table {os.fspath(file)} has no rows; give a CSV file whose first line names the columns")
-    return found
-
-
 def _errors(name: str, group: str, results: Sequence[RowResult], fitted: str) -> Iterator[TableErrors]:
     """Yield the errors of times, and of each kind of memory, of some rows."""
     found = summarize(time_errors(results))
@@ -134,12 +126,12 @@ def validate(
         The results; rows that lack what the model needs are in `skipped`, with their reason.
 
     Raises:
-        UsageError: there is no such table, file, platform or term, or a file has no rows.
+        UsageError: there is no such table, file, platform or term.
     """
     files = [csv] if isinstance(csv, str | os.PathLike) else list(csv)
     names = [tables] if isinstance(tables, str) else tables
     rows = rows_of(names) if names is not None or not files else []
-    rows += [row for file in files for row in _own_rows(file)]
+    rows += [row for file in files for row in read_rows(file)]
     terms = Pricing("kernels", without=without).without
     chosen = None if platform is None else find_platform(platform)
     table = None if layers is None else os.fspath(layers)

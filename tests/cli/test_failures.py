@@ -129,7 +129,10 @@ USAGE = [
     ("learn grade empty.py --isolation maybe", "isolation must be one of auto, required, none, got 'maybe'"),
     ("sweep ddp -g world_size=2 --html folder.py", "--html must be a file, but folder.py is a folder; name a file"),
     ("tune --html mine.py/page.html", "--html cannot be written into mine.py; name a file in a folder of yours"),
-    ("validate --table twice.json", "the table twice.json has no rows; give a CSV file whose first line names the"),
+    (
+        "validate --table twice.json",
+        "twice.json: expected rows, found none; give a CSV file whose first line names the",
+    ),
     ("validate c2 --layers missing.csv", "there is no table of measured layers missing.csv; give a CSV file"),
     ("platform run twice.json", "a scenario has no key 'mem1'; use hardware_profile"),
     ("run ddp --batch nan", "'--batch': "),
@@ -145,6 +148,7 @@ USAGE = [
     ("hw show nope", '"nope": expected the name of a shipped config'),
     ("run ddp --hw two_generation", 'did you mean "two_generations"? shipped are'),
     ("comparee", "No such command 'comparee'. Did you mean 'compare'? See `minitrain --help`"),
+    ("hw validate two_generations", "expected the config of one kind of device, found a cluster of several; use one"),
     ("hw check nope", '"nope": expected the name of a shipped config'),
 ]
 

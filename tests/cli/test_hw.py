@@ -118,3 +118,11 @@ def test_show_of_a_file_has_no_sources(tmp_path: Path) -> None:
         head = hw("show", "mine.json", *option).stdout.splitlines()[:4]
         assert "source" not in " ".join(head)
     assert json.loads(hw("show", "esp32", "--json").stdout)["class"] == "mcu"
+
+
+def test_check_tells_every_fault_and_knows_clusters() -> None:
+    Path("many.json").write_text(json.dumps({"networks": [3] * 12}))
+    result = hw("check", "many.json", "two_generations")
+    assert result.exit_code == 2
+    assert result.stderr.count("expected an object, one tier, found 3") == 12
+    assert result.stdout == "two_generations: ok\n"

@@ -95,7 +95,7 @@ def test_each_shipped_config_can_price_a_run(name: str) -> None:
     if name not in NOT_FOR_TRAINING:
         assert config.processor.peak("float16") > 5e13
         assert config.processor.peak("float32", unit="vector") > 4e12
-    assert config.mem_pcie.GBps < config.mem_hbm.GBps
+    assert config.mem2.GBps < config.mem1.GBps
     assert config.network(65536).size >= 65536
 
 

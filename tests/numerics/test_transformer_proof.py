@@ -137,6 +137,13 @@ def test_the_seeded_router_says_what_each_expert_is_sent_and_its_histogram_can_b
     assert uneven.step_time > run.step_time
 
 
+@pytest.mark.parametrize("trained", [{"num_layers": 2}, {"workload": "tiny"}], ids=str)
+def test_a_rank_without_experts_has_sent_no_copies(trained: dict[str, Any]) -> None:
+    run = mt.simulate("ddp", world_size=2, global_batch_size=2, numerics="numpy", **trained)
+    models: Any = run.models
+    assert [dict(model.copies_by_expert) for model in models] == [{}, {}]
+
+
 async def _takes_the_second_half_alone(model: Any) -> Any:
     """Go forward on one rank, and ask for the gradient of experts' weights before that of their copies."""
     model.weights[2], _ = model.load_router(2)

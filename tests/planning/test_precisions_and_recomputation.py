@@ -15,12 +15,14 @@ import pytest
 import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.hardware import load_config
+from minitrain.hardware.measured_layers import LayerTime
 from minitrain.planning.result import saved_plan
 from minitrain.workloads.precision import PRECISIONS, Precision
 
 FAST = mt.Link(200e9, 5e-6)
 TWO = mt.Cluster({"h100_80g_nvl8": 1, "v100_32g_nvl8": 1}, between_groups=FAST, name="two")
 SMALL = mt.Transformer(num_layers=3, hidden_size=512, num_heads=8, vocab_size=4096, seq_len=2048, attention="unfused")
+MEASURED = mt.MeasuredLayers((LayerTime(1, 1, 0, 4, 1e-3, 2e-3, 1e-4),))
 REPLICAS = ("zero1", "fsdp")
 
 
@@ -156,9 +158,11 @@ def test_a_plan_in_a_precision_is_saved(tmp_path: Path) -> None:
         ({"precisions": ["bf16", "bf16"]}, "precisions must have names of their own, got bf16, bf16"),
         ({"precisions": ["bf16"], "workload": None}, "precisions are for transformers, .*; leave precisions out"),
         ({"precisions": [Precision("fp8", weight_datatype="float8")]}, 'fp8 multiplies .*; use fidelity="kernels"'),
+        ({"precisions": ["bf16"], "prices": MEASURED}, "precisions cannot be chosen by measured layers, .*; leave"),
         ({"recompute": "everything"}, "recompute must be"),
     ],
 )
 def test_choices_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    step: dict[str, Any] = {"workload": SMALL, "cluster": TWO, "global_batch_size": 4} | given
     with pytest.raises(UsageError, match=message):
-        mt.plan(**({"workload": SMALL, "cluster": TWO, "global_batch_size": 4} | given))
+        mt.plan(**step)

@@ -36,9 +36,10 @@ def test_a_dropped_run_is_freed_without_the_collector(strategy: str, options: di
     if options.get("fold") and strategy == "zero3_prefetch":
         strategy = "zero3"
     run = mt.simulate(strategy, **SIZES, **options)
-    model = weakref.ref(run.models[0])
-    del run
-    assert model() is None
+    model = run.models[0]
+    parts = [weakref.ref(part) for part in (model, model.dist, model.runtime_predictor)]
+    del run, model
+    assert [part() for part in parts] == [None, None, None]
 
 
 def test_a_failed_run_is_left_to_the_collector() -> None:

@@ -119,18 +119,7 @@ def test_the_commands_run_on_dask(client: Client) -> None:
     command = ["sweep", "ddp", "-g", "world_size=1,2", "--layers", "2", "--dask", _address(client), "--json"]
     rows = json.loads(CliRunner().invoke(app, command).stdout)
     assert [row["world_size"] for row in rows] == [1, 2]
-    search = [
-        "tune",
-        "fsdp",
-        "--model",
-        "tiny",
-        "--world-size",
-        "2",
-        "--batch",
-        "4",
-        "--dask",
-        _address(client),
-    ]
+    search = ["tune", "fsdp", "--model", "tiny", "--world-size", "2", "--batch", "4", "--dask", _address(client)]
     assert CliRunner().invoke(app, search).exit_code == 0
 
 

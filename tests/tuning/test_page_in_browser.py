@@ -13,7 +13,13 @@ from tests.tuning.models import SMALL
 
 pytestmark = pytest.mark.browser
 
-_FEW = {"tp": [1, 2], "pp": [1, 2], "num_chunks": [1], "overlap_parts": [False], "recompute": ["none", "full"]}
+_FEW: dict[str, list[Any]] = {
+    "tp": [1, 2],
+    "pp": [1, 2],
+    "num_chunks": [1],
+    "overlap_parts": [False],
+    "recompute": ["none", "full"],
+}
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import minitrain as mt
+from minitrain.sweeps.executors.lossy_workers import WorkerLostError
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import options_of
@@ -120,6 +121,29 @@ def test_any_executor_gives_the_same_rows(found: Tuning) -> None:
     given = {name: value for name, value in _GIVEN.items() if name != "jobs"}
     with ThreadPoolExecutor(1) as threads:
         assert mt.tune(SMALL, **given, prune="none", executor=threads).rows == found.rows
+
+
+class Losing(Executor):
+    """Workers that are lost with every layout of four parts of the model."""
+
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if any(layout.pp * layout.passes.tp == 4 for layout in arguments[1]):
+            future.set_exception(WorkerLostError("every worker was lost"))
+        else:
+            future.set_result(function(*arguments))
+        return future
+
+
+def test_layouts_that_end_their_workers_are_failed_rows_and_the_others_are_priced() -> None:
+    given = {name: value for name, value in _MEGATRON.items() if name != "jobs"}
+    rows = mt.tune(SMALL, **given, executor=Losing()).rows
+    expected = mt.tune(SMALL, **_MEGATRON).rows
+    lost = [row for row in rows if row["status"] == "failed"]
+    assert {(row["tp"], row["pp"], row["reason"]) for row in lost} == {(2, 2, "WorkerLostError: every worker was lost")}
+    assert [row for row in rows if row not in lost] == [
+        row for row in expected if row["status"] == "illegal" or row["tp"] * row["pp"] != 4
+    ]
 
 
 async def own(model: mt.Model, microbatch_size: int = 1, fails: bool = False) -> mt.Model:

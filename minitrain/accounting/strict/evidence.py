@@ -116,9 +116,9 @@ class Evidence:
         for description in self._descriptions:
             yield from description.changes()
         for name, space, before in self._code:
-            now = vars(space)
+            now = vars(space)  # compared by identity: what takes a function's place may say that it equals it
             if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
-                yield from (f"{name}.{key}" for key in _changed_code(before, vars(space)))
+                yield from (f"{name}.{key}" for key in _changed_code(before, now))
 
 
 def _description_of(machine: _Machine) -> _Description:

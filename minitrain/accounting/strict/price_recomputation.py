@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
+from operator import is_
 from typing import Any, NamedTuple
 
 from minitrain.accounting.strict.clock_recomputation import clock_error
@@ -75,7 +76,7 @@ class PriceRecomputation:
         self.workload = predictor.workload
         self._are_alike = self.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
         self._seen: set[Hashable] = set()
-        self._facts: tuple[Any, ...] = ()
+        self._facts: tuple[Any, ...] = (), ()  # of the rank that was checked last
         self._sizes: dict[Any, int] = {}
 
     def check(self, model: Any) -> None:
@@ -90,7 +91,7 @@ class PriceRecomputation:
                 f"rows of the log of rank {model._rank} are gone; a log is for reading", rank=model._rank
             )
         facts = self._facts_of(model)
-        if facts != self._facts:  # many ranks do the same as the one before
+        if not self._are_known(facts):  # many ranks do the same as the one before
             self._check_all(model, facts)
             self._facts = facts
 
@@ -98,16 +99,24 @@ class PriceRecomputation:
         """Return all that the prices of a rank's operations depend on; a message has a stream of its own."""
         rows = model._log._rows
         layers = None if self._are_alike else rows[LAYER::STRIDE]
-        num_samples = [*map(len, rows[SAMPLES::STRIDE])]
-        prices, streams = ([*map(id, rows[column::STRIDE])] for column in (PRICE, STREAM))
-        log = rows[TYP::STRIDE], num_samples, prices, layers, streams
-        return log, model._shard_counts, model._moved, model.pass_modes
+        log = rows[TYP::STRIDE], [*map(len, rows[SAMPLES::STRIDE])], layers
+        return rows[PRICE::STRIDE], rows[STREAM::STRIDE], log, model._shard_counts, model._moved, model.pass_modes
+
+    def _are_known(self, facts: tuple[Any, ...]) -> bool:
+        """Return whether facts are those that were checked last; prices and streams must be the same objects."""
+        (prices, streams, *others), (known_prices, known_streams, *known) = facts, self._facts
+        return (
+            len(prices) == len(known_prices)
+            and all(map(is_, prices, known_prices))
+            and all(map(is_, streams, known_streams))
+            and others == known
+        )
 
     def _check_all(self, model: Any, facts: tuple[Any, ...]) -> None:
         """Check every row of a rank's log that does not do what the one before did."""
-        rows, (types, num_samples, prices, layers, _) = model._log._rows, facts[0]
+        rows, prices, (types, num_samples, layers) = model._log._rows, facts[0], facts[2]
         layers = repeat(0) if layers is None else layers
-        passes = zip(types, num_samples, prices, layers, strict=False)
+        passes = zip(types, num_samples, map(id, prices), layers, strict=False)
         self._check_each(model, passes, range(0, len(rows), STRIDE))
         known = model._shard_counts
         layers = repeat(0) if self._are_alike else _column(rows, known, LAYER)

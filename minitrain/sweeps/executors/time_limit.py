@@ -20,7 +20,7 @@ from minitrain.run.event_loops import run_to_end
 T = TypeVar("T")
 
 _AGAIN_S = 1.0  # until what was caught on its way is raised again
-_AWAKE_S = 0.25
+_AWAKE_S = 0.25  # how late a limit may be heard of
 
 
 class TimeLimitError(MinitrainError):
