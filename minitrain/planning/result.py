@@ -217,9 +217,19 @@ def _said(verdict: Verdict, best_s: float) -> str:
     """Say what became of a candidate."""
     if verdict.step_time is None:
         return f"{verdict.candidate}: {verdict.reason}"
-    slower = verdict.step_time / best_s - 1
-    took = f"{duration(verdict.step_time)}{f', {slower:.1%} slower' if slower > 0 else ''}"
+    took = duration(verdict.step_time) + _than_the_best(verdict.step_time / best_s)
     return f"{verdict.candidate}: {took}{'' if verdict.reason == SIMULATED else f' ({verdict.reason})'}"
+
+
+def _than_the_best(ratio: float) -> str:
+    """Say how much longer a step takes than the best one.
+
+    >>> _than_the_best(1.021), _than_the_best(54.2)
+    (', 2.1% slower', ', 54.2 times as long')
+    """
+    if ratio >= 2:
+        return f", {ratio:.1f} times as long"
+    return f", {ratio - 1:.1%} slower" if ratio > 1 else ""
 
 
 def _in_runs(shares: Shares) -> str:
