@@ -26,7 +26,7 @@ def client() -> Iterator[Client]:
     connected: Any = Client
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),  # workers take a second to start again
-        local(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        local(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         connected(cluster) as client,
     ):
         yield client
