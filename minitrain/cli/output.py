@@ -132,7 +132,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._is_over = True
+        with self._lock:  # no timer is made from now on, and the last one has been started
+            self._is_over = True
         self._timer.cancel()
         self._timer.join()
         if self._status is not None:

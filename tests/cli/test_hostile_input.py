@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_progress_shows_a_name_like_markup() -> None:
     for terminal in (False, True):
         stream = io.StringIO()
         with Progress(Console(file=stream, force_terminal=terminal, width=80), patience_s=0) as progress:
-            progress._timer.join()
+            while progress._status is None:
+                time.sleep(1e-3)
             progress.say("simulating [/nope]\x07")
         assert "[/nope]\\x07" in stream.getvalue()
 
