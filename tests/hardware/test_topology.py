@@ -211,9 +211,9 @@ def test_a_million_ranks_are_looked_at_once() -> None:
     topology = HierarchicalTopology(load_config("h200_141g_nvl8").networks, world_size)
     ranks = tuple(range(world_size))
     first = topology.collective("all_reduce", SIZE, ranks)
-    start = time.perf_counter()
+    start = time.process_time()
     assert all(topology.collective("all_reduce", SIZE, ranks) == first for _ in range(100))
-    assert time.perf_counter() - start < 0.1  # 100 hashes of such a tuple take longer than a second
+    assert time.process_time() - start < 0.1  # 100 hashes of such a tuple take longer than a second
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, unique=True), st.floats(0, 1e12), st.randoms())
@@ -280,8 +280,8 @@ def sums(axes: Iterable[tuple[int, int]]) -> tuple[int, ...]:
 
 def test_copies_of_a_million_ranks_are_compared_by_arithmetic() -> None:
     topology = HierarchicalTopology(load_config("h200_141g_nvl8").networks, 2**20)
-    start = time.perf_counter()
+    start = time.process_time()
     assert topology.one_of_each_shape(range(0, 2**20, 8), [(1, 8)]) == [range(0, 2**20, 8)]
     assert topology.one_of_each_shape(range(8), [(8, 2**17)]) == [range(8)]
     assert topology.one_of_each_shape(range(6), [(6, 2**17)]) == [range(6), range(6, 12)]
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
