@@ -36,10 +36,10 @@ class FoldedExperts(Model):
 
     def _each_its_own(self, load: Any, layer: int, which: Mapping[str, Any], **counts: int) -> tuple[Weight, OptState]:
         """Load what is of another shard or part on each rank; the laws see the last of them too if it is none."""
-        for name, count in (("layer", layer), *counts.items()):
-            if isinstance(count, PerRankInt):
-                what = "a layer" if name == "layer" else f"a number of {name.removeprefix('num_')}"
-                self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
+        if PerRankInt in map(type, (layer, *counts.values())):
+            self._diverge_by({"layer": layer, **counts})
+        if PerRankInt not in map(type, which.values()):
+            return load(layer, **which, **counts)  # type: ignore[no-any-return]  # weight and state
         differing = {name: value for name, value in which.items() if isinstance(value, PerRankInt)}
         first = {**which, **{name: value.const for name, value in differing.items()}}
         for name, value in differing.items():
@@ -52,6 +52,13 @@ class FoldedExperts(Model):
             setattr(weight, f"{name}s", own)
             setattr(state, f"{name}s", own)
         return weight, state
+
+    def _diverge_by(self, counts: Mapping[str, Any]) -> None:
+        """End the attempt for numbers that must be the same on all ranks."""
+        for name, count in counts.items():
+            if isinstance(count, PerRankInt):
+                what = "a layer" if name == "layer" else f"a number of {name.removeprefix('num_')}"
+                self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
 
     def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
         """Return copies of tokens, of which each part of the experts gets as many."""
