@@ -25,7 +25,7 @@ FEWEST = 3
 
 
 def structure_of(label: str, parameters: Parameters) -> str | None:
-    """Return a text that configurations share which differ in prices alone; None for one that is left to itself.
+    """Return a text that configurations share which may differ in prices alone; None for one that is left to itself.
 
     Args:
         label: what tells strategies apart.
@@ -33,6 +33,8 @@ def structure_of(label: str, parameters: Parameters) -> str | None:
     """
     if parameters.get("log", "full") != "full":
         return None  # the totals of such a run are asked for because its events are many
+    if not any(name in parameters for name in PRICE_ONLY):
+        return None  # those that are like it are equal to it
     own = {name: plain(value) for name, value in sorted(parameters.items()) if name not in PRICE_ONLY}
     return json.dumps([label, own])
 
