@@ -12,7 +12,7 @@ from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.device_groups import Devices
 
 _ROUNDS = 60  # of bisection: more than a float has bits
-_LEAST_WATTS = 1e-9  # of a device that draws as much when it waits, which is divided by
+_LEAST_WATTS = 1e-9  # in place of 0, which is no divisor, for a device that draws as much when it waits
 
 
 def within_budget(cluster: Cluster, watts: float) -> Cluster | None:

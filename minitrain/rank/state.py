@@ -41,7 +41,7 @@ from minitrain.transport.protocol import Transport
 from minitrain.workloads.workload import PassMode, Recompute
 
 _IN_SHARDS = (Weight, WeightGrad)
-_WHOLE_LAYERS = frozenset(_IN_SHARDS)  # asked first: `isinstance` is slow for classes that derive from a Protocol
+_WHOLE_LAYERS = frozenset(_IN_SHARDS)  # asked first: `isinstance` is slow for abstract classes
 
 
 @lru_cache

@@ -34,7 +34,7 @@ def structure_of(label: str, parameters: Parameters) -> str | None:
     if parameters.get("log", "full") != "full":
         return None  # the totals of such a run are asked for because its events are many
     if not any(name in parameters for name in PRICE_ONLY):
-        return None  # those that are like it are equal to it
+        return None  # only configurations that are equal have its structure
     own = {name: plain(value) for name, value in sorted(parameters.items()) if name not in PRICE_ONLY}
     return json.dumps([label, own])
 

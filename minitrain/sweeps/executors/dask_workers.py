@@ -136,8 +136,9 @@ class DaskWorkers(ClusterWorkers):
             task: the task.
             reason: why it was forgotten, in words of Dask; a result may also be lost with its worker.
         """
-        while self._client.status == "connecting" and not self._is_closed.wait(0.1):
-            pass  # the client tells nobody when it is connected
+        while self._client.status == "connecting":  # the client tells nobody when it is connected
+            if self._is_closed.wait(0.1):
+                break
         if not self._is_wanted(task):
             return
         if self._client.status == "running" and reason.startswith("scheduler"):
