@@ -8,7 +8,7 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -270,8 +270,8 @@ async def beside_a_sub_task_that_swallows_cancellation(model: Model) -> None:
 
 
 @pytest.fixture
-def interrupted_at_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a report come soon, and Ctrl-C follow it."""
+def interrupted_at_a_report(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a report come soon, and Ctrl-C follow it, which shells have their background processes ignore."""
     report = deadlocks.DeadlockDetector.report
 
     def report_and_interrupt(self: Any, loop: Any, what: str) -> None:
@@ -282,6 +282,9 @@ def interrupted_at_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlocks, "FIRST_REPORT_S", 0.02)
     monkeypatch.setattr(deadlocks.DeadlockDetector, "report", report_and_interrupt)
     monkeypatch.setattr("minitrain.run.rank_tasks.INTERRUPTED_S", 0.02)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interrupted_at_a_report")
@@ -299,12 +302,9 @@ def test_long_waits_are_told_and_ctrl_c_ends_them(program: Program, handler: Any
     def at_once(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, handler if callable(handler) else at_once)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            simulate(program)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, handler if callable(handler) else at_once)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(program)
     told = capsys.readouterr().err
     first, again = told.split("minitrain: interrupted while ")
     assert first.startswith("minitrain: still waiting: nothing has happened for 0 s of real time\n")
