@@ -11,9 +11,9 @@ from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.labels import duration, time_unit
 from minitrain.noise.distribution import PERCENTILES, Distribution
 from minitrain.noise.picture import distribution_svg
-from minitrain.trace.answer import section
 from minitrain.trace.bars import make_bars
 from minitrain.trace.drawing import Drawing, Properties, as_figure, scatter
+from minitrain.trace.explanation_panel import section
 from minitrain.trace.gantt import MAX_BARS, drawn_bars
 from minitrain.trace.layout import FIGURE_STYLE, GRID
 from minitrain.trace.notebook_figure import NotebookFigure
