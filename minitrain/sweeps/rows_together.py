@@ -81,7 +81,7 @@ async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters
     together = Configurations(common, columns)
     prepared = prepare(chosen, together.of(0))
     found: Summaries = [None] * len(configurations)
-    if together.reason_to_part(prepared.parameters) is not None:
+    if together.reason_to_simulate_each(prepared.parameters) is not None:
         return found
     for group in await execute(prepared, together.machines(prepared.parameters)):
         _take(group, [together.hardware(place) for place in group.places.tolist()], found)
