@@ -57,7 +57,7 @@ FLOORS = (
     Floor("what happened", (Room("events", "what a rank did, and when"),)),
     Floor("what it costs", (Room("hardware", "devices, links, seconds"),)),
     Floor("", (Room("devices", "programs on devices"), Room("solver", "models x systems, units"))),
-    Floor("", (Room("hw", "mt.hw: hardware at one door"),)),
+    Floor("", (Room("hw", "mt.hw, for users"),)),
     Floor("ranks", (Room("transport", "groups, messages, deadlocks"),)),
     Floor("", (Room("rank", "Model: operations, laws, log"),)),
     Floor("", (Room("analysis", "where time and memory went"), Room("lib", "the specified names"))),
@@ -80,9 +80,9 @@ FLOORS = (
     Floor(
         "many runs",
         (
-            Room("sweeps", "grids over processes"),
+            Room("sweeps", "grids, on many workers"),
             Room("validation", "measured runs, compared"),
-            Room("noise", "a run under noise"),
+            Room("noise", "step times under noise"),
             Room("faults", "what failures cost"),
             Room("planning", "plans for mixed clusters"),
         ),
