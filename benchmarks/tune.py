@@ -1,7 +1,7 @@
 """`python -m benchmarks.tune`: what is claimed of the tuner, measured.
 
 - Llama 3 70B on 512 H100s, all axes of `megatron`: how many legal configurations are priced, and how long that takes.
-- Layouts of one structure: how many are priced a second and core, once the pieces are there.
+- Layouts of one structure: how many are priced a second and core, once their pieces were executed.
 - Steps of random layouts, against separate simulations: how many are equal to the last float.
 - Published layouts: how much quicker the tuner's winner is, and how many of what fits are quicker than the published
   one. The search has what the published run had: stages of whole layers, and no overlaps that its framework lacks.

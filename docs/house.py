@@ -100,7 +100,7 @@ DOORS = (
     Door("run/variants.py", "accounting", "simulate chooses strict accounting or totals by its parameters"),
     Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),
     Door("run/variants.py", "numerics", "simulate brings real numbers by its parameters"),
-    Door("run/variants.py", "faults", "simulate lets devices die by its parameters"),
+    Door("run/variants.py", "faults", "simulate lets devices fail by its parameters"),
     Door("run/variants.py", "vector", "simulate prices a run on a list of hardware at once"),
     Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
     Door("numerics/placing.py", "heterogeneous", "a proof computes on the backend that its caller names"),
