@@ -164,7 +164,7 @@ def goodput(
         Goodput, and what was lost by cause.
 
     Raises:
-        UsageError: a parameter is outside its rule, or nobody says how often a device fails.
+        UsageError: a parameter is outside its rule, or it is not known how often a device fails.
         MinitrainError: of the kind that says what went wrong in the strategy.
     """
     _require(days, checkpoint_interval_s, checkpoint_bytes)

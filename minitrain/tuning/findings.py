@@ -86,7 +86,7 @@ _SHORT = {"num_chunks": "chunks", "microbatch_size": "microbatch"}
 
 
 class Findings:
-    """What a search has found, before anybody asks why.
+    """The rows of a search, without their explanation.
 
     Args:
         search: the search, which has ended.

@@ -133,7 +133,7 @@ def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[fl
 
 
 def _figures(problem: Problem, candidate: Candidate) -> Figures:
-    """Return what comes of one layout."""
+    """Return the figures of one layout."""
     if candidate.pipeline is not None:
         return price_pipelines(problem, [candidate.pipeline])[0]
     return simulate_each(problem, [(candidate.strategy, dict(candidate.options))])[0]

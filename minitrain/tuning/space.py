@@ -178,7 +178,7 @@ def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_micro
 
 
 def _too_large(options: Mapping[str, Any], machine: Machine) -> str | None:
-    """Return that a microbatch is larger than what a replica trains on, where the degrees tell that; or None."""
+    """Return that a microbatch is larger than what a replica trains on, where the degrees say so; or None."""
     size, most = options.get("microbatch_size"), machine.problem.global_batch_size
     degrees = [options[name] for name in ("tp", "pp", "cp") if options.get(name) is not None]
     if size is None or not all(isinstance(degree, int) for degree in degrees):

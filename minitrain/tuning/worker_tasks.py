@@ -28,7 +28,7 @@ MOST_COLUMNS = 512
 @final
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What came of a configuration.
+    """The outcome of a configuration.
 
     Args:
         step_time_s: s; None where it was not priced.

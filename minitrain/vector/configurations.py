@@ -180,7 +180,7 @@ def _pricing(given: Mapping[str, Any]) -> Pricing:
 
 
 def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | None:
-    """Return what prices a run on one machine; None where that cannot be told from a simulation.
+    """Return what prices a run on one machine; None where only a simulation can find it out.
 
     Args:
         machine: its hardware, network, placement and pricing.
