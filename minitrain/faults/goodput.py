@@ -202,7 +202,7 @@ def _job(
     recovery: Recovery,
     speeds: Sequence[float],
 ) -> Job:
-    """Return what the long run is played with."""
+    """Return the parameters of the long run."""
     write_s = written.write_s(recovery)
     block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
     return Job(

@@ -141,7 +141,7 @@ class Machine:
 
 @lru_cache(maxsize=8)
 def _machine_of(problem: Problem) -> Machine:
-    """Return what prices a problem."""
+    """Return the machine of a problem, made once in a process."""
     if not isinstance(problem.global_batch_size, int):
         raise UsageError(f"global_batch_size must be an integer, got {problem.global_batch_size!r}")
     return Machine(problem)

@@ -136,7 +136,7 @@ class Search:
                 self._keep(place, row)
 
     def most_bytes(self, machine: Machine) -> float:
-        """Return what a rank may hold, bytes."""
+        """Return how much memory a rank may use, bytes."""
         capacity = machine.capacity_bytes
         return float("inf") if capacity is None else capacity * (1 - self._head_room)
 
@@ -297,7 +297,7 @@ def _tasks(missing: Task) -> Iterator[Task]:
 
 
 def _order_of_structures(structure: Structure) -> Any:
-    """Return what structures are sorted by: equal ratios of microbatches to ranks have passes in common."""
+    """Return the sort key of a structure: equal ratios of microbatches to ranks have passes in common."""
     pp, _, num_microbatches, _ = structure
     return num_microbatches / pp, structure
 

@@ -54,7 +54,7 @@ class Config(NamedTuple):
     prices: MeasuredLayers | None = None
 
     def predictor(self, world_size: int, workload: Workload | None) -> Predictor:
-        """Return what prices a run on this machine alone."""
+        """Return the predictor of a run on this machine alone."""
         pricing = ROOFLINE if self.prices is None else Pricing(prices=self.prices)
         return make_predictor(self.system, world_size, self.network, self.placement, workload, pricing)
 
@@ -84,7 +84,7 @@ class VectorRun(PreparedRun):
         return bool(self.slowdowns)
 
     def predictor_of(self, rank: int) -> Predictor:
-        """Return what prices the operations of one rank, which may be a straggler on some machines."""
+        """Return the predictor of one rank, which may be a straggler on some machines."""
         predictor: Any = self.predictor
         factors = (self.slowdowns or {}).get(rank)
         return predictor if factors is None else predictor.slowed_by(factors)  # type: ignore[no-any-return]
@@ -92,7 +92,7 @@ class VectorRun(PreparedRun):
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What prices a run on each machine.
+    """The sources of prices of each machine.
 
     Args:
         sources: one a machine; None for one that is to be simulated by itself.
@@ -103,7 +103,7 @@ class Machines:
     slowdowns: Sequence[Mapping[int, float] | None] | None = None
 
     def predictor(self, places: Ints, prepared: PreparedRun) -> ManyPredictors:
-        """Return what prices a run on some of the machines."""
+        """Return one predictor for some of the machines."""
         world_size, workload = prepared.parameters.world_size, prepared.parameters.workload or MATMUL_LAYER
         configs: dict[Any, list[int]] = {}
         parts = []
@@ -123,7 +123,7 @@ class Machines:
         return ManyPredictors(with_kernel_fleets(parts))
 
     def predictor_of_one(self, place: int, prepared: PreparedRun) -> Predictor:
-        """Return what prices a run on one of the machines."""
+        """Return the predictor of one of the machines."""
         source: Any = self.sources[place]
         if not isinstance(source, Config):
             return source  # type: ignore[no-any-return]  # a Predictor

@@ -103,7 +103,7 @@ def _notes(groups: Sequence[Group], num_machines: int) -> list[str]:
 
 
 def _note(reason: str, groups: Sequence[Group], num_machines: int) -> str:
-    """Return what is said of machines that were executed apart for one reason."""
+    """Return a sentence on machines that were executed apart for one reason."""
     count = sum(len(group.places) for group in groups)
     num_executions = sum(1 if group.figures is not None else len(group.places) for group in groups)
     how = "one by one" if num_executions == count else f"in {num_executions} groups"
