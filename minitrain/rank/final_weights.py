@@ -18,7 +18,7 @@ IN_PARTS = frozenset({WeightPart, ExpertWeight})
 
 
 class TrainedRank(Protocol):
-    """What is asked of a rank's model after the run."""
+    """The part of a rank's model that is read after the run."""
 
     @property
     def rank(self) -> int:

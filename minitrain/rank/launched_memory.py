@@ -19,7 +19,7 @@ RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv", FETC
 
 
 class LaunchedOperation(Protocol):
-    """What is asked of an `Operation` here."""
+    """The part of an `Operation` that is read here."""
 
     model: RankState
     op: str
