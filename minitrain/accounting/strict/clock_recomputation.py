@@ -1,4 +1,4 @@
-"""Whether the times in the logs of a finished run are what the clock arithmetic gives.
+"""The check that the times in the logs of a finished run are what the clock arithmetic gives.
 
 Every row of a log must follow from the other rows: an operation is launched when its rank's compute stream has done
 what came before and awaited what it needed; a collective begins when the last member is there and the group's stream is

@@ -57,8 +57,9 @@ class StrictComputation(Model):
     """The operations on a rank's compute stream.
 
     Each adds to what `minitrain.rank` does: it requires valid tensors, notes what is held outside the stores while it
-    begins, and gives its results an origin. While it runs, tensors need not look who makes them: the engine does. The
-    operations that it extends are looked up once for each model, since `super()` takes as long as checking a tensor.
+    begins, and gives its results an origin. While it runs, constructors need not look at who calls: it is the engine.
+    The operations that it extends are looked up once for each model, since `super()` takes as long as checking a
+    tensor.
 
     Attributes:
         ledger: what the rank holds over all tensors alive.

@@ -1,8 +1,8 @@
-"""What a strict run is judged by, compared before and after it: the machine's description, and the engine's own code.
+"""What a strict run is checked by, compared before and after it: the machine's description, and the engine's own code.
 
-The description is what a predictor can be asked for: its workload, device, network and rates. The code is the functions
-and classes of the rooms that judge a run. What a program changes and puts back again before the end shows in the prices
-that are computed again, or not at all.
+The description is the public attributes of a predictor: its workload, device, network and rates. The code is the
+functions and classes of the rooms that check a run. A change that is undone before the end shows in the recomputed
+prices, or not at all.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _described(machine: _Machine) -> _Description:
 
 
 class Evidence:
-    """What a run is judged by, as it is now.
+    """What a run is checked by, as it is now.
 
     Args:
         predictors: what prices the operations of the ranks.
@@ -164,7 +164,7 @@ def _item(owner: Sequence[Any], index: int, default: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _code(num_modules: int) -> list[tuple[str, Any]]:  # noqa: ARG001  (looked for again when there are more modules)
-    """Return the namespaces of the modules that judge a run, and of the classes that they define, with their names."""
+    """Return the namespaces of the modules that check a run, and of the classes that they define, with their names."""
     found: list[tuple[str, Any]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith(_PREFIXES) and module is not None:
