@@ -1,4 +1,4 @@
-"""What a strategy needs of minitrain, as a copy in the folder of a submission's process.
+"""Copy the part of minitrain that a strategy needs into the folder of a submission's process.
 
 The copy lacks the shipped strategies, the exercises, the grader and the rooms that no strategy imports. Each process
 has one of its own.
@@ -30,7 +30,7 @@ def copy_minitrain(package: Path) -> None:
         for name, text, changed_ns in files:
             copied = package / folder / name
             copied.write_bytes(text)
-            os.utime(copied, ns=(changed_ns, changed_ns))  # else its compiled module would not be believed
+            os.utime(copied, ns=(changed_ns, changed_ns))  # else Python compiles the module again
 
 
 @cache

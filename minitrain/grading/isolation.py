@@ -2,7 +2,7 @@
 
 `auto` uses all that the machine offers, `required` refuses to grade where the kernel does not hold a submission in
 every respect, and `none` leaves it at a process of its own with limits of time and memory. `python -m
-minitrain.grading.isolation` says what this machine offers. What each means gives is in docs/teach.md.
+minitrain.grading` says what this machine offers. docs/teach.md says what each means protects.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def command_for(mode: str, home: Path, secrets: Sequence[Path]) -> list[str]:
 
 
 def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -> dict[str, Any]:
-    """Return what a submission's process needs to know to confine itself, which it may be told once it has started.
+    """Return what a submission's process needs to know to confine itself; it may be sent after the process started.
 
     Args:
         mode: one of `MODES`.
@@ -162,7 +162,7 @@ def bubblewrap() -> str | None:
 
 @lru_cache(maxsize=64)
 def _wraps(secrets: tuple[Path, ...]) -> bool:
-    """Return whether bubblewrap may do its work here, and Python starts in it; a container may forbid it."""
+    """Return whether Python starts in bubblewrap here, which a container may forbid."""
     with tempfile.TemporaryDirectory() as home:
         command = [*wrapped(Path(home), secrets), os.path.realpath(sys.executable), "-I", "-S", "-c", ""]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -132,7 +132,7 @@ def submitted(
         }
         process = _Process(command, home, limits, len(cases), {str(staged): str(file.resolve())})
         try:
-            # what takes a moment to find out is found out while the interpreter starts
+            # the process starts already, and waits for this plan, which takes a moment to work out
             process.tell(job | plan_for(limits.isolation, home, refused, wrapped=bool(command)))
             yield process
         finally:
@@ -177,7 +177,7 @@ def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
 
 
 def _refused() -> list[Path]:
-    """Return the folders that a submission must not read: minitrain itself, wherever it is installed."""
+    """Return the folders of the installed minitrain, which a submission must not read."""
     return [path.resolve() for path in (PACKAGE, folder_of("strategies"))]
 
 
@@ -215,7 +215,7 @@ class _Process:
         self._result = write
 
     def tell(self, job: Mapping[str, Any]) -> None:
-        """Tell the process what to do, which it waits for."""
+        """Send the process its job, for which it waits."""
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin is not None
             self.process.stdin.write(
@@ -231,7 +231,7 @@ class _Process:
         """
         failure, code = None, 0
         until = self.began + self.limits.seconds + _GRACE_S
-        self._readers[0].join(max(0.0, until - time.monotonic()))  # its end wakes at once; `wait` looks now and then
+        self._readers[0].join(max(0.0, until - time.monotonic()))  # returns at once when it ends; `wait` polls
         try:
             code = self.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
