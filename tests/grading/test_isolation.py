@@ -25,9 +25,8 @@ from minitrain.grading.confinement import PROPERTIES, not_held
 from minitrain.grading.isolation import Isolation, from_worker
 from minitrain.grading.report import as_gradescope, as_json, as_junit, as_text
 from minitrain.grading.sandbox import Limits
+from tests.exercises.sources import DDP, RIGHT
 
-RIGHT = Path(__file__).parent / "submissions" / "ddp_as_it_goes.py"
-DDP = RIGHT.read_text()
 REFERENCE = load_exercise("02").folder / "reference.py"
 STRATEGY = Path(mt.strategies()["ddp"].__code__.co_filename)
 
