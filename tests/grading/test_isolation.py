@@ -263,8 +263,8 @@ def weakened(monkeypatch: pytest.MonkeyPatch, *replacements: tuple[str, str]) ->
     """Take means away: no bubblewrap, no seccomp, and what is replaced in the process's own code."""
     stage = sandbox._stage
 
-    def staged(home: Path, file: Path, beside: Sequence[Path]) -> Path:
-        path = stage(home, file, beside)
+    def staged(home: Path, file: Path, beside: Sequence[Path], *, own_copy: bool) -> Path:
+        path = stage(home, file, beside, own_copy=own_copy)
         module = home / "minitrain" / "grading" / "confinement.py"
         text = module.read_text()
         for old, new in replacements:
