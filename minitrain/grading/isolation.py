@@ -20,6 +20,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.grading.confinement import PROPERTIES, not_held
+from minitrain.grading.copied_package import shared_copy
 from minitrain.grading.readable import mounts, python_folders, reachable, readable
 from minitrain.grading.syscalls import program
 
@@ -107,14 +108,14 @@ def command_for(mode: str, home: Path, secrets: Sequence[Path]) -> list[str]:
 
     Args:
         mode: one of `MODES`.
-        home: the process's own folder, with a copy of minitrain.
+        home: the process's own folder; bubblewrap shows a copy of minitrain in its folder of that name.
         secrets: folders that it must not read.
 
     Raises:
         UsageError: there is no such mode.
     """
     wanted = require_mode(mode) != "none" and sys.platform == "linux"
-    return wrapped(home, secrets) if wanted and bubblewrap() and _wraps(tuple(secrets)) else []
+    return wrapped(home, secrets, shared_copy()) if wanted and bubblewrap() and _wraps(tuple(secrets)) else []
 
 
 def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -> dict[str, Any]:
@@ -171,8 +172,14 @@ def _wraps(secrets: tuple[Path, ...]) -> bool:
 _UNSHARED = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent")
 
 
-def wrapped(home: Path, secrets: Sequence[Path]) -> list[str]:
-    """Return the bubblewrap command that shows a process what it may read, and nothing else."""
+def wrapped(home: Path, secrets: Sequence[Path], library: Path | None = None) -> list[str]:
+    """Return the bubblewrap command that shows a process what it may read, and nothing else.
+
+    Args:
+        home: the process's own folder.
+        secrets: folders that it must not read.
+        library: what it sees as the folder `minitrain` in its own; None to show that as it is.
+    """
     path = bubblewrap()
     assert path is not None
     interpreter = Path(sys.executable).resolve()
@@ -191,6 +198,8 @@ def wrapped(home: Path, secrets: Sequence[Path]) -> list[str]:
         command += ["--tmpfs", covered]
     for shown in back:
         command += ["--ro-bind", shown, shown]
+    if library is not None:
+        command += ["--ro-bind", str(library), str(home / "minitrain")]
     return [*command, "--chdir", str(home), "--"]
 
 

@@ -115,9 +115,9 @@ def submitted(
     """
     with tempfile.TemporaryDirectory(prefix="minitrain-grading-") as folder:
         home = Path(folder)
-        staged = _stage(home, file, beside)
         refused = [*_refused(), *(path.resolve() for path in secrets)]
         command = command_for(limits.isolation, home, refused)
+        staged = _stage(home, file, beside, own_copy=not command)
         job = {
             "home": str(home),
             "file": str(staged),
@@ -163,9 +163,9 @@ def source_of(file: Path) -> bytes:
     return text
 
 
-def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
-    """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
-    copy_minitrain(home / "minitrain")
+def _stage(home: Path, file: Path, beside: Sequence[Path], *, own_copy: bool) -> Path:
+    """Copy the submission, and what it needs of minitrain where that is not mounted, and return where the former is."""
+    copy_minitrain(home / "minitrain") if own_copy else (home / "minitrain").mkdir()
     (home / "packages").mkdir()
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)

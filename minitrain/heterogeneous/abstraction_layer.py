@@ -26,7 +26,7 @@ from minitrain.heterogeneous.backends import DeviceFailure, HardwareBackend, Hos
 from minitrain.heterogeneous.capabilities import HardwareClass, Key, shown_key
 from minitrain.heterogeneous.libraries import LIBRARIES
 from minitrain.heterogeneous.operations import OperationKind, cost_of, operation_named, result_shape, split_inputs
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 class NoBackendError(MinitrainError):

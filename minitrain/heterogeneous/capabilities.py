@@ -22,7 +22,7 @@ from minitrain.hardware import SystemConfig, load_config
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.device_groups import Devices
 from minitrain.hardware.clusters.predictors import system_of
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 class HardwareClass(Enum):

@@ -18,7 +18,7 @@ from minitrain.errors import UsageError
 from minitrain.hardware.device import Memory
 from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile
 from minitrain.heterogeneous.workloads import WorkloadProfile, dependencies
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 HOST = "host"
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from minitrain.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, known_datatype
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 Shape = tuple[int, ...]
 MATRIX_DIMS = 2

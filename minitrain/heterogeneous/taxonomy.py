@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile, HardwareClass, Key, class_named
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 @final

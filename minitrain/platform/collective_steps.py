@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal
 
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 Algorithm = Literal["ring", "tree"]
 Step = list[tuple[int, int, float]]

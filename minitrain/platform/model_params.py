@@ -14,7 +14,7 @@ from typing import Any, final
 from minitrain.errors import UsageError
 from minitrain.hardware.config_files import parse, read_file
 from minitrain.platform.tasks import ComputeTask
-from minitrain.workloads.faults import closest, shown
+from minitrain.workloads.field_faults import closest, shown
 
 
 @final

@@ -24,7 +24,7 @@ from minitrain.platform.tasks import (
     value_of,
 )
 from minitrain.platform.transfers import LevelOfDetail, Transfers
-from minitrain.workloads.faults import choice_fault, closest, refuse
+from minitrain.workloads.field_faults import choice_fault, closest, refuse
 
 if TYPE_CHECKING:
     import simpy

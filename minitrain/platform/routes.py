@@ -15,7 +15,7 @@ from zlib import crc32
 
 from minitrain.errors import UsageError
 from minitrain.platform.links import Lane, VirtualNetworkLink
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 @final

@@ -23,7 +23,7 @@ from minitrain.hardware.config_files import parse, read_file
 from minitrain.platform.cluster_links import profile_of_config
 from minitrain.platform.platform import VirtualHardwarePlatform
 from minitrain.platform.profile import KEY
-from minitrain.workloads.faults import closest, refuse, shown
+from minitrain.workloads.field_faults import closest, refuse, shown
 
 if TYPE_CHECKING:
     from simpy import Event, Process

@@ -8,7 +8,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 if TYPE_CHECKING:
     from minitrain.platform.devices import VirtualComputeDevice

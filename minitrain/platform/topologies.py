@@ -17,7 +17,7 @@ from typing import Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.platform.links import VirtualNetworkLink
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 Links = list[VirtualNetworkLink]
 

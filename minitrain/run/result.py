@@ -339,9 +339,9 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
 def load_run(path: str | PathLike[str]) -> Run:
     """Read a run that `Run.save` wrote.
 
-    Everything in the file is judged, and no more time and memory is taken than its size explains.
+    Everything in the file is validated, in time and memory that are bounded by its size.
 
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
+        UsageError: the file is missing, damaged, or of an unknown version; the first faults are named by line and key.
     """
     return Run(**read_run(path))

@@ -1,6 +1,6 @@
 """How sure a run's step time is: how far validated runs like it were off.
 
-It is a file of its own, since it is a door to the room of validation.
+It is a file of its own, since it alone of this room imports `minitrain.validation`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class SurenessFigures:
-    """What a run says of how sure its step time is.
+    """How sure a run's step time is.
 
     Attributes:
         priced_by: what priced its operations.

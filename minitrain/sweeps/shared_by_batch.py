@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import ROOFLINE, Pricing
+from minitrain.hardware.pricing import PRICING_PARAMETERS, ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.exclusions import AUTO
 from minitrain.run.parameters import DEFAULTS
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from minitrain.folding.early_divergence import DivergenceHistory
 
 _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
-_PRICING = ("fidelity", "platform", "without", "prices")
 
 
 class SharedByBatch:
@@ -53,7 +52,8 @@ class SharedByBatch:
         if machine is not None:
             if machine not in self._predictors:
                 self._predictors[machine] = make_predictor(*machine[:3], pricing=machine[3])
-            shared |= {name: DEFAULTS[name] for name in _PRICING if name in parameters}  # the predictor has it
+            # The predictor has these already.
+            shared |= {name: DEFAULTS[name] for name in PRICING_PARAMETERS if name in parameters}
             shared["hardware"] = self._predictors[machine]
         if parameters.get("workload") is not None:
             shared |= self._with_workload(parameters, shared.get("hardware"))
@@ -101,7 +101,7 @@ class SharedByBatch:
             return None
         if parameters.get("placement") is not None:
             return None
-        given = {name: parameters[name] for name in _PRICING if name in parameters}
+        given = {name: parameters[name] for name in PRICING_PARAMETERS if name in parameters}
         return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
 
     def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:
