@@ -18,7 +18,7 @@ from minitrain.run.strategy_loading import Strategy, takes_option
 from minitrain.sweeps.batches import label_of
 from minitrain.tuning.layouts import Pipeline
 from minitrain.tuning.piece import EndKey, PassKey
-from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.stages import cut_into_stages
 
 Axes = Mapping[str, Sequence[Any]]
@@ -42,7 +42,7 @@ class Candidate:
         illegal: the rule that it breaks, or None.
     """
 
-    problem: Problem
+    problem: TuningProblem
     strategy: str | Strategy
     options: Mapping[str, Any]
     pipeline: Pipeline | None = None

@@ -139,7 +139,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MachineGroup:
     """Machines that were executed at once, or that must be simulated one by one.
 
     Args:
@@ -153,7 +153,7 @@ class Group:
     reason: str | None = None
 
 
-async def execute(prepared: PreparedRun, machines: Machines) -> list[Group]:
+async def execute(prepared: PreparedRun, machines: Machines) -> list[MachineGroup]:
     """Execute a strategy for several machines, as many at once as do the same.
 
     Args:
@@ -162,21 +162,21 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[Group]:
     """
     known = np.flatnonzero([source is not None for source in machines.sources])
     alone = np.flatnonzero([source is None for source in machines.sources])
-    groups = [Group(alone, None, "each is simulated by itself")] if alone.size else []
+    groups = [MachineGroup(alone, None, "each is simulated by itself")] if alone.size else []
     pending: list[tuple[Ints, str | None]] = [
         (known[first : first + MOST_AT_ONCE], None) for first in range(0, len(known), MOST_AT_ONCE)
     ]
     while pending:
         places, reason = pending.pop(0)
         if len(places) == 1:
-            groups.append(Group(places, None, reason))
+            groups.append(MachineGroup(places, None, reason))
             continue
         watch = Watch(len(places), MOST_BYTES)
         try:
-            groups.append(Group(places, await _execute_once(prepared, machines, places, watch), reason))
+            groups.append(MachineGroup(places, await _execute_once(prepared, machines, places, watch), reason))
         except Exception as error:  # the simulation of one machine reports it properly
             if watch.parts is None:
-                groups.append(Group(places, None, f"{type(error).__name__}: {error}"))
+                groups.append(MachineGroup(places, None, f"{type(error).__name__}: {error}"))
                 continue
         if watch.parts is not None:
             groups = [group for group in groups if group.places is not places]
