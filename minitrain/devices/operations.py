@@ -140,7 +140,7 @@ class Operation:
 @final
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the specification's simulator asks of a program.
+    """A program as the specification's simulator sees it.
 
     Args:
         flops: of all operations.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from minitrain.devices.models import make_simulator
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import Program
 from minitrain.devices.programs import as_program
 from minitrain.devices.result import SimulationResult

@@ -24,8 +24,8 @@ from typing import Any, Literal, final
 from minitrain.devices.backends import Backend, JaxBackend, Kernel, horner
 from minitrain.devices.calibration import PROBE_MATMUL, PROBE_STREAM_BYTES, noise_of
 from minitrain.devices.jax_programs import as_arguments, program_of
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample_between
-from minitrain.devices.models import make_simulator
 from minitrain.devices.sample_networks import Network, all_networks
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import UsageError, require_count

@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.devices.models import make_simulator
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import ELEMENT_BYTES
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import UsageError
