@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,7 +142,7 @@ def is_upward(found: Import) -> bool:
     return here != there and LEVELS[there] >= LEVELS[here]
 
 
-@lru_cache
+@cache
 def sources() -> dict[str, Path]:
     """Return all files of the package; scripts of the exercises are data, in folders that are no packages."""
     package = {path.relative_to(ROOT / "minitrain").as_posix(): path for path in (ROOT / "minitrain").rglob("*.py")}
@@ -151,13 +151,19 @@ def sources() -> dict[str, Path]:
     return dict(sorted({**found, **shipped}.items()))
 
 
-@lru_cache
+@cache
+def text_of(file: str) -> str:
+    """Return the text of a file."""
+    return sources()[file].read_text(encoding="utf-8")
+
+
+@cache
 def tree_of(file: str) -> ast.Module:
     """Return the syntax tree of a file."""
-    return ast.parse(sources()[file].read_text(encoding="utf-8"))
+    return ast.parse(text_of(file))
 
 
-@lru_cache
+@cache
 def imports() -> tuple[Import, ...]:
     """Return every import of one of our files by another, in the order of files and lines."""
     found = {one for file in sources() for one in _Reader(file).read()}
@@ -184,18 +190,27 @@ def _reached(name: str, successors: dict[str, set[str]]) -> set[str]:
     return reached
 
 
+_BY_NAME = "import_module"
+
+
 class _Reader(ast.NodeVisitor):
     """Reads the imports of one file: statements, and `import_module` of a name that is written there."""
 
     def __init__(self, file: str) -> None:
         self._file = file
         self._kind = "module"
+        self._calls_import = _BY_NAME in text_of(file)
         self._found: list[Import] = []
 
     def read(self) -> list[Import]:
         """Return what the file imports of ours."""
         self.visit(tree_of(self._file))
         return self._found
+
+    def generic_visit(self, node: ast.AST) -> None:
+        """Read what a statement consists of; an expression imports by a call alone."""
+        if self._calls_import or not isinstance(node, ast.expr):
+            super().generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Read a function: what it imports, it imports when it is called."""
@@ -205,7 +220,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         """Read a condition: `if TYPE_CHECKING` is for type checkers alone."""
-        is_typing = ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        is_typing = _last_name(node.test) == "TYPE_CHECKING"
         self._visit_as("typing" if is_typing else self._kind, node.body)
         self._visit_as(self._kind, node.orelse)
 
@@ -223,7 +238,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         """Read `import_module("a.b")`; a name that is put together at run time is not seen."""
-        if ast.unparse(node.func).endswith("import_module") and isinstance(node.args[0], ast.Constant):
+        if _last_name(node.func) == _BY_NAME and isinstance(node.args[0], ast.Constant):
             self._add(node, str(node.args[0].value))
         self.generic_visit(node)
 
@@ -238,6 +253,11 @@ class _Reader(ast.NodeVisitor):
         target = next((file for module in modules for file in _files_of(module) if file in sources()), None)
         if target is not None and target != self._file:
             self._found.append(Import(self._file, node.lineno, target, self._kind))
+
+
+def _last_name(node: ast.expr) -> str | None:
+    """Return the `c` of `c` and of `a.b.c`, None for any other expression."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
 
 
 def _files_of(module: str) -> Iterator[str]:

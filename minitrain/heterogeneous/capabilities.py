@@ -1,8 +1,8 @@
 """What a device can do, by the specification's names: its class, its precisions, and a profile of it.
 
 A `HardwareCapabilityProfile` is one device: a name and a hardware config. It shows the config's figures in SI units,
-adds nothing to them and loses none, so that `to_device` gives back what `from_device` was given. Several devices of one
-kind are several profiles with names of their own.
+and keeps the config itself, so that `to_device` gives back what `from_device` was given. Several devices of one kind
+are several profiles with names of their own.
 """
 
 from __future__ import annotations

@@ -66,20 +66,17 @@ class Result:
                 continue
             pairs = zip(rows, np.atleast_2d(self.got[quantity]), np.atleast_2d(self.expected[quantity]), strict=True)
             for row, got, expected in pairs:
+                sizes, differences = np.abs(expected), np.abs(got - expected)
+                least = _FLOOR * _largest(sizes)
                 for name, where in self.names.items():
-                    yield _relative(got, expected, where), f"{row} of {name}" if row else name
-
-
-def _relative(got: Array, expected: Array, where: slice) -> float:
-    """Return the largest difference of one weight relative to its largest element."""
-    largest = max(_largest(expected[where]), _FLOOR * _largest(expected))
-    difference = _largest(got[where] - expected[where])
-    return difference / largest if largest else np.inf if difference else 0.0
+                    largest, difference = max(_largest(sizes[where]), least), _largest(differences[where])
+                    relative = difference / largest if largest else np.inf if difference else 0.0
+                    yield relative, f"{row} of {name}" if row else name
 
 
 def _largest(values: Array) -> float:
-    """Return the largest absolute value, NaN if there is one."""
-    return float(np.max(np.abs(values), initial=0.0))
+    """Return the largest of some absolute values, NaN if there is one."""
+    return float(values.max(initial=0.0))
 
 
 def moments_of(problem: Problem | TransformerProblem) -> tuple[str, ...]:

@@ -22,14 +22,17 @@ _GELU = math.sqrt(2 / math.pi), 0.044715
 
 def normalised(x: Array, kind: str) -> Array:
     """Return tokens without their scale, and for "layernorm" without their mean (Ba et al. 2016; Zhang 2019)."""
-    return _centred(x, kind) / _scale(x, kind)
+    centred = _centred(x, kind)
+    return centred / _scale(centred)
 
 
 def normalised_backward(grad: Array, x: Array, kind: str) -> Array:
     """Return the gradient of a norm's input."""
-    found = normalised(x, kind)
+    centred = _centred(x, kind)
+    scale = _scale(centred)
+    found = centred / scale
     along = (grad * found).mean(axis=-1, keepdims=True)
-    return _centred(grad - found * along, kind) / _scale(x, kind)
+    return _centred(grad - found * along, kind) / scale
 
 
 def _centred(x: Array, kind: str) -> Array:
@@ -37,9 +40,9 @@ def _centred(x: Array, kind: str) -> Array:
     return x - x.mean(axis=-1, keepdims=True) if kind == "layernorm" else x
 
 
-def _scale(x: Array, kind: str) -> Array:
+def _scale(centred: Array) -> Array:
     """Return what a norm divides by."""
-    return cast("Array", np.sqrt((_centred(x, kind) ** 2).mean(axis=-1, keepdims=True) + EPSILON))
+    return cast("Array", np.sqrt((centred**2).mean(axis=-1, keepdims=True) + EPSILON))
 
 
 def activated(inputs: tuple[Array, ...], kind: str) -> Array:

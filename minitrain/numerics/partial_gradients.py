@@ -55,10 +55,12 @@ class Border:
 
     def cross(self, total: Tokens) -> Tokens:
         """Take the sum over all parts back to the unit's input, for the tokens that it is of."""
+        of_input, grads = self._through(total)
         if total.has(self.own):
-            _, grads = self._through(total.at(self.own))
+            if not np.array_equal(self.own, total.positions):
+                _, grads = self._through(total.at(self.own))
             self.common = {name: grad() for name, grad in grads.items()}
-        return self._through(total)[0]
+        return of_input
 
     def _through(self, total: Tokens) -> tuple[Tokens, Gradients]:
         """Return the gradient of the input, and the gradients of what all parts hold, for some tokens.
@@ -66,8 +68,10 @@ class Border:
         *after* gets the whole sequence, with zero gradients of other tokens: which of them an expert takes depends on
         all.
         """
-        here = np.isin(self.grad.positions, total.positions)[:, None]
-        of_inner, after = self.arithmetic.after_backward(self.weights, self.inner, np.where(here, self.grad.values, 0))
+        grad = self.grad.values
+        if not np.array_equal(self.grad.positions, total.positions):
+            grad = np.where(np.isin(self.grad.positions, total.positions)[:, None], grad, 0)
+        of_inner, after = self.arithmetic.after_backward(self.weights, self.inner, grad)
         added = self.inner.with_values(np.broadcast_to(of_inner, self.inner.values.shape)).at(total.positions)
         x = self.x.at(total.positions)
         of_input, before = self.arithmetic.before_backward(self.weights, x, total.values + added.values)

@@ -143,14 +143,15 @@ def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str
     trained = problem_of(problem, run.models[0].runtime_predictor.workload)
     found = list(results_of(run, trained, _expected(run, trained)))
     _require_every_element(run, found)
+    relative = [_relative(result, trained) for result in found]
     if isinstance(trained, TransformerProblem):
-        _require_close(found, trained)
+        _require_close(found, relative, trained)
     else:
         _require_equal(found)
     return Proof(
         run,
         _by_layer(run, [(result.layer, result.difference()) for result in found]),
-        _by_layer(run, [(result.layer, _relative(result, trained)[0]) for result in found]),
+        _by_layer(run, [(result.layer, difference) for result, (difference, _) in zip(found, relative, strict=True)]),
         *computed_by(trained),
     )
 
@@ -177,14 +178,20 @@ def _relative(result: Result, problem: Problem | TransformerProblem) -> tuple[fl
     return max(result.relative_differences(moments_of(problem)), key=lambda pair: (np.isnan(pair[0]), pair[0]))
 
 
-def _require_close(results: Sequence[Result], problem: TransformerProblem) -> None:
+def _require_close(
+    results: Sequence[Result], relative: Sequence[tuple[float, str]], problem: TransformerProblem
+) -> None:
     """Require that all results are relatively close to the expected ones.
+
+    Args:
+        results: of all ranks.
+        relative: the largest relative difference of each.
+        problem: what was trained.
 
     Raises:
         ProofError: one is not; the first one is named.
     """
-    for result in results:
-        difference, what = _relative(result, problem)
+    for result, (difference, what) in zip(results, relative, strict=True):
         if not difference <= RELATIVE:
             raise ProofError(
                 f"layer {result.layer} ({problem.units[result.layer].name}) on rank {result.rank} differs from "

@@ -38,28 +38,34 @@ def transformer_reference(problem: TransformerProblem, global_batch_size: int) -
 def _mean_gradient(problem: TransformerProblem, weights: list[Array], global_batch_size: int) -> list[Array]:
     """Return the mean of all samples' gradients by layer: one sample at a time, so that batches share a compilation."""
     inputs, targets = problem.inputs(global_batch_size), problem.targets(global_batch_size)
-    sums = [np.zeros_like(weight) for weight in weights]
+    sums, capacity = [np.zeros_like(weight) for weight in weights], _capacity(problem)
     with jax.enable_x64(True):
         for sample in range(global_batch_size):
             one = slice(sample, sample + 1)
-            grads = _gradient(weights, inputs[one], targets[one], problem.model, problem.capacity_factor)
+            grads = _gradient(weights, inputs[one], targets[one], capacity, problem.model)
             sums = [total + np.asarray(grad) for total, grad in zip(sums, grads, strict=True)]
     return [total / global_batch_size for total in sums]
 
 
-def _loss(flat: list[Any], inputs: Any, targets: Any, model: Transformer, capacity_factor: float | None) -> Any:
+def _capacity(problem: TransformerProblem) -> int:
+    """Return how many tokens of a sample an expert takes: all of them where no more is said."""
+    if problem.capacity_factor is None:
+        return problem.seq_len
+    model = problem.model
+    return math.ceil(problem.capacity_factor * problem.seq_len * model.experts_per_token / model.num_experts)
+
+
+def _loss(flat: list[Any], inputs: Any, targets: Any, capacity: Any, model: Transformer) -> Any:
     """Return the mean cross-entropy of all tokens with the next ones."""
     x = inputs
     for unit, numbers in zip(model.units(), flat, strict=True):
-        x = _unit(unit, _named(unit, numbers), x, model, capacity_factor)
+        x = _unit(unit, _named(unit, numbers), x, model, capacity)
     likelihoods = jnp.take_along_axis(jax.nn.log_softmax(x), targets[..., None], axis=-1)
     return -likelihoods.mean()
 
 
 # It runs rarely: compiling takes longer than the step, and less so without optimization.
-_gradient = partial(jax.jit, static_argnums=(3, 4), compiler_options={"xla_backend_optimization_level": 0})(
-    jax.grad(_loss)
-)
+_gradient = partial(jax.jit, static_argnums=4, compiler_options={"xla_backend_optimization_level": 0})(jax.grad(_loss))
 
 
 def _named(unit: Unit, numbers: Any) -> Weights:
@@ -69,7 +75,7 @@ def _named(unit: Unit, numbers: Any) -> Weights:
     return {weight.name: piece.reshape(weight.shape) for weight, piece in zip(unit.weights, pieces, strict=True)}
 
 
-def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity_factor: float | None) -> Any:
+def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity: Any) -> Any:
     """Return the output of a unit."""
     if unit.kind == "embedding":
         found = w["tokens"][x]
@@ -79,7 +85,7 @@ def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity_factor: f
         return normed @ w["tokens"]
     if unit.kind == "attention":
         return x + (_attention if model.latent is None else _latent_attention)(w, normed, model)
-    return x + (_mlp(w, normed, model.mlp) if unit.kind == "mlp" else _moe(w, normed, model, capacity_factor))
+    return x + (_mlp(w, normed, model.mlp) if unit.kind == "mlp" else _moe(w, normed, model, capacity))
 
 
 def _norm(w: Weights, x: Any, kind: str) -> Any:
@@ -154,7 +160,7 @@ def _mlp(w: Weights, x: Any, kind: str, prefix: str = "") -> Any:
     return middle @ w[f"{prefix}down"] + w.get(f"{prefix}down.bias", 0)
 
 
-def _moe(w: Weights, x: Any, model: Transformer, capacity_factor: float | None) -> Any:
+def _moe(w: Weights, x: Any, model: Transformer, capacity: Any) -> Any:
     """Return the output of all experts, each multiplied by how much a token wants of it."""
     logits, count = x @ w["router"], model.experts_per_token
     _, best = jax.lax.top_k(jax.lax.stop_gradient(logits + w.get("router.bias", 0)), count)
@@ -162,9 +168,7 @@ def _moe(w: Weights, x: Any, model: Transformer, capacity_factor: float | None) 
     shares = jax.nn.softmax(logits) * wanted
     if count > 1:
         shares = shares / shares.sum(axis=-1, keepdims=True)
-    if capacity_factor is not None:
-        most = math.ceil(capacity_factor * x.shape[1] * count / model.num_experts)
-        shares = jnp.where(jnp.cumsum(wanted, axis=1) <= most, shares, 0)
+    shares = jnp.where(jnp.cumsum(wanted, axis=1) <= capacity, shares, 0)
     total = _mlp(w, x, model.mlp, "shared.") if model.num_shared_experts else jnp.zeros_like(x)
     all_experts = {name: jnp.expand_dims(weight, _missing(name)) for name, weight in w.items() if "experts." in name}
     outputs = _mlp(all_experts, x, model.mlp, "experts.")  # experts x samples x tokens x hidden_size

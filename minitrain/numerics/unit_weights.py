@@ -116,7 +116,7 @@ def _cut(numbers: NDArray[np.int64], dim: int, index: int, size: int) -> NDArray
 def held_by_all(unit: Unit, part: Part) -> NDArray[np.bool_]:
     """Return which elements of a part's flat array all parts hold: norms, router, biases after a sum."""
     divided = {weight.name for weight in unit.weights if part.has(weight) and _is_divided(weight, part)}
-    return np.concatenate([np.full(prod(shape), name not in divided) for name, shape in _shapes(unit, part)])
+    return np.concatenate([np.full(prod(shape), name not in divided) for name, shape, _ in _weights(unit, part)])
 
 
 def _is_divided(weight: WeightShape, part: Part) -> bool:
@@ -125,18 +125,20 @@ def _is_divided(weight: WeightShape, part: Part) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _shapes(unit: Unit, part: Part) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the name and the part's shape of each weight."""
-    return tuple((weight.name, weight.part(part.degrees)) for weight in unit.weights if part.has(weight))
+def _weights(unit: Unit, part: Part) -> tuple[tuple[str, tuple[int, ...], slice], ...]:
+    """Return each weight's name, the part's shape of it, and which elements of the part's flat array it has."""
+    found, start = [], 0
+    for weight in unit.weights:
+        if part.has(weight):
+            shape = weight.part(part.degrees)
+            found.append((weight.name, shape, slice(start, start + prod(shape))))
+            start += prod(shape)
+    return tuple(found)
 
 
 def names_of(unit: Unit, part: Part = WHOLE) -> dict[str, slice]:
     """Return which elements of a part's flat array each weight has."""
-    found, start = {}, 0
-    for name, shape in _shapes(unit, part):
-        found[name] = slice(start, start + prod(shape))
-        start += prod(shape)
-    return found
+    return {name: where for name, _, where in _weights(unit, part)}
 
 
 def taken(flat: Array, unit: Unit, part: Part) -> Array:
@@ -147,13 +149,15 @@ def taken(flat: Array, unit: Unit, part: Part) -> Array:
 
 def by_name(flat: Array, unit: Unit, part: Part = WHOLE) -> UnitWeights:
     """Return a part's flat array as weights, without copying."""
-    where = names_of(unit, part)
-    return UnitWeights({name: flat[where[name]].reshape(shape) for name, shape in _shapes(unit, part)}, part)
+    return UnitWeights({name: flat[where].reshape(shape) for name, shape, where in _weights(unit, part)}, part)
 
 
 def flattened(arrays: Mapping[str, Array], unit: Unit, part: Part) -> Array:
     """Return weights by name, or gradients, as one flat array; zeros where one is missing."""
-    zero = np.zeros(())
+    missing = np.zeros(())
     return np.concatenate(
-        [np.broadcast_to(arrays.get(name, zero), shape).ravel() for name, shape in _shapes(unit, part)]
+        [
+            arrays[name].reshape(-1) if name in arrays else np.broadcast_to(missing, shape).ravel()
+            for name, shape, _ in _weights(unit, part)
+        ]
     )

@@ -1,4 +1,4 @@
-"""What models ask of a device: a database of parameters and FLOPs a token, as JSON or from the models that are shipped.
+"""What models need of a device: a database of parameters and FLOPs a token, as JSON or of the shipped models.
 
 {"my-7b": {"parameters": 7e9, "flops_per_token": 14e9, "num_layers": 32, "bytes_per_parameter": 2}}
 """
@@ -20,7 +20,7 @@ from minitrain.workloads.field_faults import closest, shown
 @final
 @dataclass(frozen=True, slots=True)
 class ModelCharacteristics:
-    """What one model asks for.
+    """What one model needs.
 
     Args:
         parameters: how many it has.

@@ -1,4 +1,4 @@
-"""A file of hardware and tasks with arrival times, for whoever wants no Python: `minitrain platform run FILE.yaml`.
+"""A file of hardware and tasks with arrival times, to use the platform without Python: `minitrain platform run FILE`.
 
 hardware_profile: {compute_devices: [...], network_links: [...]}   # or: hardware: h100_80g_nvl8, world_size: 16
 tasks:
@@ -85,7 +85,7 @@ class Scenario:
         return cls(platform, _tasks(data.get("tasks")))
 
     def run(self) -> float:
-        """Let all tasks arrive and end, and return the moment of the end, s.
+        """Simulate all tasks to their ends, and return the moment of the last, s.
 
         Raises:
             MinitrainError: a task cannot be carried out; the message names it.

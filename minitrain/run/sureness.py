@@ -26,11 +26,11 @@ class SurenessFigures:
 
     @property
     def sureness(self) -> str:
-        """How far validated runs like this one were off, in words; see `minitrain.validation.nearest`.
+        """How far validated runs like this one were off, in words; see `minitrain.validation.similar_runs`.
 
         Only prices of kernels were compared with measurements.
         """
-        from minitrain.validation.nearest import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
+        from minitrain.validation.similar_runs import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
 
         if not self.priced_by.startswith("kernels"):
             return NOTHING_LIKE_IT

@@ -139,7 +139,7 @@ class Configurations:
         """Return the parameters of one machine, as `simulate` takes them."""
         return {**self._parameters, **{name: values[machine] for name, values in self._own.items()}}
 
-    def reason_to_part(self, parameters: RunParameters) -> str | None:
+    def reason_to_simulate_each(self, parameters: RunParameters) -> str | None:
         """Return why machines must be simulated one by one; None where they need not."""
         found = [name for name in _ONE_AT_A_TIME if getattr(parameters, name)]
         return f"{found[0]} follows one machine at a time" if found else None

@@ -265,13 +265,14 @@ class StrictComputation(Model):
         """Take an optimizer step, in place; see `Model.update`."""
         ledger = self._ledger
         try:
+            summed, trained, kept = weight_grad._origin, weight._origin, opt_state._origin
             usual = (
-                weight_grad._origin.usable_by is ledger
-                and weight._origin.usable_by is ledger
-                and opt_state._origin.usable_by is ledger
-                and weight_grad._origin.fields == fields_of_weight_grad(weight_grad)
-                and weight._origin.fields == fields_of_weight(weight)
-                and opt_state._origin.fields == fields_of_opt_state(opt_state)
+                summed.usable_by is ledger
+                and trained.usable_by is ledger
+                and kept.usable_by is ledger
+                and summed.fields == fields_of_weight_grad(weight_grad)
+                and trained.fields == fields_of_weight(weight)
+                and kept.fields == fields_of_opt_state(opt_state)
             )
         except AttributeError:
             usual = False
