@@ -315,7 +315,7 @@ def layer(
 
     Raises:
         UsageError: the function cannot be traced, or returns another shape than it takes.
-        HardwareConfigError: the config cannot be found, read or believed.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
 
     Example:
         >>> import minitrain as mt

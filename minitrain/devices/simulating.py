@@ -31,7 +31,7 @@ def simulate(
 
     Raises:
         UsageError: the function cannot be traced with these shapes, or a parameter is outside its rule.
-        HardwareConfigError: the device's config cannot be found, read or believed.
+        HardwareConfigError: the device's config cannot be found or read, or is invalid.
 
     Warns:
         UnknownLoopWarning: a loop's number of trips depends on data; it counts once.

@@ -181,7 +181,7 @@ def validate(
 
     Raises:
         UsageError: there is no such phase, a case cannot be traced, or a parameter is outside its rule.
-        HardwareConfigError: the config cannot be found, read or believed.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
     """
     require_count("num_rounds", num_rounds)
     simulator = make_simulator(device)

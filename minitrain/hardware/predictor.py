@@ -175,7 +175,7 @@ class RuntimePredictor(DevicePredictor):
         workload: what the layers cost and hold.
 
     Raises:
-        HardwareConfigError: the config cannot be found, read or believed, or no tier spans world_size ranks.
+        HardwareConfigError: the config cannot be found or read, or is invalid, or no tier spans world_size ranks.
     """
 
     def __init__(

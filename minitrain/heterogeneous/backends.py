@@ -150,7 +150,7 @@ class SimulatedBackend:
         fidelity: of the prices, as for `minitrain.devices.make_simulator`.
 
     Raises:
-        HardwareConfigError: the config cannot be found, read or believed.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
     """
 
     is_priced = True
