@@ -1,4 +1,4 @@
-"""Device simulators: predict how long a program takes on a device that nobody has to own.
+"""Device simulators: predict how long a program takes on a device that need not be at hand.
 
 May import: `errors`, `files`, `tensors`, `workloads`, `hardware`. Nothing here knows ranks or events.
 

@@ -160,7 +160,7 @@ class Program:
 
     Args:
         operations: in order.
-        unknown_loops: loops whose number of trips nobody knows before they run; their bodies count once.
+        unknown_loops: loops whose number of trips is not known before they run; their bodies count once.
     """
 
     operations: tuple[Operation, ...]

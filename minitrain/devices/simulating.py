@@ -13,7 +13,7 @@ from minitrain.errors import UsageError
 
 
 class UnknownLoopWarning(UserWarning):
-    """A program has a loop whose number of trips nobody knows before it runs."""
+    """A program has a loop whose number of trips is not known before it runs."""
 
 
 def simulate(

@@ -26,7 +26,7 @@ from minitrain.devices.calibration import PROBE_MATMUL, PROBE_STREAM_BYTES, nois
 from minitrain.devices.jax_programs import as_arguments, program_of
 from minitrain.devices.kinds import make_simulator
 from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample_between
-from minitrain.devices.sample_networks import Network, all_networks
+from minitrain.devices.sample_networks import SampleNetwork, all_networks
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import UsageError, require_count
 
@@ -94,7 +94,7 @@ class Criterion:
 
     Args:
         name: what is judged.
-        value: what it came to; None without cases.
+        value: the measured value; None without cases.
         limit: what it has to stay under, or above for the share of bottlenecks.
         verdict: "pass", "fail" or "inconclusive".
         reason: why, in words.
@@ -224,7 +224,7 @@ def _synthetic() -> list[Case]:
     ]
 
 
-def _of_network(network: Network) -> Case:
+def _of_network(network: SampleNetwork) -> Case:
     return Case(network.name, network.function, (network.weights, network.inputs))
 
 
