@@ -51,7 +51,7 @@ class DevicePredictor:
         """Let equal questions share one answer; all layers do where they are alike.
 
         Answers are kept in a dict, not by `functools.cache` of a method, which would refer to the predictor in turn:
-        such a circle stays in memory until Python's cycle collector comes, with all that a run has made.
+        such a reference cycle stays in memory until Python's cycle collector runs, with all that a run has made.
         """
         self._answers: dict[tuple[Any, ...], Price] = {}
         self._pairs_are_alike = isinstance(self.topology, FlatTopology)

@@ -11,7 +11,7 @@ See `minitrain.tensors.experts` for the tensors. In the order of a step:
 | `combine` | shared experts, weighted sum, residual | `backward_route` | the router's gradients, and the input's |
 
 The layer's input stands for what router and shared experts keep, and the copies that arrived for what the experts keep.
-What experts have made is kept until `backward_combine` by whoever stores it. Nothing of it is computed again under full
+The strategy stores what experts have made until `backward_combine`. Nothing of it is computed again under full
 recomputation, since that would exchange the tokens again.
 """
 
