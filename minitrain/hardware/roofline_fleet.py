@@ -2,8 +2,8 @@
 
 The formulas are those of `hardware.device`, `hardware.network` and `hardware.topology`, with the numbers of all
 machines in the place of one, and the same operations in the same order. So the prices are those that each machine's own
-predictor gives, to the last float. The machines of a fleet have tiers of the same sizes with the same rows; peaks,
-bandwidths, efficiencies, capacities and latencies may differ.
+predictor gives, to the last float, which tests/vector/test_price.py checks. The machines of a fleet have tiers of the
+same sizes with the same rows; peaks, bandwidths, efficiencies, capacities and latencies may differ.
 """
 
 from __future__ import annotations
