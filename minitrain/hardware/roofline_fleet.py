@@ -21,7 +21,7 @@ from minitrain.hardware.network import Network
 from minitrain.hardware.per_machine import Floats, least, per_machine, values_of
 from minitrain.hardware.predictor import DevicePredictor, make_topology
 from minitrain.hardware.topology import TWO_LEVEL_OPS, FlatTopology, GroupShape, Topology, Transfer
-from minitrain.hardware.two_level import two_level_seconds
+from minitrain.hardware.two_level_collectives import two_level_seconds
 from minitrain.workloads.workload import Cost, Workload
 
 
