@@ -108,7 +108,7 @@ def load_config(source: "str | os.PathLike[str] | Mapping[str, Any] | SystemConf
         The validated config.
 
     Raises:
-        HardwareConfigError: it cannot be found, read or believed. The message lists the first faults by file and
+        HardwareConfigError: it cannot be found or read, or is invalid. The message lists the first faults by file and
             key path, with what was expected and found; `error.faults` holds all, and `error.path` the file.
 
     Example:

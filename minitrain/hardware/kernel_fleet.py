@@ -1,8 +1,9 @@
 """Machines that are priced by their kernels and differ in numbers alone, priced together: a `KernelPredictor` for many.
 
 The formulas are those of `hardware.kernel_device`, with an array of one number a machine in the place of a number, so
-that the prices are those of each machine's own predictor, to the last float. A pass of a layer is listed once for all
-machines. Transfers are few, and each machine's own network is asked for them.
+that the prices are those of each machine's own predictor, to the last float, which tests/vector/test_kernel_fleets.py
+checks. A pass of a layer is listed once for all machines. Transfers are few, and each machine's own network prices
+them.
 
 The machines of a fleet have kernels, rates and tiers of the same kinds, equal rows of efficiency, and are run in the
 same way. Rates, bandwidths, capacities, numbers of units and latencies may differ.

@@ -68,7 +68,7 @@ class NumericSequences(Model):
         return made
 
     def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Attended:
-        """Let queries see some keys and values."""
+        """Attend from queries to some keys and values."""
         _, memory = self._contents("attend", inp, keys_values)
         made = super().attend(layer, inp, keys_values)
         carry(made, self._layers.steps.attend(layer, inp, memory))

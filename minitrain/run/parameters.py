@@ -153,7 +153,7 @@ class RunParameters:
 
         Raises:
             UsageError: the network does not connect so many ranks, or there is another number of predictors.
-            HardwareConfigError: the hardware config cannot be found, read or believed.
+            HardwareConfigError: the hardware config cannot be found or read, or is invalid.
         """
         pricing = self._pricing()
         if isinstance(self.hardware, RankPredictors):

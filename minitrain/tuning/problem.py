@@ -63,7 +63,7 @@ class Machine:
 
     Raises:
         UsageError: a parameter is outside its rule.
-        HardwareConfigError: the hardware cannot be found, read or believed.
+        HardwareConfigError: the hardware cannot be found or read, or is invalid.
     """
 
     def __init__(self, problem: TuningProblem) -> None:

@@ -79,7 +79,7 @@ def tune(
     Raises:
         UsageError: a parameter is outside its rule, or an option is none of any strategy.
         StrategyError: a strategy cannot be found.
-        HardwareConfigError: the hardware cannot be found, read or believed.
+        HardwareConfigError: the hardware cannot be found or read, or is invalid.
 
     >>> found = tune("tiny", world_size=4, global_batch_size=8, space={"tp": [1, 2], "overlap_parts": [False]}, jobs=1)
     >>> found.best.strategy, found.best.status

@@ -152,7 +152,7 @@ class Configurations:
 
         Raises:
             UsageError: a parameter is outside its rule, or a network does not connect so many ranks.
-            HardwareConfigError: a config cannot be found, read or believed.
+            HardwareConfigError: a config cannot be found or read, or is invalid.
         """
         if "slowdown" in self._own:
             for slowdown in self._own["slowdown"]:

@@ -21,7 +21,7 @@ from minitrain.hardware.kernel_fleet import with_kernel_fleets
 from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.many_predictors import ManyPredictors, Part
 from minitrain.hardware.measured_layers import MeasuredLayers
-from minitrain.hardware.per_machine import WATCH, Floats, Ints, Watch
+from minitrain.hardware.per_machine import WATCH, Floats, Ints, MachineWatch
 from minitrain.hardware.price import Predictor
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.hardware.roofline_fleet import fleets_of
@@ -171,7 +171,7 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[MachineGrou
         if len(places) == 1:
             groups.append(MachineGroup(places, None, reason))
             continue
-        watch = Watch(len(places), MOST_BYTES)
+        watch = MachineWatch(len(places), MOST_BYTES)
         try:
             groups.append(MachineGroup(places, await _execute_once(prepared, machines, places, watch), reason))
         except Exception as error:  # the simulation of one machine reports it properly
@@ -198,7 +198,7 @@ async def step_times(prepared: PreparedRun, machines: Machines) -> Floats:
     return found
 
 
-async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints, watch: Watch) -> JointFigures:
+async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints, watch: MachineWatch) -> JointFigures:
     """Execute a strategy for machines that do the same, as far as is known."""
     token = WATCH.set(watch)
     try:

@@ -43,7 +43,7 @@ def price(
 
     Raises:
         UsageError: a parameter is outside its rule, or lists of what varies have different lengths.
-        HardwareConfigError: a config cannot be found, read or believed.
+        HardwareConfigError: a config cannot be found or read, or is invalid.
         MinitrainError: of the kind that says what went wrong in the strategy; a note names the machine.
 
     >>> priced = price("zero3", "h100_80g_nvl8", vary={"networks[0].bandwidth": [225, 450, 900]}, num_layers=4)
