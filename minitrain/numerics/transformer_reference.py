@@ -65,9 +65,7 @@ def _loss(flat: list[Any], inputs: Any, targets: Any, capacity: Any, model: Tran
 
 
 # Nobody runs it often: compiling takes longer than the step, and less so without optimization.
-_gradient = partial(jax.jit, static_argnums=4, compiler_options={"xla_backend_optimization_level": 0})(
-    jax.grad(_loss)
-)
+_gradient = partial(jax.jit, static_argnums=4, compiler_options={"xla_backend_optimization_level": 0})(jax.grad(_loss))
 
 
 def _named(unit: Unit, numbers: Any) -> Weights:
