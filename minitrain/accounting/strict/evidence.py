@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from operator import is_
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,8 @@ _ROOMS = ("tensors", "workloads", "hardware", "events", "transport", "rank", "ac
 _PREFIXES = tuple(f"minitrain.{room}" for room in _ROOMS)
 _OF_PYTHON = frozenset({"__annotations__", "__doc__", "__warningregistry__", "__builtins__"})
 _MISSING = object()
+
+_Get = Callable[[Any, Any], Any]
 
 
 class _Description:
@@ -33,7 +35,7 @@ class _Description:
     """
 
     def __init__(self, name: str, value: Any, seen: set[int]) -> None:
-        self._parts: list[tuple[str, Any, Any, Any]] = []  # name, owner, attribute or key, value
+        self._parts: list[tuple[str, _Get, Any, Any]] = []  # name, how its owner is asked, attribute or key, value
         self._sizes: list[tuple[str, Any, int]] = []
         self._objects: list[tuple[str, Any, frozenset[str]]] = []  # with the names of their own attributes
         self.identities: set[int] = set()
@@ -41,7 +43,7 @@ class _Description:
 
     def changes(self) -> Iterator[str]:
         """Yield the names of what is not as it was."""
-        yield from (name for name, owner, key, value in self._parts if _part(owner, key) is not value)
+        yield from (name for name, get, key, value in self._parts if get(key, _MISSING) is not value)
         yield from (name for name, owner, size in self._sizes if len(owner) != size)
         for name, owner, names in self._objects:
             yield from (f"{name}.{new}" for new in vars(owner).keys() - names if _hides(type(owner), new))
@@ -52,10 +54,11 @@ class _Description:
         self.identities.add(id(value))
         if hasattr(value, "__dict__") and type(value).__module__.startswith("minitrain."):
             self._objects.append((name, value, frozenset(vars(value))))
+        get, is_item = _getter(value), isinstance(value, Mapping | tuple | list)
         for key in _keys(value):
-            part, is_item = _part(value, key), isinstance(value, Mapping | tuple | list)
+            part = get(key, _MISSING)
             place = f"{name}[{key!r}]" if is_item else f"{name}.{key}"
-            self._parts.append((place, value, key, part))
+            self._parts.append((place, get, key, part))
             if isinstance(part, Mapping | list):
                 self._sizes.append((place, part, len(part)))
             if id(part) not in seen and not isinstance(part, int | float | str):
@@ -144,13 +147,16 @@ def _keys(value: Any) -> Iterator[Any]:
             yield from (name for name in kind.__dict__.get("__slots__", ()) if name[0] != "_")
 
 
-def _part(owner: Any, key: Any) -> Any:
-    """Return a part of an object or of a container."""
+def _getter(owner: Any) -> _Get:
+    """Return what is asked for the parts of an object or of a container: a function of a key and a default."""
     if isinstance(owner, Mapping):
-        return owner.get(key, _MISSING)
-    if isinstance(owner, tuple | list):
-        return owner[key] if key < len(owner) else _MISSING
-    return getattr(owner, key, _MISSING)
+        return owner.get
+    return partial(_item if isinstance(owner, tuple | list) else getattr, owner)
+
+
+def _item(owner: Sequence[Any], index: int, default: Any) -> Any:
+    """Return an item of a sequence, as a mapping does."""
+    return owner[index] if index < len(owner) else default
 
 
 @lru_cache(maxsize=1)
