@@ -23,12 +23,12 @@ import minitrain as mt
 from minitrain.tuning.explanation import Spending
 from minitrain.tuning.findings import Choice, described
 from minitrain.tuning.layouts import Columns, Structure
-from minitrain.tuning.memory import peaks_of
+from minitrain.tuning.peak_memory import peaks_of
 from minitrain.tuning.problem import Problem
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.search import Search
 from minitrain.tuning.space import Candidate, axes_of, candidates
-from minitrain.tuning.work import price_pipelines
+from minitrain.tuning.worker_tasks import price_pipelines
 from minitrain.validation.cases import Case, case_of
 from minitrain.validation.layouts import stage_layers, unit_stages
 from minitrain.validation.tables_of_package import rows_of

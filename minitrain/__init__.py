@@ -93,7 +93,7 @@ _HOMES = {
     "numerics.proof": ("Proof", "prove"),
     "planning.planner": ("plan",),
     "planning.result": ("Plan",),
-    "platform.replaying": ("Replayed", "replay"),
+    "platform.replay": ("Replayed", "replay"),
     "rank.model": ("Model",),
     "rank.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),

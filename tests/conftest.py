@@ -61,6 +61,7 @@ _OF_CHROMIUM = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--js-flags=--no-enable-lazy-source-positions",  # else Plotly is parsed again for the debugger's stacks
 ]
 
 
@@ -77,25 +78,44 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Return what opens a page offline; at the end, nothing may have been logged as an error or asked of a network."""
+@pytest.fixture(scope="module")
+def _tab(browser: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Return a page that is offline, and what it logs as an error or asks of a network.
+
+    A module has one of them: each is a process that compiles Plotly anew, which takes three times as long as to draw.
+    """
     faults: list[str] = []
-    contexts: list[Any] = []
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else faults.append(one.url))
+    yield page, faults
+    context.close()
+
+
+@pytest.fixture
+def open_page(_tab: tuple[Any, list[str]]) -> Iterator[Callable[..., Any]]:
+    """Return what loads a page offline; at the end, nothing may have been logged as an error or asked of a network.
+
+    It is loaded into the same tab as the one before, which is gone then.
+    """
+    page, faults = _tab
+
+    def leave() -> None:
+        page.goto("about:blank")
+        page.mouse.move(0, 0)
 
     def open_one(path: Path, scheme: str = "light", width: int = 1300) -> Any:
-        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, offline=True)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else faults.append(one.url))
+        leave()
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 800})
         page.goto(path.resolve().as_uri())
         return page
 
+    faults.clear()
     yield open_one
-    for context in contexts:
-        context.close()
+    leave()
     assert not faults
 
 

@@ -171,6 +171,6 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
 
 
 def pass_times_of(ranks: Iterable[PassTime | None]) -> PassTimes:
-    """Return the same of ranks whose passes were summed already; None stands for a rank without passes."""
+    """Return the same for ranks whose passes were summed already; None stands for a rank without passes."""
     found = [passes for passes in ranks if passes is not None]
     return PassTimes(*np.array(found, dtype=float).reshape(-1, len(PassTime._fields)).T.copy())

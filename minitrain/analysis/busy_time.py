@@ -1,6 +1,6 @@
 """How long each rank is at work, read from the engine's flat logs in one pass.
 
-A row of a sweep needs no more than these sums, and making columns for them would take longer. They are the same floats
+A row of a sweep needs only these sums, and making columns for them would take longer. They are the same floats
 as those of columns (`minitrain.analysis.breakdown`), since intervals are added in the same order: by start, then by
 end.
 """

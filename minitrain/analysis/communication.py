@@ -1,4 +1,4 @@
-"""What ranks communicate along each axis of their mesh: how often, how many bytes, how long, and how much shows.
+"""What ranks communicate along each axis of their mesh: how often, how many bytes, how long, and how much is exposed.
 
 An operation belongs to the axes along which its ranks differ: "tp" where they are the ranks of one tensor-parallel
 group, "dp x tp" where they differ along both. Without a mesh, collectives of all ranks belong to "world" and messages
@@ -42,12 +42,12 @@ class AxisTotal(NamedTuple):
 
 
 def axis_finder(rank: int, world_size: int, meshes: Meshes) -> AxisOf:
-    """Return what tells the axis of a rank's stream; each stream is looked at once.
+    """Return a function from a rank's stream to its axis; each stream is looked up once.
 
     Args:
         rank: whose streams.
         world_size: number of ranks.
-        meshes: size by axis of each mesh that the rank has made, last axis fastest; looked at when a stream is.
+        meshes: size by axis of each mesh that the rank has made, last axis fastest; read when a stream is looked up.
     """
     known: dict[Stream, str | None] = {}
 
@@ -95,7 +95,7 @@ class AxisSums:
     """What one rank communicates along each axis, by events that may come in several chunks.
 
     Args:
-        axis_of: tells the axis of a stream.
+        axis_of: returns the axis of a stream.
     """
 
     __slots__ = ("_axis_of", "_communicates_until", "_computes", "_either", "_late", "_sums")

@@ -81,7 +81,7 @@ def binding(graph: Graph) -> Binding:
     moment[graph.target[chosen]], after_end[graph.target[chosen]] = graph.source[chosen], graph.after_end[chosen]
     slack[graph.target[chosen]] -= arrivals[chosen]
     _prefer_own_rank(graph, moment, times)
-    _require_beginnings(moment)
+    _require_no_circle(moment)
     return Binding(moment, after_end, np.where(slack > _ROUNDING * graph.timeline.step_time, slack, 0.0))
 
 
@@ -93,14 +93,14 @@ def _prefer_own_rank(graph: Graph, moment: Ints, times: Floats) -> None:
     moment[late] = count + late
 
 
-def _require_beginnings(moment: Ints) -> None:
-    """Require that whoever follows what waited for what comes to a beginning.
+def _require_no_circle(moment: Ints) -> None:
+    """Require that every chain of dependencies, followed backwards, ends at a moment that waits for nothing.
 
     Raises:
         UsageError: operations wait for one another in a circle, which no real log has.
     """
     following = np.append(moment, NONE)  # the last place stands for `NONE`
-    for _ in range(len(moment).bit_length()):  # twice as far each time
+    for _ in range(len(moment).bit_length()):  # each round follows twice as many dependencies
         following = following[following]
     if np.any(following != NONE):
         raise UsageError("the log is damaged: some of its operations wait for one another in a circle")

@@ -83,7 +83,7 @@ def make_graph(timeline: Timeline) -> Graph:
 
 
 def _released(timeline: Timeline, num_moments: int) -> Floats:
-    """Return the earliest time of each moment, s: what was submitted behind an outage comes after its end."""
+    """Return the earliest time of each moment, s: what was submitted after an outage comes after its end."""
     release, submissions = np.zeros(num_moments), slice(timeline.num_events, 2 * timeline.num_events)
     for outage in timeline.outages:
         release[submissions][timeline.launched >= outage.end] = outage.end

@@ -161,7 +161,7 @@ def _ints(values: Iterable[int | None], count: int, none: int) -> Ints:
 
 
 def _spread(values: Sequence[float], index: Ints) -> Floats:
-    """Return what the object of each event says, given what each object says."""
+    """Return the number of each event, given the number of each distinct object."""
     return np.array(values, dtype=float)[index] if values else np.zeros(0)
 
 
@@ -228,7 +228,7 @@ def _notes(notes: list[Any], following: Ints) -> tuple[Indexed, Ints]:
 
 
 def _recomputed(rank: Ints, layer: Ints, samples: Indexed, is_forward: Bools) -> Bools:
-    """Tell which forwards take samples through a layer that these have passed on the same rank before."""
+    """Return which forwards take samples through a layer that these have passed on the same rank before."""
     again = np.zeros(len(rank), dtype=bool)
     forwards = np.flatnonzero(is_forward)
     sets = [samples[1][code] for code in np.unique(samples[0][forwards]).tolist()]

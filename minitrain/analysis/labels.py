@@ -1,7 +1,8 @@
 """Short texts for people: durations with their unit, streams, and what each bubble is.
 
-There is one bubble: the share of all ranks' time spent waiting. It is `bubble_fraction`, what pages and tables show,
-and what the kinds of waits add up to. Papers measure pipelines in other ways; those figures have names of their own.
+The word bubble has one meaning here: the share of all ranks' time spent waiting. It is `bubble_fraction`, what pages
+and tables show, and the sum of the kinds of waits. Papers also measure pipelines in other ways; those figures have
+names of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The moments of a run in levels: each waits only for moments of the levels before it.
+"""The moments of a run's dependency graph in levels: each waits only for moments of the levels before it.
 
 All moments of a level are timed by one numpy call, and so are several cases of durations. Ranks work side by side, so
 a run of many ranks has few levels with many moments each.

@@ -65,7 +65,7 @@ class Timeline:
             row is the rank of its number.
         ranks_a_row: how many ranks that do the same each row stands for.
         devices: the kind of device of each row's rank; empty where all devices are alike.
-        outages: when the run was interrupted, in order; what is submitted behind one begins at its end or later.
+        outages: when the run was interrupted, in order; what is submitted after one begins at its end or later.
     """
 
     starts: Ints

@@ -1,8 +1,18 @@
 """The command line: it parses options and prints results; the other rooms do the work.
 
 May import: the rooms up to `grading`, and `__init__`, whose public names it calls. Open `application` first: the table
-of all commands, each of which is imported when it is called. `commands` has `minitrain run` and `compare`. `options`
-are the options that commands share, and `failures` the exit codes and messages of what goes wrong.
+of all commands, each of which is imported when it is called.
+
+| module | what it does |
+|---|---|
+| `commands` | `minitrain run` and `compare`, whose files `wanted_traces` chooses |
+| `strategies`, `models`, `prove`, `sweep`, `tune`, `plan`, `validate` | the commands of these names |
+| `trace`, `trace_noise` | `minitrain trace`: saved runs, drawn, exported and under noise |
+| `hw`, `layers`, `platform` | `minitrain hw`, its `layers-from-trace`, and `minitrain platform` |
+| `learn`, `teach` | `minitrain learn`, for learners and for teachers |
+| `fault_options` | `minitrain goodput`, and the options of `run` for devices that die |
+| `options`, `pricing_options`, `rank_options`, `worker_options` | options that several commands share |
+| `output`, `failures` | what is printed; exit codes and messages of what goes wrong |
 """
 
 from minitrain.cli.application import app, main

@@ -1,6 +1,6 @@
 """All commands, in the order of `minitrain --help`, which reads this table alone.
 
-The module of a command brings the simulator along. It is imported when the command is called, or asked for its own
+The module of a command imports the simulator. So it is imported only when the command is called, or asked for its own
 help.
 """
 
@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
     "plan": ("plan:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
     "goodput": (
-        "faults:goodput",
+        "fault_options:goodput",
         "Play days of a training run with failures, checkpoints and restarts, and print how much of them is training.",
     ),
     "learn": ("teach:learn", "Learn by writing strategies: graded exercises."),

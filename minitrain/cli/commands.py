@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import minitrain as mt
-from minitrain.cli import faults as faults_given
+from minitrain.cli import fault_options
 from minitrain.cli import options as given
 from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import (
@@ -22,7 +22,7 @@ from minitrain.cli.failures import (
     saying_what_is_kept,
 )
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.priced import machine, pricing
+from minitrain.cli.pricing_options import machine, pricing
 from minitrain.cli.wanted_traces import Traces, folding, wanted_traces
 from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
@@ -122,8 +122,8 @@ def run(
     without: given.Without = None,
     prices: given.Prices = None,
     durations: given.Durations = None,
-    fault: faults_given.Faults = None,
-    recovery: faults_given.Recoveries = None,
+    fault: fault_options.Faults = None,
+    recovery: fault_options.Recoveries = None,
     strict: given.Strict = given.DEFAULT.strict,
     strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
     log: given.Log = given.DEFAULT.log,
@@ -152,7 +152,7 @@ def run(
             "memory_by_kind": traces is Traces.ALL and not fault,
             "log": log,
             "fold": folding(fold),
-            **faults_given.disturbance(fault or (), recovery or ()),
+            **fault_options.disturbance(fault or (), recovery or ()),
             **common,
         }
         chosen = given.choose_strategies([strategy], common)[0]

@@ -25,27 +25,27 @@ MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
 
 
 def _count_option(name: str, most: int, text: str, show_default: bool | str = True) -> Any:
-    """Return what commands say of a number of ranks, layers or samples."""
+    """Return the option of a number of ranks, layers or samples."""
     return typer.Option(name, metavar="N", min=1, max=most, help=text, show_default=show_default, rich_help_panel=MODEL)
 
 
 def world_size_option(text: str, show_default: bool | str = True) -> Any:
-    """Return what commands say of `--world-size`."""
+    """Return the option `--world-size`."""
     return _count_option("--world-size", MOST_RANKS, text, show_default)
 
 
 def batch_option(show_default: bool | str = True) -> Any:
-    """Return what commands say of `--batch`."""
+    """Return the option `--batch`."""
     return _count_option("--batch", MOST_SAMPLES, "Samples of the step, over all ranks.", show_default)
 
 
 def layers_option(show_default: str) -> Any:
-    """Return what commands say of `--layers`."""
+    """Return the option `--layers`."""
     return _count_option("--layers", MOST_LAYERS, "Layers of the model.", show_default)
 
 
 def model_option(text: str) -> Any:
-    """Return what commands say of `--model`."""
+    """Return the option `--model`."""
     return typer.Option("--model", metavar="NAME", help=text, rich_help_panel=MODEL)
 
 

@@ -10,7 +10,7 @@ import typer
 import minitrain as mt
 from minitrain.cli import options as given
 from minitrain.cli.output import Progress, print_json, print_lines, user_prints_to_stderr
-from minitrain.cli.priced import pricing
+from minitrain.cli.pricing_options import pricing
 
 Cluster = Annotated[
     str,

@@ -15,9 +15,9 @@ from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.priced import pricing
+from minitrain.cli.pricing_options import pricing
 from minitrain.cli.wanted_traces import folding
-from minitrain.cli.workers import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
+from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.chosen_strategy import literal

@@ -15,9 +15,9 @@ from minitrain.analysis.labels import GIB, duration
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.priced import pricing
+from minitrain.cli.pricing_options import pricing
 from minitrain.cli.sweep import Results, in_words, parse_grid
-from minitrain.cli.workers import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
+from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.plain_text import printable
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning

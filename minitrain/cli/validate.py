@@ -12,7 +12,7 @@ import minitrain as mt
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.workers import Jobs
+from minitrain.cli.worker_options import Jobs
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 

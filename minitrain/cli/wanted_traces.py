@@ -1,4 +1,4 @@
-"""What --trace, --log, --strict and --fold together ask for: which files are written, and how ranks are folded."""
+"""Which files are written and how ranks are folded, by --trace, --log, --strict and --fold together."""
 
 from __future__ import annotations
 

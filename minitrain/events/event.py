@@ -17,7 +17,7 @@ RECV = "recv"
 
 LOAD_WEIGHTS = "load_weights"
 ROUTING = ("route", "combine", "backward_combine", "backward_route")
-"""Passes of a layer with experts that go before the experts or behind them."""
+"""Passes of a layer with experts that go before the experts or after them."""
 _PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
 _STEPS_IN_ORDER = (
     *("keys_values", "attend", "project"),  # of an attention whose keys and values come from several ranks

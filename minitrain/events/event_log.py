@@ -36,7 +36,7 @@ NO_SAMPLES: frozenset[int] = frozenset()
 
 
 class Note:
-    """What only some events have: the tag of a message, and when an operation that overlapped others was awaited.
+    """What only communications have: the tag of a message, and when an operation that overlapped others was awaited.
 
     Attributes:
         tag: the tag of a message.

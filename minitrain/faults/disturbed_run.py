@@ -1,15 +1,15 @@
-"""A step in which devices die: what was done, what was lost, and how long it takes until the step comes through.
+"""A step in which devices die: what was done, what was lost, and how long it takes until the step is complete.
 
 Time is one clock from the beginning of the step. An attempt begins; a device dies; the others are stopped once it is
 noticed (`Recovery.detection_s`). A spare takes the place of the dead device; or the job goes on with fewer ranks; or it
-waits for the repair. The processes start again, read the last checkpoint, do again the finished steps since then, and
-begin the step anew. Faults during a recovery begin the recovery anew.
+waits for the repair. The processes start again, read the last checkpoint, repeat the steps finished since then, and
+begin the step again. A fault during a recovery restarts the recovery.
 
 The logs of the run hold what was finished of every attempt, so that its picture, its bubble and its MFU are those of
-the disturbed step. Waiting for a recovery is waiting.
+the disturbed step. The time of a recovery counts as waiting.
 
-A smaller job keeps the global batch. It has the most ranks with which the strategy runs, all devices of the same order
-without the dead ones.
+A smaller job keeps the global batch. It has the most ranks with which the strategy runs, on the devices that are left,
+in their order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What a fault costs, in the order in which it comes: the field of an `Interruption`, and its name in reports."""
-_FEWER_RANKS = "fewer ranks"  # of a step in which devices died: what comes beside the causes of each fault
+_FEWER_RANKS = "fewer ranks"  # a cause of lost time that belongs to no single fault
 
 
 @final
@@ -107,7 +107,7 @@ class DisturbedRun(Run):
     Args:
         interruptions: what each fault cost, in the order of time.
         undisturbed_step_time: what the step would have taken without faults, s.
-        without_effect: faults of devices that had no part any more, or that came when the step was over.
+        without_effect: faults of devices that no longer took part, or that came after the step's end.
     """
 
     interruptions: tuple[Interruption, ...] = ()
@@ -125,7 +125,7 @@ class DisturbedRun(Run):
 
     @property
     def lost_by_cause(self) -> dict[str, float]:
-        """What faults cost by cause, s; what a smaller job takes longer is "fewer ranks"."""
+        """What faults cost by cause, s; "fewer ranks" is the time by which a smaller job is slower."""
         if not self.interruptions:
             return {}
         found: dict[str, float] = {}
@@ -149,7 +149,7 @@ class DisturbedRun(Run):
 async def simulate_disturbed(
     simulate: Simulate, world_size: int, devices: Sequence[str], faults: Any, recovery: Recovery
 ) -> DisturbedRun:
-    """Simulate a step until it comes through, however often devices die.
+    """Simulate a step until it is complete, however often devices die.
 
     Args:
         simulate: simulates the step on some of the devices.
@@ -164,15 +164,15 @@ async def simulate_disturbed(
     undisturbed = await simulate(range(world_size))
     if isinstance(faults, FaultRate):
         faults = faults.draw(devices, undisturbed.step_time)
-    story = _Story(simulate, world_size, recovery, undisturbed)
+    step = _StepUnderFaults(simulate, world_size, recovery, undisturbed)
     for fault in sorted(faults, key=lambda fault: (fault.at_s, fault.rank)):
-        await story.take(fault)
-    return story.told()
+        await step.take(fault)
+    return step.finished()
 
 
 @final
-class _Story:
-    """A step as it goes on from fault to fault."""
+class _StepUnderFaults:
+    """A step under way, to which faults happen one after the other."""
 
     def __init__(self, simulate: Simulate, world_size: int, recovery: Recovery, run: Run) -> None:
         self.simulate, self.recovery = simulate, recovery
@@ -222,8 +222,8 @@ class _Story:
             before = len(kept)
             kept.extend(_moved(event, rank, self.begin_s, before, self.ranks) for event in log)
 
-    def told(self) -> DisturbedRun:
-        """Return the step with the attempt that came through."""
+    def finished(self) -> DisturbedRun:
+        """Return the step, with the attempt that succeeded at its end."""
         self._keep(self.attempt.logs)
         for rank, peak in zip(self.ranks, self.attempt.peak_memory_per_rank, strict=True):
             self.peaks[rank] = max(self.peaks[rank], peak)

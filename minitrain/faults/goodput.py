@@ -1,8 +1,8 @@
 """`goodput`: how much of a long run is training, and where the rest of its time goes.
 
-The step is simulated; the run of days is played by chance (`minitrain.faults.long_run`), many times. *Goodput* is the
-training that lasted, as a share of the run's time at full speed. What failures undid does not count, nor what a job of
-fewer ranks did not do.
+The step is simulated once; the run of days is then simulated many times with random failures
+(`minitrain.faults.long_run`). *Goodput* is the share of the run's time that was training at full speed and was kept.
+Work that failures undid does not count, nor what a job of fewer ranks did not do.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Weeks of training by chance: devices fail, the job comes back, and every second is put down to its cause.
+"""Weeks of training with random failures: devices fail, the job recovers, and every second is counted by its cause.
 
-One sample is played from event to event. The job works for an interval and writes a checkpoint. A failure undoes what
-came after the last one that is whole, and the job is brought back; a failure during that begins it anew. The clock of
-failures is exponential, with the rate of the whole job, as in Daly (2006).
+One sample is simulated from event to event. The job works for an interval and writes a checkpoint. A failure undoes the
+work since the last complete checkpoint, and the job recovers; a failure during a recovery restarts it. Times between
+failures are exponential, with the rate of the whole job, as in Daly (2006).
 
-A checkpoint that is written beside the training costs the copy into host memory alone. It is whole when the writing
+A checkpoint that is written beside the training costs the copy into host memory alone. It is complete when the writing
 ends, and the next one waits for that.
 
 With spares, a dead device is replaced at once as long as one is left; it comes back repaired, as a spare. Without one,
@@ -38,7 +38,7 @@ CAUSES = (WORK, WRITING, LOST, DETECTION, REPAIR, REPLANNING, RESTART, RELOAD, F
 @final
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a long run is played with, times in s.
+    """The parameters of a long run, times in s.
 
     Args:
         duration_s: how long it runs.
@@ -75,11 +75,11 @@ class LongRun:
     """One sample as it goes on.
 
     Args:
-        job: what is played.
-        chance: where failures come from.
+        job: its parameters.
+        chance: random numbers, for failures.
 
     Attributes:
-        seconds: what time has gone to so far, s, by cause.
+        seconds: the time so far by cause, s.
         num_failures: how many there were.
     """
 
@@ -153,13 +153,13 @@ class LongRun:
             self.written, self.whole_at_s = {}, None
 
     def _settle(self, *causes: str) -> None:
-        """Put down what is not in a checkpoint: as done at the run's end, or as lost."""
+        """Count the work that is in no checkpoint: as done at the run's end, otherwise as lost."""
         for cause, unsafe in zip(causes, self.unsafe, strict=True):
             self.seconds[cause] += self.unsafe[unsafe]
             self.unsafe[unsafe] = 0.0
 
     def _recover(self) -> None:
-        """Bring the job back after a failure, or after those that come in between."""
+        """Recover from a failure, and from those that come during the recovery."""
         self._keep_written(self.now_s)
         self._settle(LOST, LOST)
         self.written, self.whole_at_s = {}, None

@@ -1,7 +1,7 @@
 """The step on the devices that are left: the same parameters with fewer ranks, each on the node that it was on.
 
 The batch stays as it is. Where it does not divide equally among the ranks that are left, strategies that ask for shares
-get nearly equal ones. On a cluster of unlike devices the dead device is left out, so that prices follow who is left.
+get nearly equal ones. In a cluster of unlike devices the dead device is left out, so that prices are those of the rest.
 """
 
 from __future__ import annotations

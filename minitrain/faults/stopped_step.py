@@ -1,9 +1,9 @@
-"""What every rank still does of a step in which devices die: the part of its log that comes to an end.
+"""What every rank still finishes of a step in which devices die, as a part of its log.
 
 A dead rank does nothing that would end after its death. What waits for it waits for ever: a collective that it has not
 finished, a message that it has not sent or taken. The other ranks go on until they wait for such an operation, or are
-stopped. So this is the run timed again, with durations that never end on the dead ranks, cut at the stop. What a step
-does before a death is the same in any case, as nothing acts on the past.
+stopped. So the run is timed again with infinite durations on the dead ranks, and cut at the stop. What happens before
+a death does not depend on it.
 
 A send whose message nobody has taken is lost with it. Left out: what a library does with a collective that is half
 done; it is lost for all of its ranks.

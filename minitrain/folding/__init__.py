@@ -10,5 +10,10 @@ rank, linear in the folded coordinates. So a comparison, a sum or a union is eva
 ranks of a class would do different things, they *diverge*: the operation raises and names the line.
 
 May import: the rooms up to `run`. Open `driver` first: it makes one attempt (`attempt`) after the other, with a `model`
-for each class. `per_rank_values` and `per_rank_sets` are what strategies see in place of ints and frozensets.
+for each class. `early_divergence` finds cheaply that an attempt would fail. `per_rank_values` and `per_rank_sets` are
+what strategies see in place of ints and frozensets, and `mesh` has the groups and meshes that they see.
+
+`collectives` makes results within a class, and `class_operation` completes collectives of several classes. Ranks are
+kept apart by `prices`, by shards of a sequence (`sequences`), and by devices and shares (`unlike_ranks`); `experts` has
+layers with experts. `run` is the result, and `expansion` makes logs and models of any rank from those of its class.
 """

@@ -50,8 +50,7 @@ class FoldAttempt:
     Args:
         axes: size of each axis, the last one fastest.
         kept: axes whose positions are classes of their own.
-        apart: those of them that are kept for prices alone: ranks do the same, and the network carries it elsewhere, or
-            it is of other shards of a sequence.
+        apart: those of them along which ranks do the same, but at other prices or on other shards of a sequence.
         may_change_axes: whether the strategy's own mesh, or a division of the rank, may replace the axes. A mesh of the
             strategy's own stays as it is.
         split: axes of that mesh that are laid out in two, with the size of the inner one: blocks of neighbours, whose
@@ -66,10 +65,10 @@ class FoldAttempt:
         streams: those of the groups that were asked for, by lowest rank and axes.
         diverged: axes on which ranks diverge, and where; None as long as they do not.
         prices_differ: whether they diverge because the network does not carry the same in the same time for all.
-        needs_every_rank: whether they do not diverge, but something was asked for that only all of them can tell.
+        needs_every_rank: whether they do not diverge, but the run needs something that only all ranks can give.
         sequences_differ: whether they diverge because ranks that do the same have other shards of a sequence.
         wanted_axes: axes that the strategy asked for and that are not these.
-        wants_split: whether it asked by a division of the rank, and not by a mesh.
+        wants_split: whether it asked for them by dividing its rank, and not by a mesh.
         wanted_split: axes of the strategy's mesh that should be split, as `split`, since their ranks are unlike.
         message_axes: kept axes along which a message went.
         is_observed: whether the strategy has already been shown something that depends on the axes.

@@ -75,10 +75,10 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
 
 
 async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
-    """Simulate one rank of each class, if there are classes of enough ranks; return None where nobody knows that yet.
+    """Simulate one rank of each class, if that works and classes have enough ranks; return None otherwise.
 
-    An attempt ends where too few ranks are left in a class, or anything is raised: what a strategy may not do is for
-    the simulation of every rank to say. Whoever watches the run is told when it is done.
+    An attempt ends where too few ranks are left in a class, or anything is raised: the simulation of every rank raises
+    a strategy's errors again. `watch` is called once, when the folded run is done.
 
     Args:
         prepared: what is to be simulated.
@@ -91,7 +91,7 @@ async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
         run = await search.run(may_change_axes=True)
     except Exception as error:  # every rank raises the same again, unless folding alone is to blame
         if prepared.variant is not None and not isinstance(error, StrategyError):
-            raise  # whoever extends the engine has his own reasons
+            raise  # an extension of the engine raises for reasons of its own
         run = None
     if run is None:
         search.history.record_nothing(prepared)
@@ -226,8 +226,8 @@ class _Search(Generic[R]):
     async def _attempt(self, attempt: FoldAttempt) -> tuple[FoldAttempt, Run | None]:
         """Make an attempt, and return what was found out and the run; no run if ranks diverged.
 
-        An attempt that is likely to fail is replaced by a dry run. Several classes interact before the end of the first
-        one is noticed, which a dry run leaves out; so it is made only for one class, or where there are very many.
+        A dry run comes first where an attempt is likely to fail. It runs the first class alone, and so may miss how
+        several classes diverge together; so it is made only where there is one class, or where there are very many.
         """
         if attempt.num_ranks_a_class < self.least:
             attempt.needs_every_rank = True
@@ -258,7 +258,7 @@ async def _simulate_classes(
         raise
     except BaseException as error:
         if attempt.diverged is not None:
-            error.with_traceback(None)  # it keeps the attempt alive by a circle, and each living task costs all others
+            error.with_traceback(None)  # else a reference cycle keeps the attempt's tasks alive, which slow all others
             return None
         is_of_python = isinstance(error, TypeError | AttributeError) and not isinstance(error, MinitrainError)
         if attempt.folded_sizes and is_of_python:

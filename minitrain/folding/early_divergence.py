@@ -39,11 +39,11 @@ class DivergenceHistory:
         return key in self._diverged
 
     def expects_nothing(self, prepared: PreparedRun) -> bool:
-        """Return whether the search for a run like this one came to nothing, the last time that nobody asked for it."""
+        """Return whether the last search for a run like this one, where folding was optional, found no way to fold."""
         return _key_of_run(prepared) in self._in_vain
 
     def record_nothing(self, prepared: PreparedRun) -> None:
-        """Remember that the search came to nothing: the next run like this one is simulated in full at once."""
+        """Remember that the search found no way to fold: the next run like this one is simulated in full at once."""
         self._in_vain.add(_key_of_run(prepared))
 
     def record(self, key: Hashable, *, diverged: bool) -> None:

@@ -1,4 +1,4 @@
-"""What any rank of a folded run has done and holds, made from its class when somebody looks.
+"""The log and the model of any rank of a folded run, made from its class when they are first read.
 
 The rows of a class hold for all its ranks, but for a few columns. Samples are symbolic sets, which are worked out at
 the place of a rank within its class. A group is the rank's own. A peer is as far away from a rank as that of the lowest

@@ -1,4 +1,4 @@
-"""A class of ranks and layers whose experts are shared: each rank loads its own part, and all parts get as much."""
+"""Expert parallelism where ranks fold: each rank of a class loads its own part, and all parts get as many tokens."""
 
 from __future__ import annotations
 

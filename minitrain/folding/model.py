@@ -184,7 +184,7 @@ class FoldedModel(FoldedExperts):
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit a communication to run beside what follows, where no journal is kept.
 
-        When a journal learns of what comes of it depends on which rank of the group was the last to come.
+        When the result enters a journal depends on which rank of the group comes last, which a class cannot tell.
         """
         if self._account.journal is not None and self.attempt.folded_sizes:
             operation.close()

@@ -1,4 +1,4 @@
-"""Whether what a class's ranks do together costs the same for all of them, on a network of tiers.
+"""The check that what a class's ranks do together costs the same for all of them, on a network of tiers.
 
 The groups of a class are copies of one another at equal distances, as are its pairs of sender and receiver. Copies that
 lie alike in nodes cost the same, and few of them lie differently (`RankNodes.one_of_each_shape`). One of

@@ -1,4 +1,4 @@
-"""The result of a folded run: figures from one log for each class, and what every rank did when somebody looks."""
+"""The result of a folded run: figures from one log for each class, and logs of all ranks where somebody reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards of a sequence when ranks are folded: ranks that have different ones are not folded into one.
+"""Shards of a sequence where ranks fold: ranks with different shards are not folded together.
 
 Such ranks do the same with other shards, and attention costs more towards the end of the sequence. So the axis along
 which shards differ is kept apart, as one along which the network has other prices. Tensors say which shards their class

@@ -1,4 +1,4 @@
-"""Ranks that are not alike when ranks are folded: by their devices, and by their shares of the step.
+"""Ranks with different devices or shares of the step, where ranks fold: they are not folded together.
 
 Ranks on different kinds of device, or with different numbers of samples, do the same operations at other prices. So
 they are classes of their own, along axes that are kept apart as where the network has other prices. Where an axis, also

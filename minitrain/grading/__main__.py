@@ -1,4 +1,4 @@
-"""`python -m minitrain.grading`: what keeps submissions apart on this machine."""
+"""`python -m minitrain.grading`: print how this machine would isolate a submission's process, and from what."""
 
 from minitrain.grading.confinement import PROPERTIES
 from minitrain.grading.sandbox import probe

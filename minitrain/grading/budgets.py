@@ -1,7 +1,8 @@
 """The budgets of a submission: communication, time and memory of the reference solution, with a margin.
 
-What a statement bounds has no margin: the microbatches that a rank keeps, and, in exercises about whole or sharded
-tensors, how many of a layer's tensors may be there beside those of the reference (`memory_slack` of `exercise.json`).
+Two bounds have no margin, because the exercise's statement names them: the microbatches that a rank keeps, and, in
+exercises about whole or sharded tensors, how many tensors of a layer a rank may hold beside those that the reference
+holds (`memory_slack` of `exercise.json`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ class Judged(dict[str, CheckResult]):
 
 
 def know_outcome(exercise: Exercise, case: Case) -> None:
-    """Compute what a single device trains, and the budgets: of a transformer that takes time, which is the grader's."""
+    """Compute in advance what a transformer's judgement needs: its budgets and the result of a single device.
+
+    This takes long, and must not count as the submission's time.
+    """
     if case.workload is not None:
         budget_for(exercise, case)
         from minitrain.numerics.transformer_reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
@@ -92,7 +95,7 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
 
 @dataclass
 class _Replay:
-    """What a submission did with some sizes, to be done again here.
+    """The recorded programs of a submission with some sizes, which run again here.
 
     Args:
         exercise: what was asked.

@@ -117,7 +117,7 @@ class Kernel:  # pragma: no cover  (only in a submission's process)
 def hold(
     kernel: Kernel, covered: Sequence[str]
 ) -> dict[str, str]:  # pragma: no cover  (only in a submission's process)
-    """Go on in a child process, whose end this process awaits; whatever it left behind then ends too.
+    """Fork: the child goes on, and this process waits for its end, then ends all processes that it left behind.
 
     Args:
         kernel: the calls.
@@ -152,7 +152,7 @@ def _await(child: int) -> None:  # pragma: no cover  (only in a submission's pro
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_descendants()
     code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)  # as shells tell of a signal
+    os._exit(code if code >= 0 else 128 - code)  # as shells report a signal
 
 
 def _end_descendants() -> None:  # pragma: no cover  (only in a submission's process)
@@ -182,7 +182,7 @@ def confine(
     Args:
         kernel: the calls.
         plan: what the grader worked out: `uid`, `readable` (paths) and `filter` (a seccomp program), or None for each.
-        means: in force already.
+        means: those in force already.
 
     Returns:
         All means in force, each with a word about it.

@@ -1,4 +1,4 @@
-"""What a submission's process says of an error: plain data, with the line of the submission that it came through.
+"""Errors of a submission's process as plain data, each with the line of the submission that it came through.
 
 It is copied to where the submission runs.
 """
@@ -62,7 +62,7 @@ def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]
 
 
 def _text_of(error: BaseException) -> str:
-    """Return what an error says, which the submission's own code may have to answer."""
+    """Return the text of an error; where its class is the submission's, this calls code of the submission."""
     try:
         return str(error) + _meant(error)
     except BaseException as second:  # whatever it raises
@@ -70,7 +70,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _meant(error: BaseException) -> str:
-    """Return the name of the model that is closest to one that it does not have, in words."""
+    """Return "did you mean ...?" with the closest name where an attribute does not exist, else ""."""
     if not isinstance(error, AttributeError) or not isinstance(error.name, str):
         return ""
     close = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if name[0] != "_"], 1)

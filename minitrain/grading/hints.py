@@ -1,6 +1,6 @@
 """Hints for what went wrong: by the law that was broken or the mistake behind an error, else by the check.
 
-The submission's process sends nothing but an error's text, so the text is what a mistake is told by. An exercise may
+The submission's process sends nothing but an error's text, so a mistake is recognised by that text. An exercise may
 have hints of its own, in `hints_by_check` of its `exercise.json`: under the name of a check, for the mistakes that the
 exercise is about (missing samples, deadlocks, and what has no name here), or under a name of `NAMES`.
 """
@@ -35,7 +35,7 @@ _PENDING = r"(?:coroutine|(?:Recorded)?Operation|(?:Strict)?Launched|Future|Task
 
 @dataclass(frozen=True, slots=True)
 class _Mistake:
-    """A mistake that can be told by an error's text.
+    """A mistake that an error's text gives away.
 
     Args:
         name: under which an exercise may have a hint of its own.

@@ -2,7 +2,7 @@
 
 `auto` uses all that the machine offers, `required` refuses to grade where the kernel does not hold a submission in
 every respect, and `none` leaves it at a process of its own with limits of time and memory. `python -m
-minitrain.grading.isolation` says what this machine offers. What each means gives is in docs/teach.md.
+minitrain.grading` says what this machine offers. docs/teach.md says what each means protects.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.grading.confinement import PROPERTIES, not_held
+from minitrain.grading.copied_package import shared_copy
 from minitrain.grading.readable import mounts, python_folders, reachable, readable
 from minitrain.grading.syscalls import program
 
@@ -107,18 +108,18 @@ def command_for(mode: str, home: Path, secrets: Sequence[Path]) -> list[str]:
 
     Args:
         mode: one of `MODES`.
-        home: the process's own folder, with a copy of minitrain.
+        home: the process's own folder; bubblewrap shows a copy of minitrain in its folder of that name.
         secrets: folders that it must not read.
 
     Raises:
         UsageError: there is no such mode.
     """
     wanted = require_mode(mode) != "none" and sys.platform == "linux"
-    return wrapped(home, secrets) if wanted and bubblewrap() and _wraps(tuple(secrets)) else []
+    return wrapped(home, secrets, shared_copy()) if wanted and bubblewrap() and _wraps(tuple(secrets)) else []
 
 
 def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -> dict[str, Any]:
-    """Return what a submission's process needs to know to confine itself, which it may be told once it has started.
+    """Return what a submission's process needs to know to confine itself; it may be sent after the process started.
 
     Args:
         mode: one of `MODES`.
@@ -162,7 +163,7 @@ def bubblewrap() -> str | None:
 
 @lru_cache(maxsize=64)
 def _wraps(secrets: tuple[Path, ...]) -> bool:
-    """Return whether bubblewrap may do its work here, and Python starts in it; a container may forbid it."""
+    """Return whether Python starts in bubblewrap here, which a container may forbid."""
     with tempfile.TemporaryDirectory() as home:
         command = [*wrapped(Path(home), secrets), os.path.realpath(sys.executable), "-I", "-S", "-c", ""]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -171,8 +172,14 @@ def _wraps(secrets: tuple[Path, ...]) -> bool:
 _UNSHARED = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent")
 
 
-def wrapped(home: Path, secrets: Sequence[Path]) -> list[str]:
-    """Return the bubblewrap command that shows a process what it may read, and nothing else."""
+def wrapped(home: Path, secrets: Sequence[Path], library: Path | None = None) -> list[str]:
+    """Return the bubblewrap command that shows a process what it may read, and nothing else.
+
+    Args:
+        home: the process's own folder.
+        secrets: folders that it must not read.
+        library: what it sees as the folder `minitrain` in its own; None to show that as it is.
+    """
     path = bubblewrap()
     assert path is not None
     interpreter = Path(sys.executable).resolve()
@@ -191,6 +198,8 @@ def wrapped(home: Path, secrets: Sequence[Path]) -> list[str]:
         command += ["--tmpfs", covered]
     for shown in back:
         command += ["--ro-bind", shown, shown]
+    if library is not None:
+        command += ["--ro-bind", str(library), str(home / "minitrain")]
     return [*command, "--chdir", str(home), "--"]
 
 

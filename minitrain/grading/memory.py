@@ -1,7 +1,7 @@
 """Memory that is over its budget: which bound is broken, and what the rank held at that moment, line by line.
 
-The programs are replayed once more for that, with an eye on one rank: a failure is rare, and a run that passes should
-not pay for it.
+The programs are replayed once more for that, while one rank is watched. A run that passes is not watched, so that it
+costs nothing there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Excess:
         message: which bound.
         expected: the bound in words.
         got: what the rank needed, in words.
-        measure: by which a replay knows the moment: the highest value that it has after a step of the rank.
+        measure: what is bounded, as a function of the rank's replay; the moment in question is where it is highest.
         kinds: the kinds of tensors that count.
     """
 
@@ -96,7 +96,7 @@ def excess_of(run: Run, activation_bytes: Sequence[float], budget: Budget) -> Ex
 
 
 def _kept_too_many(rank: int, kept: Kept, most: int) -> Excess:
-    """Return that a schedule runs too many samples forward before it takes them back."""
+    """Return the failure of a schedule that runs too many samples forward before their backward passes."""
     return Excess(
         rank,
         "a rank holds more than the budget: it runs too many samples forward before their backward",
@@ -108,7 +108,7 @@ def _kept_too_many(rank: int, kept: Kept, most: int) -> Excess:
 
 
 class Moment:
-    """Watches one rank of a replay, and knows what it held when a measure was highest.
+    """Watches one rank of a replay, and keeps what the rank held when a measure was highest.
 
     Args:
         excess: whose rank and measure it looks at.
@@ -155,7 +155,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """What tensors that are told together have in common.
+    """What the tensors on one line of the report have in common.
 
     Args:
         kind: name of their class.

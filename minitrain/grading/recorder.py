@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Interned(dict[Hashable, int]):
-    """Numbers for things that are equal or not."""
+    """A number for each key that is asked for, the same for equal keys."""
 
     def __missing__(self, key: Hashable) -> int:
         self[key] = number = len(self)
@@ -209,7 +209,7 @@ class RecordingModel(RecordedExperts):
         return None if tag is None else self.tags[tag]
 
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
-        """Record a launch, which its step says of itself."""
+        """Record a launch; the step of a launched collective is marked as such."""
         launched = super().launch(operation)
         if launched.operation.op == "send":
             _forget(launched.operation.value)

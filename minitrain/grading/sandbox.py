@@ -115,9 +115,9 @@ def submitted(
     """
     with tempfile.TemporaryDirectory(prefix="minitrain-grading-") as folder:
         home = Path(folder)
-        staged = _stage(home, file, beside)
         refused = [*_refused(), *(path.resolve() for path in secrets)]
         command = command_for(limits.isolation, home, refused)
+        staged = _stage(home, file, beside, own_copy=not command)
         job = {
             "home": str(home),
             "file": str(staged),
@@ -132,7 +132,7 @@ def submitted(
         }
         process = _Process(command, home, limits, len(cases), {str(staged): str(file.resolve())})
         try:
-            # what takes a moment to find out is found out while the interpreter starts
+            # the process starts already, and waits for this plan, which takes a moment to work out
             process.tell(job | plan_for(limits.isolation, home, refused, wrapped=bool(command)))
             yield process
         finally:
@@ -163,9 +163,9 @@ def source_of(file: Path) -> bytes:
     return text
 
 
-def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
-    """Copy what a strategy needs of minitrain, and the submission, and return where the latter is."""
-    copy_minitrain(home / "minitrain")
+def _stage(home: Path, file: Path, beside: Sequence[Path], *, own_copy: bool) -> Path:
+    """Copy the submission, and what it needs of minitrain where that is not mounted, and return where the former is."""
+    copy_minitrain(home / "minitrain") if own_copy else (home / "minitrain").mkdir()
     (home / "packages").mkdir()
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
@@ -177,7 +177,7 @@ def _stage(home: Path, file: Path, beside: Sequence[Path]) -> Path:
 
 
 def _refused() -> list[Path]:
-    """Return the folders that a submission must not read: minitrain itself, wherever it is installed."""
+    """Return the folders of the installed minitrain, which a submission must not read."""
     return [path.resolve() for path in (PACKAGE, folder_of("strategies"))]
 
 
@@ -215,7 +215,7 @@ class _Process:
         self._result = write
 
     def tell(self, job: Mapping[str, Any]) -> None:
-        """Tell the process what to do, which it waits for."""
+        """Send the process its job, for which it waits."""
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin is not None
             self.process.stdin.write(
@@ -231,7 +231,7 @@ class _Process:
         """
         failure, code = None, 0
         until = self.began + self.limits.seconds + _GRACE_S
-        self._readers[0].join(max(0.0, until - time.monotonic()))  # its end wakes at once; `wait` looks now and then
+        self._readers[0].join(max(0.0, until - time.monotonic()))  # returns at once when it ends; `wait` polls
         try:
             code = self.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -62,7 +62,7 @@ def _limited(kit: Any) -> list[tuple[str, tuple[Any, ...]]]:
 
 def binding() -> Any | None:
     """Return libseccomp's Python binding, or None where it or the library is not installed."""
-    for name in ("seccomp", "pyseccomp"):  # the library's own, which distributions package, and its likeness on PyPI
+    for name in ("seccomp", "pyseccomp"):  # the library's own, and a package on PyPI with the same interface
         try:
             return importlib.import_module(name)
         except (ImportError, RuntimeError, OSError):
@@ -72,7 +72,7 @@ def binding() -> Any | None:
 
 @lru_cache(maxsize=1)
 def program() -> str | None:
-    """Return the seccomp program in hexadecimal, or None where libseccomp is not to be had."""
+    """Return the seccomp program in hexadecimal, or None where libseccomp is not installed."""
     kit = binding()
     if kit is None:
         return None

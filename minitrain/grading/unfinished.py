@@ -33,7 +33,7 @@ class UnfinishedRun(Run):
 def run_up_to_error(
     exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: float = float("inf")
 ) -> UnfinishedRun | None:
-    """Do again what a submission did until its error, and return the run; None if it did nothing, or nothing is known.
+    """Replay what a submission did until its error, and return the run; None if it did nothing, or nothing is known.
 
     Args:
         exercise: what was asked.

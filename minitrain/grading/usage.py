@@ -1,7 +1,7 @@
 """What a run needed: communication, time and memory, and what each rank kept for its backward passes.
 
-Peak memory alone tells little about a schedule: weights, gradients and optimizer states are most of it, and a
-microbatch more hides between them. So two further figures are taken for each rank, which do not depend on the rest:
+Peak memory alone tells little about a schedule: most of it are weights, gradients and optimizer states, beside which
+one microbatch more hardly shows. So two further figures are taken for each rank, which count activations alone:
 
 - How many inputs of layers it kept, sample by sample: those that its forwards have used and its backwards have not.
   This is a property of the order of the operations, whatever a strategy stores where.
@@ -36,7 +36,7 @@ def communication_by_kind(run: Run) -> dict[str, float]:
 
 
 class ActivationMeter:
-    """Watches a replay, and knows the most activations that each rank held.
+    """Watches a replay, and keeps the most activations that each rank held.
 
     Attributes:
         most_units: by rank.
@@ -58,7 +58,7 @@ class ActivationMeter:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The inputs of layers that a rank kept for its backward passes when they were most.
+    """The inputs of layers that a rank kept for its backward passes at the moment when it kept most.
 
     Args:
         most: pairs of layer and sample.
@@ -84,7 +84,7 @@ def named(what: str, numbers: Collection[int]) -> str:
 
 
 def kept_of(log: Iterable[Event]) -> Kept:
-    """Return what a rank kept when it was most, from its log."""
+    """Return the most that a rank kept at any moment, from its log."""
     kept: set[tuple[int, int]] = set()
     most = Kept()
     for place, event in enumerate(log):

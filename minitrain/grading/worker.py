@@ -38,11 +38,11 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class RefusedError(PermissionError):
-    """The submission asked for what it has no need of."""
+    """The submission asked for something that no strategy needs."""
 
 
 class Guard:
-    """An audit hook that lets a strategy do what it has need of, and no more.
+    """An audit hook that refuses what no strategy needs, with a message that says so.
 
     Args:
         readable: folders whose files may be read.
@@ -144,7 +144,7 @@ def limit(seconds: float, memory_bytes: int) -> None:  # pragma: no cover  (only
 
 
 class Deadline:
-    """What happens when a submission's time is over: the grader is told the line that runs, and the process ends.
+    """What happens when a submission's time is over: it sends the grader the line that runs, and the process ends.
 
     The grader ends the process itself a moment later, whatever a submission does about this.
 
@@ -164,12 +164,12 @@ class Deadline:
         self.holds = False
 
     def set(self) -> None:  # pragma: no cover  (only in a submission's process)
-        """Begin; a call of the kernel that is not allowed later."""
+        """Set the timer, by a system call that is refused once the process is confined."""
         signal.signal(signal.SIGALRM, self.is_over)
         signal.setitimer(signal.ITIMER_REAL, max(0.01, self.until - time.monotonic()))
 
     def is_over(self, _signal: int, frame: FrameType | None) -> None:  # pragma: no cover
-        """Tell the grader, and end."""
+        """Send the grader an error with the line that runs, and end."""
         if self.holds:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
@@ -284,7 +284,7 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
     if job["required"] and confinement.not_held(means):
         return
     sys.addaudithook(Guard(readable_folders(job["home"], *job["packages"]), job["refused"]))
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # hints tell of it
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # a hint reports it
     for result in run_all(load, system, job, deadline):
         for part in batched(wire.encoded(result)):
             send(part)

@@ -4,12 +4,25 @@ May import: `errors`, `source_lines`, `workloads`, and the names of types from `
 strategies or of the state of ranks.
 
 Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
-a price is, and what every predictor answers. `device` is a processor with its memory. `network` is one tier of a
-network, and `topology` says which tier carries what. `fixed_durations` is the predictor for durations given by hand.
-`kernel_device` and `measured_topology` price single kernels and transfers by what was measured. `many_predictors`
-answers for several machines at once, by `PerMachine` numbers; `roofline_fleet` is its quick part. `config` loads the
-description of a machine: `config_files` reads it, `config_schema` validates it, and `config_faults` words what is wrong
-with it.
+a price is, and what every predictor answers. The other files, by what a reader looks for:
+
+| what | files |
+|---|---|
+| the predictor of a run | `chosen_predictor` makes it, by a `pricing`; `kernel_predictor` prices by kernels |
+| a device | `device` (roofline); `kernel_device` (single kernels), by `kernel_rates` or `derived_rates` |
+| a network | `network` (one tier), `topology` (which tier carries what), `two_level`, `rank_placement` |
+| transfers by size | `measured_topology`, by a `transfer_curve` |
+| times that are given | `fixed_durations`; `measured_layers` with `layer_predictor` |
+| times from a profiler | `profiler_traces` with `trace_ranges` |
+| what a framework adds | `platforms` |
+| several machines at once | `many_predictors`, by `per_machine` numbers; `roofline_fleet`, `kernel_fleet` |
+| the description of a machine | `config`, with its `data_sheet`; `config_variation` changes figures |
+| its file | `config_files`, `yaml_files`, `profile_files` read it |
+| its rules | `config_schema`, `data_sheet_schema`, `config_leaves`; `config_faults` words what is wrong |
+| what `minitrain hw` shows of it | `overview`, `figures` |
+| how often devices fail | `reliability` |
+
+`clusters` has clusters of unlike devices.
 """
 
 from minitrain.hardware.config import SystemConfig, load_config, shipped_configs

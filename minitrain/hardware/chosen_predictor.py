@@ -90,10 +90,10 @@ def _require_ranks(predictor: Any, world_size: int) -> None:
 
 
 def require_default(pricing: Pricing, hardware: Any) -> None:
-    """Require that a predictor, which has prices of its own, is not to be priced otherwise.
+    """Require the default pricing beside a predictor, which has prices of its own.
 
     Raises:
-        UsageError: it is.
+        UsageError: another pricing was asked for.
     """
     if not pricing.is_default:
         raise UsageError(

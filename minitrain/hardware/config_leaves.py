@@ -1,4 +1,4 @@
-"""The leaves of the config file format: what judges a single value, and says in words what was expected.
+"""The leaves of the config file format: validators of single values, which say in words what was expected.
 
 Import it only when a config is validated: pydantic is heavy.
 """
@@ -43,15 +43,15 @@ def number_leaf(value: Any, expected: str) -> float:
 
 
 def in_range(expected: str, accept: Callable[[float], bool]) -> Leaf[float]:
-    """Make the judge of a number within a range."""
+    """Make the validator of a number within a range."""
 
-    def judge(value: Any) -> float:
+    def validate(value: Any) -> float:
         number = number_leaf(value, expected)
         if not accept(number):
             refuse_leaf(expected)
         return number
 
-    return judge
+    return validate
 
 
 def _whole(value: Any) -> int:
@@ -68,16 +68,16 @@ def _flag(value: Any) -> bool:
 
 
 def one_of(*allowed: str) -> Leaf[str]:
-    """Make the judge of a text that must be one of a few."""
+    """Make the validator of a text that must be one of a few."""
     quoted = [f'"{value}"' for value in allowed]
     expected = " or ".join([", ".join(quoted[:-1]), quoted[-1]])
 
-    def judge(value: Any) -> str:
+    def validate(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
             refuse_leaf(expected)
         return value
 
-    return judge
+    return validate
 
 
 def _offset(value: Any) -> float | None:

@@ -1,8 +1,8 @@
-"""The config file format, as pydantic models: what each key holds, and what is said when it does not.
+"""The config file format, as pydantic models: what each key holds, and how faults are reported.
 
-pydantic walks the structure and finds every fault; each leaf is judged by a function of this module, so
-that a fault can say in words what was expected. Import it only when a config is validated: pydantic is
-heavy.
+pydantic walks the structure and finds every fault; each leaf is validated by a function of
+`minitrain.hardware.config_leaves`, so that a fault can say in words what was expected. Import it only when a config is
+validated: pydantic is heavy.
 
 Keys that the format does not know are ignored, so that files written for other tools load unchanged.
 """

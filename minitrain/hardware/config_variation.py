@@ -1,8 +1,8 @@
 """Many configs from one: a figure by its key path, with a value for each.
 
 A path is what messages about configs name, `networks[0].bandwidth`, `mem1.GBps`, `matrix.float16.tflops`,
-`kernels.attention.flash2.forward.efficiency`; `networks.0.bandwidth` means the same. Values are judged as those of a
-config file are. Left out are keys of the data sheet, which price nothing.
+`kernels.attention.flash2.forward.efficiency`; `networks.0.bandwidth` means the same. Values are validated as those of a
+config file are. Left out are keys of the data sheet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ATTRIBUTES: Mapping[str, str] = MappingProxyType(
 )
 """Keys of config files whose values have another name in a loaded config."""
 
-_JUDGES: Mapping[str, str] = MappingProxyType(
+_VALIDATORS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("tflops", "GBps", "GiB", "bandwidth", "exponent"), "Positive"),
         **dict.fromkeys(("latency", "latency_per_rank", "launch", "graph_launch"), "NonNegative"),
@@ -42,7 +42,7 @@ _JUDGES: Mapping[str, str] = MappingProxyType(
         "ops": "OpRow",
     }
 )
-"""What judges the value of a key, of `minitrain.hardware.config_leaves`; "ops" stands for any row in it."""
+"""The validator of each key's value, a name in `minitrain.hardware.config_leaves`; "ops" stands for any row in it."""
 
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -72,8 +72,8 @@ def varied_configs(systems: Sequence[SystemConfig], path: str, values: Sequence[
         HardwareConfigError: a value is not what a config may hold there.
     """
     keys = _keys_of(path)
-    judged = _judged(systems[0], keys, path, values)
-    return [_with(system, keys, value) for system, value in zip(systems, judged, strict=True)]
+    validated = _validated(systems[0], keys, path, values)
+    return [_with(system, keys, value) for system, value in zip(systems, validated, strict=True)]
 
 
 def numbers_of(system: SystemConfig) -> dict[str, float]:
@@ -142,8 +142,8 @@ def _keys_of(path: str) -> list[str]:
 
 
 @cache
-def _judge(kind: str) -> Any:
-    """Return what judges a list of values."""
+def _validator(kind: str) -> Any:
+    """Return the validator of a list of values."""
     from pydantic import TypeAdapter  # noqa: PLC0415  (pydantic is heavy)
 
     from minitrain.hardware import config_leaves  # noqa: PLC0415
@@ -153,7 +153,7 @@ def _judge(kind: str) -> Any:
     return TypeAdapter(values)
 
 
-def _judged(system: SystemConfig, keys: Sequence[str], path: str, values: Sequence[Any]) -> list[Any]:
+def _validated(system: SystemConfig, keys: Sequence[str], path: str, values: Sequence[Any]) -> list[Any]:
     """Return values as a config holds them.
 
     Raises:
@@ -168,7 +168,7 @@ def _judged(system: SystemConfig, keys: Sequence[str], path: str, values: Sequen
     from pydantic import ValidationError  # noqa: PLC0415  (pydantic is heavy)
 
     try:
-        found: list[Any] = _judge(_JUDGES["ops" if "ops" in keys else keys[-1]]).validate_python(list(values))
+        found: list[Any] = _validator(_VALIDATORS["ops" if "ops" in keys else keys[-1]]).validate_python(list(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         expected = first.get("ctx", {}).get("expected", "what a config file may hold there")

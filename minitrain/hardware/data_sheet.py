@@ -1,8 +1,9 @@
 """What a data sheet says of a device beside its rates and memories: caches, limits, clocks, power, price, links.
 
 All of it is optional in a hardware config, and SI inside: bytes, seconds, hertz, watts. What a config does not say is
-None or empty, never a guess. Prices of runs do not look at it;
-device simulators, the solver and the energy of a run do.
+None or empty, never a guess. Device simulators, the solver, and the energy and cost of a run read it. Prices of runs
+read little: the class (a CPU's host memory is its own), `num_units` where a config has no key `kernels`, and the power
+under a cap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What kernels reach on a device that nobody has measured: an estimate from its data sheet.
+"""The rates of kernels on a device where none were measured: an estimate from its data sheet.
 
 A hardware config without the key `kernels` is priced by these, if its data sheet says how many multiprocessors it has
 (the key `units`). Each constant is that of devices which were measured, as a share of their peaks:

@@ -1,8 +1,8 @@
 """A device: its compute units and memories, how long work takes on it, and how much it can hold.
 
-`Device` is what a predictor asks. `RooflineDevice` is the specified model: an operation takes as long as the slower of
-its arithmetic at the processor's throughput and its traffic at the memory's (Williams, Waterman and Patterson,
-"Roofline", CACM 52(4), 2009).
+`Device` is the interface to predictors. `RooflineDevice` is the specified model: an operation takes as long as the
+slower of its arithmetic at the processor's throughput and its traffic at the memory's (Williams, Waterman and
+Patterson, "Roofline", CACM 52(4), 2009).
 
 A throughput is a peak times an efficiency that depends on the size of the operation, since small operations reach less
 of a peak than large ones. The efficiency is a step function, as the config format writes it: rows `(lower bound,
@@ -10,8 +10,8 @@ efficiency)` in strictly descending order of bounds, the last bound 0. An operat
 whose bound it reaches. There is no interpolation between rows.
 
 Left out: what kernels cost to launch, overlap of one operation with the next, clocks, power, caches, the latency of
-memory, the difference between reads and writes, and the shape of a matrix multiplication. What they cost belongs into
-the efficiency rows of the config.
+memory, the difference between reads and writes, and the shape of a matrix multiplication. What they cost belongs in the
+efficiency rows of the config.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Memory:
 
 
 class Device(Protocol):
-    """What a predictor asks of the device that a rank runs on."""
+    """The device that a rank runs on, as a predictor sees it."""
 
     @property
     def capacity_bytes(self) -> float:

@@ -136,7 +136,7 @@ class KernelPredictor(DevicePredictor):
         return replace(price, seconds=price.seconds * share, size_bytes=size_bytes)
 
     def _gathered_share(self) -> float:
-        """Return the share of their bytes that gathers send: half where the multiplications behind take eight bits."""
+        """Return the share of their bytes that gathers send: half where the multiplications after them take 8 bits."""
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
         return 0.5 if getattr(precision, "weight_datatype", None) == "float8" else 1.0
 

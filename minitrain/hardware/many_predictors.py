@@ -47,11 +47,11 @@ class ManyPredictors:
     Attributes:
         workload: what all machines train.
         num_machines: how many there are.
-        topology: where ranks sit on each machine, for whoever folds ranks.
+        topology: where ranks sit on each machine, for folding.
         host_transfer: prices a move to or from the host; None where no machine has one.
     """
 
-    peak_flop_per_s = None  # whoever makes columns asks the machines
+    peak_flop_per_s = None  # columns of results take the machines' own
     capacity_bytes = None
     system = None
 
@@ -174,7 +174,7 @@ class ManyTopologies:
 
     @property
     def places(self) -> Any:
-        """Which ranks sit where, for whoever folds them; None where all pairs of ranks are alike on all machines.
+        """Which ranks sit where, for folding; None where all pairs of ranks are alike on all machines.
 
         Raises:
             MachinesDifferError: they are alike on some machines only.

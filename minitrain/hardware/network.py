@@ -40,8 +40,8 @@ class Network:
         ops: `(scalar, offset)` by operation; has at least p2p, reduce_scatter, all_gather and all_reduce.
         must_be_filled: whether a group that reaches beyond the tier must hold a multiple of its size.
         processor_usage: share of the processor that communication takes while it is in flight, in [0, 1).
-        nics: network interfaces of a node, which its ranks share; None for one a processor. `MeasuredTopology` asks.
-        curves: prices by size, by operation, for `MeasuredTopology`; `time` does not look at them.
+        nics: network interfaces of a node, which its ranks share, for `MeasuredTopology`; None for one a processor.
+        curves: prices by size, by operation, for `MeasuredTopology`; `time` does not use them.
     """
 
     bandwidth: float

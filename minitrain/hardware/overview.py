@@ -1,4 +1,4 @@
-"""A hardware config in some twenty lines: what somebody asks first, with units, and where it comes from in a word.
+"""A hardware config in some twenty lines: its main figures with units, and the kinds of their sources.
 
 `figures` has every figure and its source in full. Here a line stands for several, and says of its sources only their
 kinds: published (data sheets, papers, public files), measured, fitted, derived, assumed.
@@ -31,8 +31,8 @@ class OverviewLine:
     """One line of an overview.
 
     Args:
-        what: is described.
-        text: how large it is, with units.
+        what: what the line describes.
+        text: its figures, with units.
         kinds: of the sources of its figures; empty where nothing says.
     """
 
@@ -52,7 +52,7 @@ def title(system: SystemConfig) -> str:
 
 
 def overview(system: SystemConfig, found: Sequence[Figure]) -> list[OverviewLine]:
-    """Return what somebody asks first of a config.
+    """Return the main figures of a config.
 
     Args:
         system: the config.
@@ -68,7 +68,7 @@ def kinds_of(found: Iterable[Figure]) -> str:
 
 
 def kinds_of_source(source: str) -> tuple[str, ...]:
-    """Return what kinds of source a text tells of.
+    """Return the kinds of source that a text names.
 
     Example:
         >>> kinds_of_source("NVIDIA T4 data sheet: 70 W; idle power assumed: about a twelfth")

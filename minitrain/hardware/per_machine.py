@@ -36,7 +36,7 @@ class MachinesDifferError(MinitrainError):
 
 @final
 class Watch:
-    """What was found out about the machines that one execution stands for.
+    """What one execution for several machines has found out about these.
 
     Args:
         num_machines: how many there are.

@@ -1,5 +1,7 @@
 """What a framework adds to the price of kernels, as named values: `mt.platforms()`.
 
+A `Platform` here is a set of constants; the virtual platform whose links runs share is `minitrain.platform`.
+
 Prices of kernels are those of components measured alone: a matrix multiplication on a cool card, a copy, a launch from
 C++. A run of a framework differs from that in ways that no component tells. A `Platform` says in which, in at most six
 numbers, and on what they were fitted. No platform is the default.

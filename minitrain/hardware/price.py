@@ -1,8 +1,8 @@
 """`Price`, what one operation takes, and `Predictor`, the interface of whatever computes prices.
 
-The ranks of a run share one predictor, or have one each where they run on different devices (`RankPredictors`). Two
-predictors are made here in minitrain: `minitrain.hardware.predictor` asks a workload, a device and a network;
-`minitrain.hardware.fixed_durations` takes durations that are given by hand.
+The ranks of a run share one predictor, or have one each where they run on different devices (`RankPredictors`). The
+usual one is in `minitrain.hardware.predictor`, which puts a workload, a device and a network together; others price by
+kernels, by measured layers, or by durations that are given by hand (see `minitrain.hardware.chosen_predictor`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PENDING = Price(0.0)
 
 
 class TransferPrices(Protocol):
-    """What prices whatever ranks do together: all ranks of a run share one."""
+    """The interface of what prices collectives and messages: all ranks of a run share one."""
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
         """Price a collective among some ranks."""
@@ -53,7 +53,7 @@ class TransferPrices(Protocol):
 
 
 class Predictor(TransferPrices, Protocol):
-    """What a `Model` asks to price its operations: those of its device, and those of the network that ranks share."""
+    """The interface by which a `Model` prices its operations: on its device, and on the network that ranks share."""
 
     @property
     def workload(self) -> Workload:

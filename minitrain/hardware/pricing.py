@@ -15,7 +15,7 @@ what each is worth.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import final
 
 from minitrain.errors import UsageError
@@ -100,3 +100,6 @@ class Pricing:
 
 ROOFLINE = Pricing()
 """The specified pricing."""
+
+PRICING_PARAMETERS = tuple(field.name for field in fields(Pricing))
+"""The parameters of a run that make its `Pricing`: fidelity, platform, without, prices."""

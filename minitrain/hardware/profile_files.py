@@ -33,7 +33,7 @@ def config_of_profile(data: Mapping[str, Any], label: str) -> dict[str, Any]:
         label: what messages call the config.
 
     Raises:
-        HardwareConfigError: devices or links lack a key, or the devices are not alike; all faults are told.
+        HardwareConfigError: devices or links lack a key, or the devices are not alike; all faults are listed.
     """
     profile = data[KEY]
     faults = _faults(profile)

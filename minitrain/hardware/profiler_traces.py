@@ -32,7 +32,7 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.measured_layers import LayerTime
-from minitrain.hardware.trace_ranges import Range, Timeline, union
+from minitrain.hardware.trace_ranges import Range, ThreadRanges, union
 
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
@@ -141,7 +141,7 @@ class _Trace:
             elif event.get("cat") == "fwdbwd" and event.get("ph") in arrows:
                 arrows[event["ph"]][event.get("id")] = _moment(event)
         self._forward_of = {end: arrows["s"][key] for key, end in arrows["f"].items() if key in arrows["s"]}
-        self._threads = {thread: Timeline(found) for thread, found in ranges.items()}
+        self._threads = {thread: ThreadRanges(found) for thread, found in ranges.items()}
         self._layer_of_sequence = self._forward_of_sequences(ranges)
 
     def _take(self, event: Mapping[str, Any], ranges: dict[Thread, list[Range]]) -> None:
@@ -245,7 +245,7 @@ def _is_autograd(one: Range) -> bool:
 
 
 def _numbered(names: set[int | str], marks: Marks) -> dict[int | str, int]:
-    """Return the table's number of each layer: as marked, or behind the embedding and before the head."""
+    """Return the table's number of each layer: as marked, or after the embedding and before the head."""
     numbers = sorted(name for name in names if isinstance(name, int))
     if marks.embedding is None:
         return {number: number for number in numbers}

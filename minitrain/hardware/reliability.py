@@ -36,7 +36,7 @@ def mtbf_hours_of(device: str, given: float | Mapping[str, float] | None = None)
         given: hours of every device, or of some by config, group or family; published ones if None.
 
     Raises:
-        UsageError: nobody says it for this device.
+        UsageError: none is given or published for this device.
 
     >>> round(mtbf_hours_of("h100_80g_nvl8"))
     50677
@@ -65,7 +65,7 @@ def require_devices(given: float | Mapping[str, float] | None, devices: Iterable
         devices: the hardware config or the group of each rank's device.
 
     Raises:
-        UsageError: a name is none, so that its hours would change nothing.
+        UsageError: a name is that of no device, so that its hours would change nothing.
     """
     known = dict.fromkeys(name for device in dict.fromkeys(devices) for name in (device, device.partition("_")[0]))
     for name in given if isinstance(given, Mapping) else ():

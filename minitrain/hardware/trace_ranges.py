@@ -1,4 +1,4 @@
-"""Nested ranges of time on a thread, as profilers record them, to be asked what lies around a moment.
+"""Nested ranges of time on a thread, as profilers record them, and which of them lie around a moment.
 
 A range lies within another if it begins no earlier and ends no later. Ranges of one thread nest, as calls do; one that
 does not (a clock that jumped) counts as within nothing that ends before it.
@@ -33,8 +33,8 @@ class Range:
 
 
 @final
-class Timeline:
-    """What one thread did, to be asked what lies around a moment."""
+class ThreadRanges:
+    """The ranges of one thread, which finds those around a moment."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         self._ranges = sorted(ranges, key=lambda one: (one.start, -one.end))

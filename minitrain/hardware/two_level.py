@@ -1,4 +1,4 @@
-"""What the two-level algorithm of a collective takes: inside nodes, and across them. The formulas are in `topology`.
+"""How long a collective by the two-level algorithm takes: inside nodes, and across them; formulas are in `topology`.
 
 Each phase is priced by whatever prices operations among its ranks: one tier of a network, or several links of which the
 slowest sets the pace.
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class PricesOps(Protocol):
-    """What prices operations among ranks: one tier, or several of which the slowest counts."""
+    """The interface of what prices a phase: one tier, or several of which the slowest counts."""
 
     def time(self, op: str, size_bytes: float, num_ranks: int) -> float:
         """Return how long an operation lasts, s."""

@@ -1,12 +1,12 @@
-"""The hardware abstraction layer: one way to compute an operation, whatever computes it.
+"""The hardware abstraction layer: one call computes an operation on any backend.
 
 A backend is registered for a class of hardware or under the name of one device. An operation is asked for with the
 hardware that is preferred. Where that is not there, or cannot do it, or has died, the next of its fallback chain is
-tried; if none can, one error lists what was tried and why it could not. What a user did wrong (operands of shapes that
-do not go together) is raised at once and by no fallback made good.
+tried; if none can, one error lists what was tried and why it could not. A user's mistake (operands whose shapes do not
+fit) is raised at once, without a fallback.
 
-Operands may be arrays of NumPy's or `Placed` ones, which lie on a backend. They are moved where they are needed, and
-the layer counts every byte that moves between backends.
+Operands may be NumPy's arrays or `Placed` ones, which lie on a backend. They are moved where they are needed, and the
+layer counts every byte that moves between backends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from minitrain.heterogeneous.backends import DeviceFailure, HardwareBackend, Hos
 from minitrain.heterogeneous.capabilities import HardwareClass, Key, shown_key
 from minitrain.heterogeneous.libraries import LIBRARIES
 from minitrain.heterogeneous.operations import OperationKind, cost_of, operation_named, result_shape, split_inputs
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 class NoBackendError(MinitrainError):
@@ -97,7 +97,7 @@ class Execution:
 
 
 class HardwareAbstractionLayer:
-    """Backends, and what takes the place of one that cannot.
+    """Backends, and the fallbacks for one that cannot compute an operation.
 
     Attributes:
         hardware_backends: by class of hardware, or name of a device.
@@ -135,7 +135,7 @@ class HardwareAbstractionLayer:
         self.hardware_backends[hardware_class] = backend_implementation
 
     def define_fallback_chain(self, primary_hardware: Key, fallback_sequence: Sequence[Key]) -> None:
-        """Say what is tried, in order, where some hardware cannot.
+        """Set what is tried, in order, where some hardware cannot compute an operation.
 
         Raises:
             UsageError: the sequence names the hardware itself, or the same twice.
@@ -173,7 +173,7 @@ class HardwareAbstractionLayer:
 
     def execute(self, op_type: str, inputs: Mapping[str, Any], preferred_hardware: Key | None = None) -> Execution:
         """Compute an operation and leave its result where it is; arguments and errors as for `execute_operation`."""
-        asked = _asked(op_type, inputs)
+        asked = _checked(op_type, inputs)
         refused: list[tuple[str, str]] = []
         for key in self.candidates(preferred_hardware):
             backend, reason = self._able(key, asked)
@@ -182,7 +182,7 @@ class HardwareAbstractionLayer:
                     return self._execute(backend, asked, tuple(refused))
                 except DeviceFailure as error:
                     if error.device not in (None, backend.name):
-                        raise  # an operand is lost, which no other backend makes good
+                        raise  # an operand is lost, and no other backend has it
                     reason = str(error)
             refused.append((shown_key(key), reason))
         raise self._nothing_left(op_type, preferred_hardware, refused)
@@ -193,7 +193,7 @@ class HardwareAbstractionLayer:
         Raises:
             DeviceFailure: it has died.
         """
-        asked = _asked(op_type, inputs)
+        asked = _checked(op_type, inputs)
         backend, reason = self._able(key, asked)
         if backend is None:
             raise self._nothing_left(op_type, key, [(shown_key(key), reason)])
@@ -219,7 +219,7 @@ class HardwareAbstractionLayer:
         """Move an array to a backend, and count its bytes; one that lies there is returned as it is."""
         return self._put(_as_array(array), self.backend(key))
 
-    def _able(self, key: Key, asked: _Asked) -> tuple[HardwareBackend | None, str]:
+    def _able(self, key: Key, asked: _CheckedOperation) -> tuple[HardwareBackend | None, str]:
         """Return the backend for some hardware if it can compute an operation, else why not."""
         backend = self.hardware_backends.get(key)
         if backend is None:
@@ -227,7 +227,9 @@ class HardwareAbstractionLayer:
         reason = backend.reason_unavailable() or backend.reason_unsupported(asked.cost, asked.datatype)
         return (backend, "") if reason is None else (None, reason)
 
-    def _execute(self, backend: HardwareBackend, asked: _Asked, refused: tuple[tuple[str, str], ...]) -> Execution:
+    def _execute(
+        self, backend: HardwareBackend, asked: _CheckedOperation, refused: tuple[tuple[str, str], ...]
+    ) -> Execution:
         """Compute an operation on a backend."""
         before = self.moved_bytes[backend.name]
         placed = [self._placed(each, backend) for each in asked.operands]
@@ -268,7 +270,7 @@ class HardwareAbstractionLayer:
 def standard_layer() -> HardwareAbstractionLayer:
     """Return a layer with NumPy, JAX and torch, and a simulated backend for every shipped hardware config.
 
-    NumPy is also what the class CPU stands for. Whatever cannot be done elsewhere is done by NumPy.
+    The class CPU stands for NumPy too, and NumPy is the last fallback of every other.
     """
     hal = HardwareAbstractionLayer()
     for name in LIBRARIES:
@@ -284,8 +286,8 @@ def standard_layer() -> HardwareAbstractionLayer:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """An operation that is asked for, checked and counted."""
+class _CheckedOperation:
+    """An operation that is asked for: its operands are checked, and its cost is known."""
 
     kind: OperationKind
     operands: list[Any]
@@ -294,7 +296,7 @@ class _Asked:
     datatype: str
 
 
-def _asked(op_type: str, inputs: Mapping[str, Any]) -> _Asked:
+def _checked(op_type: str, inputs: Mapping[str, Any]) -> _CheckedOperation:
     """Return an operation with its operands as arrays, and what it costs."""
     kind = operation_named(op_type)
     given, options = split_inputs(kind, inputs)
@@ -302,11 +304,11 @@ def _asked(op_type: str, inputs: Mapping[str, Any]) -> _Asked:
     shapes = [_shapes(each) for each in operands]
     datatype = _common_datatype(operands)
     cost = cost_of(kind, shapes, result_shape(kind, shapes, options), datatype)
-    return _Asked(kind, operands, options, cost, datatype)
+    return _CheckedOperation(kind, operands, options, cost, datatype)
 
 
 def _as_array(value: Any) -> Any:
-    """Return an operand as an array, a list of arrays, a plain number or what lies somewhere."""
+    """Return an operand as an array, a list of arrays, a plain number, or a placed array as it is."""
     if isinstance(value, Placed | bool | int | float):
         return value
     if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):

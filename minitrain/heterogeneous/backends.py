@@ -9,7 +9,7 @@ A simulated backend has its config's memory and precisions: what it holds is cou
 compute is refused. Its numbers are the host's in the datatype of the operands. Left out: rounding inside a device's
 matrix units, and a float8 of its own, which no library here computes with.
 
-A backend of one's own is a class with the methods of `HardwareBackend`; `FailingBackend` is one around another.
+To add a backend, write a class with the methods of `HardwareBackend`; `FailingBackend` is an example that wraps one.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class HostBackend:
 
 @final
 class SimulatedBackend:
-    """A device that nobody has to own: it computes on the host, and costs what its hardware config says.
+    """A simulated device: it computes on the host, and takes the seconds that its hardware config prices.
 
     Args:
         device: a hardware config, or what `load_config` loads.
@@ -227,7 +227,7 @@ class SimulatedBackend:
 
 @final
 class FailingBackend:
-    """Another backend, until it dies.
+    """A backend that dies after some operations, for tests of failures.
 
     Args:
         inner: what computes until then.
@@ -242,19 +242,19 @@ class FailingBackend:
         self.is_priced = inner.is_priced
 
     def reason_unavailable(self) -> str | None:
-        """Return what the other says: that a device has died is found out by using it."""
+        """Return the inner backend's answer: a death is noticed only by use."""
         return self.inner.reason_unavailable()
 
     def reason_unsupported(self, cost: Operation, datatype: str) -> str | None:
-        """Return what the other says."""
+        """Return the inner backend's answer."""
         return self.inner.reason_unsupported(cost, datatype)
 
     def put(self, array: NDArray[Any]) -> Any:
-        """Return what the other makes."""
+        """Return the inner backend's array."""
         return self.inner.put(array)
 
     def get(self, array: Any) -> NDArray[Any]:
-        """Return what the other held.
+        """Return an array of the inner backend's.
 
         Raises:
             DeviceFailure: it has died.
@@ -265,7 +265,7 @@ class FailingBackend:
     def execute(
         self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation
     ) -> tuple[Any, float]:
-        """Return what the other computes.
+        """Return the inner backend's result.
 
         Raises:
             DeviceFailure: it has died.
@@ -280,7 +280,7 @@ class FailingBackend:
 
 
 def datatype_of(value: Any) -> str:
-    """Return the name of an array's datatype; float64 for a plain number.
+    """Return the name of an array's datatype, or float64 for a plain number.
 
     >>> datatype_of(np.zeros(2, np.float32)), datatype_of(1.5)
     ('float32', 'float64')

@@ -1,8 +1,8 @@
 """What a device can do, by the specification's names: its class, its precisions, and a profile of it.
 
 A `HardwareCapabilityProfile` is one device: a name and a hardware config. It shows the config's figures in SI units,
-adds nothing to them and loses none, so that `to_device` gives back what `from_device` was given. Several devices of one
-kind are several profiles with names of their own.
+and keeps the config itself, so that `to_device` gives back what `from_device` was given. Several devices of one kind
+are several profiles with names of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minitrain.hardware import SystemConfig, load_config
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.device_groups import Devices
 from minitrain.hardware.clusters.predictors import system_of
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 class HardwareClass(Enum):

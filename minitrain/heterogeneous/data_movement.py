@@ -1,11 +1,11 @@
 """Moving data between devices: what must move, from where, and how long it takes.
 
 Inputs begin on the host. An array moves to a device once, however many operations there read it, and from the device
-that sends it soonest: one that made it, or one that it was moved to. Devices meet at the host: each has its own link to
-it, as fast as its config's host memory can be read (`mem2`); for a CPU, which is a host, as fast as its memory.
+that sends it soonest: one that made it, or one that it was moved to. All moves pass the host: each device has its own
+link to it, as fast as its config's host memory can be read (`mem2`); for a CPU, which is a host, as fast as its memory.
 
-`SynchronizationManager` says which operations wait for which: for each operation only what its own device, and the
-waits before, have not made sure of already.
+`SynchronizationManager` says which operations wait for which. Waits are left out where the order on the operation's own
+device, or earlier waits, already guarantee them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minitrain.errors import UsageError
 from minitrain.hardware.device import Memory
 from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile
 from minitrain.heterogeneous.workloads import WorkloadProfile, dependencies
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 HOST = "host"
 
@@ -130,8 +130,8 @@ class SynchronizationManager:
     def plan(self, workload: WorkloadProfile, device_mapping: DeviceMapping) -> dict[str, tuple[str, ...]]:
         """Return for each operation those of other devices that it waits for, and no more than it must.
 
-        What an operation reads is made before it. A wait is left out where something else makes sure of it: the order
-        on its own device, or what a wait has seen in its turn (vector clocks: Fidge 1988, Mattern 1989).
+        What an operation reads is made before it. A wait is left out where the order on the operation's own device or
+        an earlier wait implies it (vector clocks: Fidge 1988, Mattern 1989).
         """
         require_mapped(workload, device_mapping)
         before = dependencies(workload)

@@ -1,8 +1,8 @@
-"""Which devices the machine at hand has, and what is known of each.
+"""Which devices this machine has, and what is known of each.
 
-The processor is described by the operating system, by psutil where that is installed, and accelerators by NVIDIA's
-management library where nvidia-ml-py and a driver are. Nothing of this is required. What is not to be had is None,
-never a guess: in virtual machines that often is the clock, the power and the temperature.
+The processor is described by the operating system, and by psutil where that is installed; accelerators are described by
+NVIDIA's management library where nvidia-ml-py and a driver are installed. None of these is required. What is not known
+is None, never a guess: in virtual machines that often is the clock, the power and the temperature.
 
 A device becomes a profile when it has a hardware config: a GPU that of the shipped config of its name, the processor
 one that `minitrain.devices.calibration` measures, which takes some seconds and is done when it is asked for.

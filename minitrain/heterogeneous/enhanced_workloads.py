@@ -1,7 +1,7 @@
-"""Workloads and tasks with what the specification adds to them.
+"""Workloads and tasks with the fields that the specification calls enhanced.
 
-`EnhancedWorkloadProfile` says of a workload how it comes apart, how it reads memory, and how much of it could be done
-at the same time. `EnhancedTestTask` is a workload that is to be done, with what a device makes of it.
+`EnhancedWorkloadProfile` adds to a workload its independent parts, its patterns of memory access, and its parallelism.
+`EnhancedTestTask` is a workload that is to be done, with its plans and figures on a device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minitrain.heterogeneous.workloads import WorkloadProfile, dependencies
 
 @dataclass(frozen=True)
 class EnhancedWorkloadProfile(WorkloadProfile):
-    """A workload with what the specification lists beside its operations; what is empty is worked out.
+    """A workload with the specification's further fields; those that are empty are computed.
 
     Args:
         decomposable_components: by component, its `operations`, `flops` and `bytes`; those that share nothing but
@@ -37,7 +37,7 @@ class EnhancedWorkloadProfile(WorkloadProfile):
     dependency_graph: dict[str, list[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Work out what was not given."""
+        """Compute the fields that were not given."""
         super().__post_init__()
         made: dict[str, Callable[[], Any]] = {
             "dependency_graph": lambda: dependencies(self),
@@ -56,11 +56,11 @@ class EnhancedWorkloadProfile(WorkloadProfile):
 
     @classmethod
     def of(cls, workload: WorkloadProfile) -> Self:
-        """Return a workload with all that can be worked out of it."""
+        """Return a workload with all of these fields computed from it."""
         return cls(**{each.name: getattr(workload, each.name) for each in fields(WorkloadProfile)})
 
     def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
-        """Return the same operations on other inputs, with what follows from their sizes worked out again."""
+        """Return the same operations on other inputs, with the fields that depend on sizes computed again."""
         given = {each.name: getattr(self, each.name) for each in fields(WorkloadProfile)}
         return type(self)(**{**given, "inputs": inputs})
 

@@ -1,4 +1,4 @@
-"""Fusing operations of a workload: chains that are computed in one pass, so that what lies between them never moves.
+"""Fusing operations of a workload: a chain is computed in one pass, and its intermediate results never move.
 
 A rule is a sequence of kinds of operation. Where operations of these kinds follow one another, each the only reader of
 the one before, they become one operation, whose result is that of the last. It computes the same steps in the same

@@ -1,8 +1,8 @@
 """Libraries of arrays that compute on this machine, behind one interface: NumPy, JAX and torch.
 
 Each computes operations of `minitrain.heterogeneous.operations` on arrays of its own, which `put` makes of NumPy's and
-`get` turns back. JAX computes in double precision where it is asked for, whatever is configured outside. Which library
-is there is found out without importing it.
+`get` turns back. JAX computes in double precision where an operand has it, whatever is configured outside. Whether a
+library is installed is found out without importing it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Which device computes which operation: list scheduling by earliest finish (HEFT), never worse than one device alone.
 
-Operations are taken by how long it takes from their beginning to the end of the workload, the longest first, and each
-goes to the device that finishes it first: when it is free, and when what the operation reads has come. What is there
-already (inputs on the host, results of a run that went on until a device died) is said by `holders`. A device's link
-carries one array to it after the other. Left out: what the sender's link carries besides; the orchestrator's timeline
-knows that.
+Operations are sorted by their time to the end of the workload, the longest first. Each goes to the device that finishes
+it first, given when devices are free and operands have come. `holders` says which arrays exist already, and where
+(inputs on the host, or results of a run in which a device died). A device's link carries one array to it after the
+other. Left out: what else the sender's link carries, which the orchestrator's timeline takes into account.
 
 Source: Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
 computing", IEEE TPDS 13(3), 2002.
@@ -32,7 +31,7 @@ class ListSchedule:
     Args:
         device_mapping: the device of each operation.
         finish_s: when each ends, s.
-        seconds: when the last result that is wanted has come home to the host, s.
+        seconds: when the last result that is wanted has reached the host, s.
     """
 
     device_mapping: Mapping[str, HardwareCapabilityProfile]
@@ -42,8 +41,8 @@ class ListSchedule:
 
 @final
 @dataclass(slots=True)
-class _Done:
-    """What of a schedule is decided: devices, ends, when devices and links are free, and when arrays are where."""
+class _PartialSchedule:
+    """A schedule so far: devices, ends, when devices and links are free, and when arrays arrive where."""
 
     free: dict[str, float]
     link: dict[str, float]
@@ -98,7 +97,7 @@ class ListScheduler:
 
     def _place(self, order: Sequence[str], choices: Mapping[str, Sequence[HardwareCapabilityProfile]]) -> ListSchedule:
         """Return the schedule that takes operations in an order, each to where it ends first of the devices it may."""
-        done = _Done(free=dict.fromkeys(self._by_name, 0.0), link=dict.fromkeys(self._by_name, 0.0))
+        done = _PartialSchedule(free=dict.fromkeys(self._by_name, 0.0), link=dict.fromkeys(self._by_name, 0.0))
         for name in order:
             may = choices[name]
             ends = [(self._end(name, self._arrivals(name, device, done), device, done), device) for device in may]
@@ -113,11 +112,13 @@ class ListScheduler:
         there = {name: done.mapping[name] for name in self.pending}
         return ListSchedule(there, {name: done.finish[name] for name in self.pending}, max(home, default=0.0))
 
-    def _end(self, name: str, came: Mapping[str, float], device: HardwareCapabilityProfile, done: _Done) -> float:
+    def _end(
+        self, name: str, came: Mapping[str, float], device: HardwareCapabilityProfile, done: _PartialSchedule
+    ) -> float:
         """Return when an operation would end on a device, s."""
         return max([done.free[device.name], *came.values()]) + self._seconds[name][device.name]
 
-    def _arrivals(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> dict[str, float]:
+    def _arrivals(self, name: str, device: HardwareCapabilityProfile, done: _PartialSchedule) -> dict[str, float]:
         """Return when each array that an operation reads could be on a device, one after the other over its link."""
         link, found = done.link[device.name], dict[str, float]()
         for read in self.workload.by_name[name].reads():
@@ -127,7 +128,7 @@ class ListScheduler:
                 found[read] = done.arrived.get((read, device.name), done.finish.get(read, 0.0))
         return found
 
-    def _must_move(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> bool:
+    def _must_move(self, name: str, device: HardwareCapabilityProfile, done: _PartialSchedule) -> bool:
         """Return whether an array is not on a device yet."""
         if (name, device.name) in done.arrived:
             return False
@@ -135,14 +136,14 @@ class ListScheduler:
             return done.mapping[name] is not device
         return device.name not in self._there[name]
 
-    def _move_s(self, name: str, device: HardwareCapabilityProfile, done: _Done) -> float:
+    def _move_s(self, name: str, device: HardwareCapabilityProfile, done: _PartialSchedule) -> float:
         """Return how long an array takes to a device from where it comes soonest, s."""
         size = self.workload.specs[name].num_bytes
         if name in done.mapping:
             return self._movement.seconds(size, done.mapping[name], device)
         return min(self._movement.seconds(size, self._by_name.get(place), device) for place in self._there[name])
 
-    def _home_s(self, name: str, done: _Done) -> float:
+    def _home_s(self, name: str, done: _PartialSchedule) -> float:
         """Return when a result that is wanted has come to the host, s."""
         if name not in done.mapping:
             return 0.0

@@ -1,4 +1,4 @@
-"""How a workload stays within a device's memory: what is kept, what is freed when, into how many pieces it is cut."""
+"""How a workload stays within a device's memory: keep all, free after the last use, or cut the batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def keep_all(workload: WorkloadProfile, capacity_bytes: int) -> MemoryPlan:  # n
 
 
 def free_after_last_use(workload: WorkloadProfile, capacity_bytes: int) -> MemoryPlan:  # noqa: ARG001  (as above)
-    """Free what no later operation reads and nobody wants."""
+    """Free an array once no later operation reads it, unless it is a wanted result."""
     last = {name: readers[-1] for name, readers in workload.consumers().items() if readers}
     wanted, held = set(workload.wanted), sum(workload.specs[name].num_bytes for name in workload.inputs)
     peak, freed = held, dict[str, tuple[str, ...]]()

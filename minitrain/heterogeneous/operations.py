@@ -2,9 +2,9 @@
 
 An operation is written once, over a library of arrays that is given to it (`xp`: NumPy, `jax.numpy`, or torch by the
 same names), so that all backends compute the same. Names and operands are NumPy's where NumPy has the function, with
-operands called x and y. What an operation costs is an operation of `minitrain.devices`: a matrix multiplication as
-there, 1 FLOP for each element of any other, and each operand and the result moved once. What only looks at memory in
-another way (a reshape, a slice) costs nothing.
+operands called x and y. The cost of an operation is an operation of `minitrain.devices`: a matrix multiplication as
+there, 1 FLOP for each element of any other, and each operand and the result moved once. A view (a reshape, a slice)
+costs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from minitrain.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, known_datatype
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 Shape = tuple[int, ...]
 MATRIX_DIMS = 2

@@ -1,13 +1,13 @@
 """The multi-device orchestrator: a workload's operations on several devices, with real arithmetic, moves and failures.
 
 Operations are computed in the workload's order, each by the backend of its device. What one reads is moved there first,
-once, as the data movement plan says. Every byte that moves is that of an array that is there.
+once, as the data movement plan says. Moved bytes are those of real arrays.
 
 When a device dies, what only it held is lost. The operations that are needed again, and those still to be done, go to
-the devices that are left, by the list schedule of these, and the run goes on. Since each operation computes the same on
-every backend of one kind, the numbers are those of a run without failure.
+the devices that are left, by a list schedule, and the run goes on. Since each operation computes the same on every
+backend of one kind, the numbers are those of a run without failure.
 
-How long all this takes is a timeline of prices (`minitrain.heterogeneous.steps`).
+How long all this takes is priced in `minitrain.heterogeneous.step_timeline`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from minitrain.heterogeneous.data_movement import (
     require_mapped,
 )
 from minitrain.heterogeneous.enhanced_workloads import EnhancedTestTask
-from minitrain.heterogeneous.orchestration import DeviceCoordinator, Orchestration, Recovery
-from minitrain.heterogeneous.steps import Step, Timeline, timeline
+from minitrain.heterogeneous.step_timeline import Step, Timeline, timeline
+from minitrain.heterogeneous.workload_execution import DeviceCoordinator, Recovery, WorkloadExecution
 from minitrain.heterogeneous.workload_manager import HardwareAwareWorkloadManager
 from minitrain.heterogeneous.workloads import ArraySpec, WorkloadProfile
 
@@ -45,7 +45,7 @@ class OrchestratedRun:
         steps: what happened.
         timeline: when, by prices.
         waits: which operations of other devices each operation waited for, as planned at first.
-        recoveries: what was done after devices had died.
+        recoveries: what was done after devices died.
         peak_bytes: the most that each device held at a time.
     """
 
@@ -59,12 +59,12 @@ class OrchestratedRun:
 
     @property
     def moved_bytes(self) -> int:
-        """What moved, bytes; as planned, where no device died."""
+        """All bytes that moved; the planned ones, where no device died."""
         return sum(step.num_bytes for step in self.steps if step.kind == "move")
 
     @property
     def seconds(self) -> float:
-        """When the last result had come home, by prices, s."""
+        """When the last result reached the host, by prices, s."""
         return self.timeline.seconds
 
 
@@ -75,7 +75,7 @@ class MultiDeviceOrchestrator:
         workload_manager: divides them.
 
     Attributes:
-        device_coordinators: what lets the devices of a class compute; the abstraction layer otherwise.
+        device_coordinators: by class of hardware, how its devices compute; others use the abstraction layer.
         data_movement_optimizer: plans moves.
         sync_manager: plans waits.
     """
@@ -87,7 +87,7 @@ class MultiDeviceOrchestrator:
         self.sync_manager = SynchronizationManager()
 
     def register_device_coordinator(self, hardware_class: Key, coordinator: DeviceCoordinator) -> None:
-        """Let the devices of a class compute through a coordinator of one's own.
+        """Make the devices of a class compute through a coordinator.
 
         Raises:
             UsageError: it cannot compute.
@@ -113,7 +113,7 @@ class MultiDeviceOrchestrator:
         spares: Sequence[HardwareCapabilityProfile | str] = (),
         power_budget_W: float | None = None,  # noqa: N803 - a unit
     ) -> OrchestratedRun:
-        """Compute a workload, and say what moved, when all was done, and what it took.
+        """Compute a workload on several devices, and price it.
 
         Args:
             workload: its inputs are arrays.
@@ -130,7 +130,7 @@ class MultiDeviceOrchestrator:
         _require_numbers(workload)
         mapping = self._mapping(workload, device_mapping)
         devices = _all_devices(mapping, spares)
-        run = Orchestration(
+        run = WorkloadExecution(
             self.workload_manager.hal,
             workload,
             mapping,

@@ -1,12 +1,12 @@
-"""Arrays that compute where they lie: code written for NumPy runs on a backend, operation by operation.
+"""Arrays that lie on a backend and compute there: code written for NumPy runs on a backend, operation by operation.
 
 A `PlacedArray` takes part in NumPy's protocols (NEP 13 and NEP 18): `np.tanh(x) @ weight` asks the abstraction layer
 for a tanh and a matrix multiplication as soon as one operand is placed, and the result is placed too. What the layer
-has no operation for (sorting, cumulative sums) is done by NumPy on the host, and its real numbers are put back;
-`Place.on_host` counts these by name, so that nobody takes them for the backend's.
+has no operation for (sorting, cumulative sums) is done by NumPy on the host, and real results are put back.
+`Place.on_host` counts these by name.
 
-`np.asarray` brings an array home. Left out: writing into a part of an array on the device; such a write goes over the
-host, too.
+`np.asarray` copies an array to the host. Left out: writing into a part of an array on the device; such a write goes
+over the host, too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Place:
         return PlacedArray(self, self.layer.execute(op_type, found, self.key).result)
 
     def by_numpy(self, function: Callable[..., Any], args: Any, named: Mapping[str, Any]) -> Any:
-        """Return what NumPy makes of arrays that are brought home, placed again if it is real."""
+        """Compute with NumPy on the host, and place the result again if it is real."""
         self.on_host[function.__name__] += 1
         found = function(*_home(args), **_home(dict(named)))
         if isinstance(found, list | tuple):

@@ -1,4 +1,4 @@
-"""The comprehensive hardware profiler: what a device reaches, whether it does what its config claims, and which it is.
+"""The comprehensive hardware profiler: a device's measured rates, the claims of its config, and its fingerprint.
 
 A benchmark suite runs through the abstraction layer, on the backend of the device. Verification then compares it with
 the claims of the device's hardware config, one verdict a claim:
@@ -10,11 +10,11 @@ the claims of the device's hardware config, one verdict a claim:
 | its peak rate of a precision | less than half of what the config says that this size reaches, or more than the peak |
 | its memory's bandwidth | likewise, of the largest array |
 
-What is too fast fails too: a rate above the peak is a clock, a config or a result that is wrong. A rate is too low when
-even the best sample is. Where that is not so, and samples scatter by more than 15 % or their median is too slow, the
+A rate above the peak fails too, since a clock, a config or a result must be wrong. A rate is too low when even the best
+sample is too slow. If the best sample is not, but samples scatter by more than 15 % or their median is too slow, the
 machine was busy, and the claim is *inconclusive*.
 
-The models (`model_resource_utilization`, `model_memory_hierarchy`) are of prices alone, and measure nothing.
+The models (`model_resource_utilization`, `model_memory_hierarchy`) use prices, and measure nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from minitrain.devices.operations import Operation, matmul
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import HardwareConfigError
 from minitrain.heterogeneous.abstraction_layer import HardwareAbstractionLayer, standard_layer
-from minitrain.heterogeneous.benchmarks import Rung, Suite, run_suite
+from minitrain.heterogeneous.benchmark_suite import Rung, Suite, run_suite
 from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile
 from minitrain.heterogeneous.detection import EnhancedHardwareDetector
 from minitrain.heterogeneous.memory_plans import free_after_last_use
-from minitrain.heterogeneous.orchestration import key_of
+from minitrain.heterogeneous.workload_execution import key_of
 from minitrain.heterogeneous.workloads import WorkloadProfile
 
 Verdict = Literal["pass", "fail", "inconclusive"]
@@ -44,7 +44,7 @@ _CHANGING = ("name", "price_usd_per_hour")
 @final
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something that a hardware config claims, and what came of it.
+    """A claim of a hardware config, and its verdict.
 
     Args:
         name: what is claimed: "peak float32".
@@ -66,7 +66,7 @@ class Claim:
 @final
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """What came of the claims of a device.
+    """The verdicts on the claims of a device.
 
     Args:
         device: its name.
@@ -164,10 +164,10 @@ class ComprehensiveHardwareProfiler:
         return {profile.name: self.verify_capabilities(profile) for profile in found}
 
     def generate_hardware_fingerprint(self, hardware_profile: HardwareCapabilityProfile) -> str:
-        """Return what tells a kind of device from others: SHA-256 of its config as canonical JSON.
+        """Return what identifies a kind of device: SHA-256 of its config as canonical JSON.
 
-        What changes from day to day (its price) and what it is called are left out, so that two devices of one kind
-        have one fingerprint, and a config that is changed in a figure has another.
+        Its name and its rent, which changes from day to day, are left out. So two devices of one kind have one
+        fingerprint, and a config with a changed figure has another.
         """
         text = json.dumps(_plain(hardware_profile.device), sort_keys=True, separators=(",", ":"))
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
@@ -215,7 +215,7 @@ class ComprehensiveHardwareProfiler:
         return list(_levels(hardware_profile))
 
     def measure_memory_hierarchy(self, hardware_profile: HardwareCapabilityProfile) -> list[tuple[float, float]]:
-        """Return what passes over arrays of growing size reach, as (bytes touched, bytes/s), from the suite."""
+        """Return the bandwidths that the suite measured on arrays of growing size, as (bytes touched, bytes/s)."""
         found = self.benchmark_results.get(hardware_profile.name) or self.run_benchmark_suite(hardware_profile)
         rungs: Sequence[Rung] = next(iter(found["rungs"].values()), ())
         return [(rung.num_bytes, rung.bytes_per_s) for rung in rungs if rung.op_type == "multiply" and rung.size > 1]

@@ -1,8 +1,8 @@
 """Cutting a workload by samples: every device computes all operations for its share of the batch.
 
 That gives the same numbers where each row of a result comes from the same row of the batch alone. `rows_kept` goes
-through the operations and refuses what mixes rows (a mean over the batch, a product with the batch as its right side),
-however innocent its shapes look. What does not depend on the batch is computed once.
+through the operations and refuses those that mix rows (a mean over the batch, a product with the batch as its right
+side), even where shapes would fit. What does not depend on the batch is computed once.
 """
 
 from __future__ import annotations

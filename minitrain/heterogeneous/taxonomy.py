@@ -1,10 +1,10 @@
 """The taxonomy of hardware: capabilities, which class has them from which, and how classes relate.
 
 A capability is something a device can do ("precision:float16", "tensor_cores"), with properties. It belongs to a class
-of hardware or to one device, and a class hands it on to the classes below it, with a factor for each step: what is left
-of its strength. Inheritance is transitive, factors multiply, the largest over several ways wins, and what a class or a
-device has itself beats what it inherits. What a device has itself is read from its hardware config
-(`discover_capabilities`); which devices there are, a detector finds (`discover`).
+of hardware or to one device. The classes below a class inherit it, and each step of inheritance multiplies its strength
+by a factor. Of several paths the strongest counts, and a class's or a device's own capability overrides an inherited
+one. A device's own capabilities are read from its hardware config (`discover_capabilities`); a detector finds devices
+(`discover`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile, HardwareClass, Key, class_named
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 @final
@@ -77,7 +77,7 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
 
     Attributes:
         capabilities_registry: the properties of each capability.
-        hardware_hierarchies: the classes below each class, with what is left of a capability on the way.
+        hardware_hierarchies: the classes below each class, with the factor by which a capability's strength falls.
         hardware_relationships: how others relate to a class or a device, by (source, target).
 
     Example:
@@ -131,7 +131,7 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
         Args:
             parent_class: whose capabilities are inherited.
             child_class: which inherits them.
-            inheritance_factor: what is left of each, in (0, 1].
+            inheritance_factor: by which strength is multiplied, in (0, 1].
 
         Raises:
             UsageError: the factor is outside its rule, or the classes would inherit from one another in a circle.
@@ -224,7 +224,7 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
         }
 
     def _strongest_ways(self, wanted: HardwareClass) -> dict[HardwareClass, float]:
-        """Return the classes above one, itself first, with the largest product of factors on a way to each."""
+        """Return the classes above one, itself first, with the largest product of factors on a path to each."""
         found, pending = {wanted: 1.0}, [wanted]
         while pending:
             child = pending.pop(0)
@@ -258,7 +258,7 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
 
 
 def _share(name: str, value: Any) -> float:
-    """Return a share in (0, 1]."""
+    """Return a share, which must be in (0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise UsageError(f"{name} is a share in (0, 1], got {value!r}; use 1.0 where nothing is lost", value=value)
     return float(value)

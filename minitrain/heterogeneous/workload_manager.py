@@ -1,15 +1,15 @@
-"""The hardware-aware workload manager: which device computes what of a workload, how much at once, and in what.
+"""The hardware-aware workload manager: which device computes what, in which batch size, precision and memory.
 
 | question | answer |
 |---|---|
 | which device computes an operation | `minitrain.heterogeneous.list_scheduling` |
-| how many samples each device gets | one after the other to whoever would finish it first |
+| how many samples each device gets | one after the other, to the device that would finish it first |
 | batch size | the smallest that comes within 5 % of the best throughput and fits into memory |
 | precision | the quickest that the device has and the workload allows |
 | memory | the first strategy of `minitrain.heterogeneous.memory_plans` that fits |
 | fusion | `minitrain.heterogeneous.fusion_rules`, by class of hardware |
 
-All times are prices of device simulators, and none is measured.
+All times are prices of device simulators; none is measured.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class HardwareAwareWorkloadManager:
 
         Returns:
             `device_mapping`, the device of each operation; `components`, the operations of each device;
-            `finish_s`, when each operation would be done; `seconds`, when all results would be home on the host;
+            `finish_s`, when each operation would be done; `seconds`, when all results would be on the host;
             and where the workload has a batch, `shares`, the samples of each device if each did all operations.
 
         Raises:
@@ -83,7 +83,7 @@ class HardwareAwareWorkloadManager:
     def share_samples(
         self, workload: WorkloadProfile, available_hardware: Sequence[HardwareCapabilityProfile | str]
     ) -> dict[str, int]:
-        """Return how many samples of the batch each device gets: one after the other to whoever finishes it first.
+        """Return how many samples of the batch each device gets: one after the other, to the first to finish it.
 
         A large batch is given out in steps of a 256th, the last ones sample by sample. On equal devices shares are
         equal, as far as the batch divides; a slow device may get none.
@@ -174,7 +174,7 @@ class HardwareAwareWorkloadManager:
         )
 
     def register_fusion_rule(self, rule: FusionRule) -> None:
-        """Let operations be fused by a rule, which is tried before those that are there."""
+        """Add a rule for fusing operations, which is tried before all others."""
         others = {name: each for name, each in self.operation_fusion_rules.items() if name != rule.name}
         self.operation_fusion_rules = {rule.name: rule, **others}
 
@@ -193,7 +193,7 @@ def _give(
     num_samples: int,
     step: int,
 ) -> None:
-    """Give samples to devices, so many at a time to whoever would finish them first."""
+    """Give samples to devices, so many at a time, to the device that would finish them first."""
     finishing = [(times.seconds(each, shares[each.name] + step), place) for place, each in enumerate(devices)]
     heapify(finishing)
     for _ in range(0, num_samples, step):
@@ -205,7 +205,7 @@ def _give(
 
 @final
 class _BatchTimes:
-    """How long devices take for some samples of a workload, each worked out once.
+    """How long devices take for some samples of a workload, each priced once.
 
     Args:
         workload: one with a batch.

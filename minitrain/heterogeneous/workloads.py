@@ -22,7 +22,7 @@ from minitrain.heterogeneous.backends import datatype_of
 from minitrain.heterogeneous.capabilities import PrecisionType
 from minitrain.heterogeneous.libraries import datatype_named
 from minitrain.heterogeneous.operations import Shape, cost_of, operation_named, result_shape, split_inputs
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 @final

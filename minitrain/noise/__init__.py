@@ -1,7 +1,14 @@
 """Runs under noise: a finished run timed again under thousands of draws of what disturbs a real cluster.
 
 May import: `errors`, `events`, `hardware`, `analysis`, `run`, `vector`, `trace`. Open `monte_carlo` first: the
-function of that name and what it returns. `noise` says what may be drawn, `draws` draws it, `works` is the run as the
-smallest graph that has its step time, `tail` finds who carries the slowest samples, and `sensitivity` says what each
-kind of operation and each price is worth.
+function of that name and what it returns.
+
+| module | what it does |
+|---|---|
+| `noise`, `histogram` | what may disturb a run, and measured durations of an operation |
+| `draws` | draws how long everything lasts in a sample |
+| `activities` | the run as the smallest graph that has its step time |
+| `monte_carlo`, `distribution`, `tail` | step times under noise, and what is on the critical paths of the slowest |
+| `sensitivity`, `price_swings` | how the step time depends on each kind of operation, and each figure of the hardware |
+| `figure`, `tornado`, `distribution_svg` | the pictures of these |
 """

@@ -1,4 +1,4 @@
-"""`Distribution`: the step time of a run under noise, and who carries its tail, as figures and in words."""
+"""`Distribution`: the step time of a run under noise, and what makes its tail, as figures and in words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Distribution:
         seed: what the samples were drawn with.
         step_times: of each sample, s, (num_samples,).
         recorded_s: the step time without noise, s.
-        tail: who carries the slowest tenth of the samples.
+        tail: the ranks and operations on the critical paths of the slowest tenth of the samples.
     """
 
     run: Run

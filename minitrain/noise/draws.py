@@ -1,4 +1,4 @@
-"""Draws of noise: how long every work of a run lasts in each sample.
+"""Draws of noise: how long every activity of a run lasts in each sample.
 
 Every sample has a generator of its own, seeded by the seed and by the sample's number. So a sample is the same whatever
 others are drawn, and can be drawn again alone. Within a sample, jitter is drawn first, then stragglers, then links.
@@ -14,21 +14,21 @@ import numpy as np
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints
 from minitrain.errors import UsageError
 from minitrain.events import PASSES, UPDATE
+from minitrain.noise.activities import Activities
 from minitrain.noise.histogram import Histogram
 from minitrain.noise.noise import Noise, SlowLink
-from minitrain.noise.works import Works
 
 _SLOWED = frozenset((*PASSES, UPDATE))  # what `slowdown` of a run slows down: loading weights is no computing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chance:
-    """Something that is slow for a whole sample: ranks, or links.
+    """Ranks or links that may be slow for a whole sample.
 
     Args:
         first: its first uniform number of a sample.
         probability: that one of its parts is slow.
-        factor: by which the works that it carries last longer.
+        factor: by which the activities that it carries last longer.
         of_set: which parts each set of ranks uses, 1 or 0, (num_sets, num_parts).
         draws: the draws that it changes, (num_changed,).
         sets: the set of each of them, (num_changed,).
@@ -53,18 +53,18 @@ class Draws:
     """What is drawn for a run.
 
     Args:
-        works: the run.
+        activities: the run.
         noise: what disturbs it.
         seed: of all samples.
         tiers: processors of the tier that carries each event, or None where the run does not tell.
     """
 
-    def __init__(self, works: Works, noise: Noise, seed: int, tiers: Ints | None = None) -> None:
-        line = works.timeline
-        self._works, self._seed = works, seed
-        self.num_draws = int(works.draw.max(initial=-1)) + 1
+    def __init__(self, activities: Activities, noise: Noise, seed: int, tiers: Ints | None = None) -> None:
+        line = activities.timeline
+        self._activities, self._seed = activities, seed
+        self.num_draws = int(activities.draw.max(initial=-1)) + 1
         event = np.zeros(self.num_draws, np.int64)
-        event[works.draw[::-1]] = works.event[::-1]  # of a message, its first side
+        event[activities.draw[::-1]] = activities.event[::-1]  # of a message, its first side
         self._event, self._tiers = event, None if tiers is None else tiers[event]
         self._computes = line.computes[event]
         self._num_uniform = 0
@@ -78,12 +78,12 @@ class Draws:
     @property
     def _slowed(self) -> Ints:
         """The draws that a slow rank changes."""
-        return np.flatnonzero(self._works.timeline.of_types(_SLOWED)[self._event])
+        return np.flatnonzero(self._activities.timeline.of_types(_SLOWED)[self._event])
 
     def durations(self, samples: Ints) -> Floats:
-        """Return how long each work lasts in some samples, s, (num_works, num_samples)."""
+        """Return how long each activity lasts in some samples, s, (num_activities, num_samples)."""
         factors = np.ascontiguousarray(self._factors(samples).T)
-        durations: Floats = self._works.duration[:, None] * factors[self._works.draw]
+        durations: Floats = self._activities.duration[:, None] * factors[self._activities.draw]
         return durations
 
     def _factors(self, samples: Ints) -> Floats:
@@ -114,7 +114,7 @@ class Draws:
 
     def _by_type(self, noise: Noise) -> tuple[Floats, list[tuple[Ints, Histogram]]]:
         """Return the sigma of each draw, and the draws of each histogram."""
-        line = self._works.timeline
+        line = self._activities.timeline
         typ, sigma = line.typ[self._event], np.zeros(self.num_draws)
         found = []
         for code, name in enumerate(line.typs):
@@ -131,14 +131,14 @@ class Draws:
         """Return the chance that ranks compute slowly."""
         if noise.straggler is None:
             return []
-        line, (probability, factor) = self._works.timeline, noise.straggler
+        line, (probability, factor) = self._activities.timeline, noise.straggler
         of_rank, slowed = np.eye(line.num_ranks), self._slowed
         first = self._take(line.num_ranks)
         return [_Chance(first, probability, factor, of_rank, slowed, line.rank[self._event[slowed]])]
 
     def _slow(self, link: SlowLink) -> _Chance:
         """Return the chance that links are slow."""
-        line = self._works.timeline
+        line = self._activities.timeline
         carried = ~self._computes & ~line.on_stream("offload")[self._event] & ~line.on_stream("fetch")[self._event]
         draws = np.intersect1d(np.flatnonzero(carried), self._in_tier(link))
         users, sets = self._users(draws)
@@ -166,7 +166,7 @@ class Draws:
 
     def _users(self, draws: Ints) -> tuple[Bools, Ints]:
         """Return the sets of ranks that communicate, (num_sets, num_ranks), and the set of each draw."""
-        line, event = self._works.timeline, self._event[draws]
+        line, event = self._activities.timeline, self._event[draws]
         keys = np.stack(
             [line.group[event], np.where(line.peer[event] == NONE, NONE, line.rank[event]), line.peer[event]]
         )

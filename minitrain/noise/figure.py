@@ -10,10 +10,10 @@ import numpy as np
 from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.labels import duration, time_unit
 from minitrain.noise.distribution import PERCENTILES, Distribution
-from minitrain.noise.picture import distribution_svg
-from minitrain.trace.answer import section
+from minitrain.noise.distribution_svg import distribution_svg
 from minitrain.trace.bars import make_bars
 from minitrain.trace.drawing import Drawing, Properties, as_figure, scatter
+from minitrain.trace.explanation_panel import section
 from minitrain.trace.gantt import MAX_BARS, drawn_bars
 from minitrain.trace.layout import FIGURE_STYLE, GRID
 from minitrain.trace.notebook_figure import NotebookFigure
@@ -78,7 +78,7 @@ def _facts(found: Distribution) -> list[str]:
 
 
 def _tables(found: Distribution) -> str:
-    """Return who carries the slowest samples, as HTML."""
+    """Return the ranks and operations that make the tail, as HTML."""
     tail = found.tail
     about = f"of the slowest {len(tail.samples):,} samples"
     parts = {"Ranks": tail.ranks, "Types of operations": tail.types, "Operations": tail.operations}

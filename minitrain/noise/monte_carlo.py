@@ -1,6 +1,6 @@
-"""`monte_carlo`: the step time of a finished run under noise, as a distribution, and who carries its tail.
+"""`monte_carlo`: the step time of a finished run under noise, as a distribution, and what makes its tail.
 
-A strategy does not look at the clock, so that its run need not be made again: the recorded operations keep their
+A strategy does not look at the clock, so that its run need not be repeated: the recorded operations keep their
 dependencies, and only their durations are drawn. A strategy that would choose another order under noise is not
 modelled.
 """
@@ -19,16 +19,16 @@ import numpy as np
 from minitrain.analysis.timeline import Ints
 from minitrain.errors import UsageError, require_count
 from minitrain.events import PRICE, STRIDE, EventLog
+from minitrain.noise.activities import Activities, make_activities
 from minitrain.noise.distribution import Distribution
 from minitrain.noise.draws import Draws
 from minitrain.noise.noise import Noise
 from minitrain.noise.tail import PathFinder, Tail, shares_of_operations, shares_of_ranks, shares_of_types
-from minitrain.noise.works import Works, make_works
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run
 
-_NUMBERS_AT_ONCE = 2**20  # moments x samples, 8 MiB: what a processor's cache about holds
-_WORST = 10  # one in so many samples is of the worst decile
+_NUMBERS_AT_ONCE = 2**20  # moments x samples, 8 MiB: about as much as a processor's cache holds
+_WORST = 10  # the slowest 1 / 10 of the samples are the tail
 
 
 @final
@@ -66,7 +66,7 @@ class MonteCarlo(Distribution):
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script."""
-        from minitrain.noise.picture import distribution_svg  # noqa: PLC0415
+        from minitrain.noise.distribution_svg import distribution_svg  # noqa: PLC0415
 
         return f"<pre>{html.escape(str(self))}</pre>{distribution_svg(self)}"
 
@@ -93,14 +93,14 @@ def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -
         raise UsageError(f"noise must be a `mt.Noise`, such as mt.Noise(jitter=0.05), got {noise!r:.80}")
     require_events(run, "monte_carlo")
     _require_ranks(noise, run.world_size)
-    works = make_works(run.timeline)
-    draws = Draws(works, noise, seed, _tiers(run))
-    at_once = max(_NUMBERS_AT_ONCE // max(works.levels.num_moments, 1), 1)
-    parts = [works.step_times(draws.durations(part)) for part in _parts(np.arange(samples), at_once)]
+    activities = make_activities(run.timeline)
+    draws = Draws(activities, noise, seed, _tiers(run))
+    at_once = max(_NUMBERS_AT_ONCE // max(activities.levels.num_moments, 1), 1)
+    parts = [activities.step_times(draws.durations(part)) for part in _parts(np.arange(samples), at_once)]
     step_times = np.concatenate(parts)
     worst = np.argsort(-step_times, kind="stable")[: -(-samples // _WORST)]
-    recorded = float(works.step_times(works.duration[:, None])[0])
-    return MonteCarlo(run, noise, seed, step_times, recorded, _tail(works, draws, worst, at_once))
+    recorded = float(activities.step_times(activities.duration[:, None])[0])
+    return MonteCarlo(run, noise, seed, step_times, recorded, _tail(activities, draws, worst, at_once))
 
 
 def _parts(samples: Ints, at_once: int) -> Iterator[Ints]:
@@ -109,11 +109,11 @@ def _parts(samples: Ints, at_once: int) -> Iterator[Ints]:
         yield samples[begin : begin + at_once]
 
 
-def _tail(works: Works, draws: Draws, worst: Ints, at_once: int) -> Tail:
-    """Return who carries some samples, which are drawn again."""
-    finder = PathFinder(works)
-    sums = [shares_of_ranks(works), shares_of_types(works), shares_of_operations(works)]
-    for part in _parts(worst, at_once) if works.num_works else ():
+def _tail(activities: Activities, draws: Draws, worst: Ints, at_once: int) -> Tail:
+    """Return what is on the critical paths of some samples, which are drawn again."""
+    finder = PathFinder(activities)
+    sums = [shares_of_ranks(activities), shares_of_types(activities), shares_of_operations(activities)]
+    for part in _parts(worst, at_once) if activities.num_activities else ():
         path = finder.path(draws.durations(part))
         for each in sums:
             each.add(path, len(part))

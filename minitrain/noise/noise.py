@@ -1,15 +1,15 @@
 """`Noise`: what may make operations last longer or shorter than their price, as one value.
 
-All of it are factors on the durations of a run. Computing and communication know three kinds of noise each:
+All noise is a factor on the durations of a run. Computing and communication have three kinds each:
 
 - *jitter*: every operation has a factor of its own, lognormal with mean 1: exp(sigma z - sigma^2 / 2). On average an
-  operation lasts as long as its price says, so that whatever the mean step grows by is waiting.
+  operation lasts as long as its price, so that all that is added to the mean step is waiting.
 - *measured*: in the place of jitter, a factor drawn from measured durations.
 - *stragglers* and `slowdown`: a rank whose computing is slow for a whole step, now and then or always; *slow links*
   are the same for communication.
 
 A collective has one factor for all its members, and a message has one for both sides. Left out: noise that lasts for
-several steps, and ranks that fail (see `minitrain.run`).
+several steps, and ranks that fail (see `minitrain.faults`).
 """
 
 from __future__ import annotations

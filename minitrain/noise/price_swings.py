@@ -1,4 +1,4 @@
-"""What each figure of a hardware config is worth to the step time of a run: bandwidths, latencies, rates, efficiencies.
+"""How a step time changes with each figure of the hardware config: bandwidths, latencies, rates, efficiencies.
 
 The run is executed once more, with the clocks of many machines (see `minitrain.vector`). Two of them have one figure
 lower and higher by a given share, which gives the two step times. Two others have it lower and higher by a
@@ -31,7 +31,7 @@ _SHARES = ("efficiency",)
 
 @dataclass(frozen=True, slots=True)
 class PriceSwing:
-    """What one figure is worth.
+    """How the step time changes with one figure.
 
     Args:
         path: its key path, as in messages about configs.
@@ -58,7 +58,7 @@ Variation = Callable[[str, float], Any]
 
 
 def price_swings(run: Run, change: float) -> tuple[PriceSwing, ...]:
-    """Return what each figure of a run's hardware is worth, the widest span first; those without any are left out.
+    """Return how the step time changes with each figure of the hardware, the widest span first, without spans of 0.
 
     Nothing is found where no config or `FixedPredictor` prices the run, where it is timed again for contention, and
     where devices died in it.

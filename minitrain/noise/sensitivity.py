@@ -1,11 +1,11 @@
-"""`sensitivity`: what the step time gains or loses if one kind of operation, or one figure of the hardware, changes.
+"""`sensitivity`: how the step time changes with one kind of operation, or with one figure of the hardware.
 
 The step time is the longest path through the recorded operations. Its derivative by the duration of a kind, as a share
 of that duration, is the time that the kind takes on the critical path. That holds as long as the path stays the same.
 So the step is also timed with each kind quicker and slower by a given share. Only durations change, as in
 `minitrain.analysis.what_if`.
 
-What a bandwidth, a latency or a rate is worth is found by executing the run for as many machines: see `price_swings`.
+The effect of a bandwidth, a latency or a rate is found by executing the run on changed machines: see `price_swings`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 from minitrain.analysis.labels import duration
 from minitrain.analysis.timeline import Bools
 from minitrain.errors import UsageError
+from minitrain.noise.activities import Activities, make_activities
 from minitrain.noise.monte_carlo import require_events
 from minitrain.noise.noise import COMMUNICATION, COMPUTING
 from minitrain.noise.price_swings import PriceSwing, price_swings
 from minitrain.noise.tail import PathFinder
-from minitrain.noise.works import Works, make_works
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run
 
 
 @dataclass(frozen=True, slots=True)
 class Swing:
-    """What one kind of operation is worth.
+    """How the step time changes with one kind of operation.
 
     Args:
         kind: "computing", "communication", or a type of event.
@@ -74,7 +74,7 @@ class Sensitivity:
 
     @cached_property
     def prices(self) -> tuple[PriceSwing, ...]:
-        """What each figure of the hardware is worth, the widest span first; the run is executed for it when asked.
+        """How the step time changes with each figure of the hardware, the widest span first; this executes the run.
 
         Nothing for a run that was read from a file, is priced by no config, was timed again for contention, or in which
         devices died.
@@ -151,14 +151,15 @@ def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:
     ):
         raise UsageError(f"change must be a share above 0 and below 1, such as 0.1, got {change!r}")
     require_events(run, "sensitivity")
-    works = make_works(run.timeline)
-    kinds = _kinds(works)
-    chosen = np.stack([members for _, members in kinds], axis=1) if kinds else np.zeros((works.num_works, 0), bool)
-    columns = [np.ones((works.num_works, 1)), 1 - change * chosen, 1 + change * chosen]
-    steps = works.step_times(works.duration[:, None] * np.concatenate(columns, axis=1)).tolist()
+    activities = make_activities(run.timeline)
+    kinds = _kinds(activities)
+    count = activities.num_activities
+    chosen = np.stack([members for _, members in kinds], axis=1) if kinds else np.zeros((count, 0), bool)
+    columns = [np.ones((count, 1)), 1 - change * chosen, 1 + change * chosen]
+    steps = activities.step_times(activities.duration[:, None] * np.concatenate(columns, axis=1)).tolist()
     recorded, quicker, slower = steps[0], steps[1 : 1 + len(kinds)], steps[1 + len(kinds) :]
     names = [name for name, _ in kinds]
-    rows = zip(names, _derivatives(works, [members for _, members in kinds]), quicker, slower, strict=True)
+    rows = zip(names, _derivatives(activities, [members for _, members in kinds]), quicker, slower, strict=True)
     swings = sorted((Swing(*row) for row in rows), key=lambda one: (-one.span_s, -one.derivative_s))
     return Sensitivity(run.strategy, recorded, change, tuple(swings), run)
 
@@ -173,18 +174,18 @@ def _require_of(of: str) -> None:
         raise UsageError(f'of must be "kinds" or "prices", got {of!r:.80}', of=of)
 
 
-def _kinds(works: Works) -> list[tuple[str, Bools]]:
-    """Return the kinds that last in a run, and which works belong to each, (num_works,)."""
-    line = works.timeline
-    typ, computes = line.typ[works.event], line.computes[works.event]
+def _kinds(activities: Activities) -> list[tuple[str, Bools]]:
+    """Return the kinds that last in a run, and which activities belong to each, (num_activities,)."""
+    line = activities.timeline
+    typ, computes = line.typ[activities.event], line.computes[activities.event]
     groups = [(COMPUTING, computes), (COMMUNICATION, ~computes)]
     groups += [(name, typ == code) for code, name in enumerate(line.typs)]
-    return [(name, members) for name, members in groups if works.duration[members].any()]
+    return [(name, members) for name, members in groups if activities.duration[members].any()]
 
 
-def _derivatives(works: Works, kinds: Sequence[Bools]) -> list[float]:
+def _derivatives(activities: Activities, kinds: Sequence[Bools]) -> list[float]:
     """Return the time of each kind on the critical path, s."""
-    if not works.num_works:
+    if not activities.num_activities:
         return []
-    path = PathFinder(works).path(works.duration[:, None])
-    return [float(path.seconds[members[path.work]].sum()) for members in kinds]
+    path = PathFinder(activities).path(activities.duration[:, None])
+    return [float(path.seconds[members[path.activity]].sum()) for members in kinds]

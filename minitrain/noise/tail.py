@@ -1,8 +1,8 @@
 """The slowest samples: which ranks and which operations are on their critical paths, and what they add there.
 
 The critical path of a sample is followed backwards from its latest end, as in `minitrain.analysis.critical_path`, for
-all samples side by side. Of two dependencies that were fulfilled at the same time, the end of a work goes before a
-beginning. Every moment of a path is somebody's work, so that the works of a path last as long as the step.
+all samples side by side. Of two dependencies that are fulfilled at the same time, the end of an activity goes before a
+beginning. A path has no gap, so that its activities together last as long as the step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints
-from minitrain.noise.works import Works
+from minitrain.noise.activities import Activities
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """What a rank or an operation has to do with the slowest samples.
+    """How a rank or an operation contributes to the slowest samples.
 
     Args:
         name: "rank 3", or "forward of layer 2".
@@ -35,22 +35,22 @@ class Carrier:
 
 
 class Path(NamedTuple):
-    """The works on the critical paths of some samples, in no order.
+    """The activities on the critical paths of some samples, in no order.
 
     Args:
         sample: the sample of each, by its place, (num_steps,).
-        work: the work, (num_steps,).
+        activity: the activity, (num_steps,).
         seconds: how long it lasted there, s, (num_steps,).
     """
 
     sample: Ints
-    work: Ints
+    activity: Ints
     seconds: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tail:
-    """Who carries the slowest samples of a Monte Carlo; each list begins with what adds most.
+    """What contributes to the slowest samples of a Monte Carlo; each list begins with what adds most.
 
     Args:
         samples: the samples, the slowest first, (num_samples,).
@@ -74,11 +74,11 @@ class _InEdges(NamedTuple):
     ending: Ints
 
 
-def _in_edges(works: Works) -> _InEdges:
+def _in_edges(activities: Activities) -> _InEdges:
     """Return the edges into each moment."""
-    levels = works.levels
+    levels = activities.levels
     counts = np.diff(levels.first)
-    order = np.lexsort((levels.ending == works.num_works, np.repeat(np.arange(len(counts)), counts)))
+    order = np.lexsort((levels.ending == activities.num_activities, np.repeat(np.arange(len(counts)), counts)))
     first, degree = np.zeros(levels.num_moments, np.int64), np.zeros(levels.num_moments, np.int64)
     first[levels.target], degree[levels.target] = levels.first[:-1], counts
     return _InEdges(first, degree, levels.source[order], levels.ending[order])
@@ -88,42 +88,42 @@ class PathFinder:
     """Finds the critical paths of samples.
 
     Args:
-        works: the run.
+        activities: the run.
     """
 
-    def __init__(self, works: Works) -> None:
-        self._works = works
-        self._edges = _in_edges(works)
+    def __init__(self, activities: Activities) -> None:
+        self._activities = activities
+        self._edges = _in_edges(activities)
 
     def path(self, durations: Floats) -> Path:
-        """Return the critical paths of samples, given how long works last, (num_works, num_samples)."""
-        moments = self._works.levels.moments(durations)
+        """Return the critical paths of samples, given how long activities last, (num_activities, num_samples)."""
+        moments = self._activities.levels.moments(durations)
         lasts = np.concatenate([durations, np.zeros((1, durations.shape[1]))])
         steps = list(self._steps(moments, lasts))
-        sample, work = (np.concatenate(parts) for parts in zip(*steps, strict=True))
-        seconds = lasts[work, sample]
+        sample, activity = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+        seconds = lasts[activity, sample]
         kept = seconds > 0
-        return Path(sample[kept], work[kept], seconds[kept])
+        return Path(sample[kept], activity[kept], seconds[kept])
 
     def _steps(self, moments: Floats, lasts: Floats) -> Iterator[tuple[Ints, Ints]]:
-        """Yield a work of the path of each sample that has not come to its beginning, from the last one on."""
-        works, sample = self._works, np.arange(moments.shape[1])
-        ends = works.ends(moments, lasts, works.last)
-        work = works.last[ends.argmax(axis=0)]
-        moment = works.begin[work]
-        yield sample, work
+        """Yield the next activity of each sample's path, backwards from the last, until all have reached the start."""
+        activities, sample = self._activities, np.arange(moments.shape[1])
+        ends = activities.ends(moments, lasts, activities.last)
+        activity = activities.last[ends.argmax(axis=0)]
+        moment = activities.begin[activity]
+        yield sample, activity
         while True:
             going = self._edges.degree[moment] > 0
             sample, moment = sample[going], moment[going]
             if not len(sample):
                 return
             edge = self._fulfilled_last(sample, moment, moments, lasts)
-            work, moment = self._edges.ending[edge], self._edges.source[edge]
-            ended = work < works.num_works
-            yield sample[ended], work[ended]
+            activity, moment = self._edges.ending[edge], self._edges.source[edge]
+            ended = activity < activities.num_activities
+            yield sample[ended], activity[ended]
 
     def _fulfilled_last(self, sample: Ints, moment: Ints, moments: Floats, lasts: Floats) -> Ints:
-        """Return the edge by which the moment of each sample came, (num_samples,)."""
+        """Return the edge that was fulfilled last before the moment of each sample, (num_samples,)."""
         edges = self._edges
         counts = edges.degree[moment]
         begins = np.cumsum(counts) - counts
@@ -137,12 +137,12 @@ class PathFinder:
 
 
 class Shares:
-    """Adds up what groups of works have to do with the critical paths of samples.
+    """Adds up the time of groups of activities on the critical paths of samples.
 
     Args:
         names: the name of each group.
-        group: the group of each work, or `NONE`, (num_works,).
-        recorded: how long each work lasted in the recorded run, s, (num_works,).
+        group: the group of each activity, or `NONE`, (num_activities,).
+        recorded: how long each activity lasted in the recorded run, s, (num_activities,).
     """
 
     def __init__(self, names: Sequence[str], group: Ints, recorded: Floats) -> None:
@@ -152,13 +152,13 @@ class Shares:
 
     def add(self, path: Path, num_samples: int) -> None:
         """Add the critical paths of some samples."""
-        group = self._group[path.work]
+        group = self._group[path.activity]
         mine = group != NONE
         group, sample, many = group[mine], path.sample[mine], len(self._names)
         self._num_samples += num_samples
         self._counts += np.bincount(np.unique(sample * many + group) % many, minlength=many)
         self._seconds += np.bincount(group, path.seconds[mine], minlength=many)
-        beyond = path.seconds[mine] - self._recorded[path.work[mine]]
+        beyond = path.seconds[mine] - self._recorded[path.activity[mine]]
         self._added += np.bincount(group, beyond, minlength=many)
 
     def carriers(self) -> tuple[Carrier, ...]:
@@ -169,26 +169,26 @@ class Shares:
         return tuple(sorted(found, key=lambda one: (-one.added_s, -one.share, -one.seconds)))
 
 
-def shares_of_ranks(works: Works) -> Shares:
+def shares_of_ranks(activities: Activities) -> Shares:
     """Return sums a rank, of what it does alone."""
-    line = works.timeline
-    group = np.where(works.is_shared, NONE, line.rank[works.event])
-    return Shares([f"rank {rank}" for rank in range(line.num_ranks)], group, works.duration)
+    line = activities.timeline
+    group = np.where(activities.is_shared, NONE, line.rank[activities.event])
+    return Shares([f"rank {rank}" for rank in range(line.num_ranks)], group, activities.duration)
 
 
-def shares_of_types(works: Works) -> Shares:
+def shares_of_types(activities: Activities) -> Shares:
     """Return sums a type of operation."""
-    line = works.timeline
-    return Shares(line.typs, line.typ[works.event], works.duration)
+    line = activities.timeline
+    return Shares(line.typs, line.typ[activities.event], activities.duration)
 
 
-def shares_of_operations(works: Works) -> Shares:
+def shares_of_operations(activities: Activities) -> Shares:
     """Return sums a type of operation and layer."""
-    line = works.timeline
-    keys = np.stack([line.typ[works.event], line.layer[works.event]])
+    line = activities.timeline
+    keys = np.stack([line.typ[activities.event], line.layer[activities.event]])
     found, group = np.unique(keys, axis=1, return_inverse=True)
     names = [
         line.typs[typ] if layer == NO_LAYER else f"{line.typs[typ]} of {line.layer_name(layer)}"
         for typ, layer in found.T.tolist()
     ]
-    return Shares(names, group.reshape(-1), works.duration)
+    return Shares(names, group.reshape(-1), activities.duration)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
 from minitrain.numerics.arithmetic import Adam, Array, Momentum
-from minitrain.workloads.faults import refuse
+from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.shapes import WeightShape
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit

@@ -36,7 +36,7 @@ class Candidate:
         cluster: the devices that take part, if they are not the whole cluster as it is.
         step: what is trained, as arguments of `simulate`.
         precision: in which precision, where there is a choice.
-        has_room: whether memory has not shaped it and is not nearly used up; None where that is not known yet.
+        has_room: whether no bound of memory has shaped it, and some memory stays free; None where that is not known.
     """
 
     strategy: str
@@ -61,7 +61,7 @@ class Candidate:
 
 
 def in_precision(name: str | None) -> str:
-    """Return what is said of a precision behind a strategy's name; nothing where there is no choice."""
+    """Return a precision as it follows a strategy's name in texts; nothing where there is no choice."""
     return "" if name is None else f" in {name}"
 
 
@@ -72,7 +72,7 @@ def candidate_of(
 
     Args:
         cluster: the devices.
-        times: how long they take, for what.
+        times: how long they take for parts of a step.
         strategy: its name.
         batch: samples of the step.
         options: the strategy's own options, but for what backward computes again.

@@ -1,7 +1,7 @@
 """How long each kind of device takes for a part of a step: from simulated steps of one device, or one part of a layer.
 
-Each figure is that of a small run on a device of the cluster, with the cluster's own prices, caps and measured layers.
-So whatever prices a whole run prices a plan.
+Each figure is that of a small run on a device of the cluster, with the cluster's own prices, caps and measured layers,
+so that a plan is priced as a whole run is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DeviceTimes:
     Args:
         cluster: the devices.
         step: what is trained, as arguments of `simulate`.
-        precision: what devices must have natively; whatever has a price if None.
+        precision: what devices must have natively; any that has a price if None.
         recompute: what backward computes again.
         recomputations: what it may compute again instead where memory is short, the least first.
     """
@@ -83,7 +83,7 @@ class DeviceTimes:
         return self._lacking.get(group) if self.run(group, 1) is None else None
 
     def recomputing(self) -> list[DeviceTimes]:
-        """Return the times with more and more computed again in backward, as far as that keeps less until then."""
+        """Return the times with more and more recomputation, as far as that keeps fewer activations for backward."""
         least, found = self._kept_elements(self.recompute), []
         for mode in self.recomputations:
             kept = self._kept_elements(mode)
@@ -147,8 +147,8 @@ class DeviceTimes:
     def samples(self, group: str, most: int, tp: int = 1) -> Callable[[int], float] | None:
         """Return how long a group's device takes for a microbatch of so many samples, s.
 
-        Powers of two are simulated, and between them is a straight line. It is infinite beyond the largest that can be
-        simulated, which matters where times are measured; None where not even one sample can be.
+        Powers of two are simulated, and sizes between them are interpolated. Beyond the largest size that can be
+        simulated (measured layers have one), the time is infinite. None where not even one sample can be simulated.
         """
         counts = [1]
         while counts[-1] < most:

@@ -1,7 +1,7 @@
 """The layouts that a plan considers: precisions, choices of groups, strategies, degrees, microbatches, recomputation.
 
-Each is made where it may be the best. Backward computes again only where memory is short, since that costs time
-otherwise. Of precisions that cost the same, a choice of groups has the first that all of its devices have.
+Layouts that cannot be the best are not made. Recomputation is considered only where memory is short, since it costs
+time. Of precisions that cost the same, the first is taken that all devices of a choice of groups have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_TRANSFORMERS = ("zero1", "fsdp", "megatron")
 
 def layouts(
     parts: Sequence[Cluster],
-    kinds: Sequence[DeviceTimes],
+    times_by_precision: Sequence[DeviceTimes],
     strategies: Sequence[str] | None,
     batch: int,
     budget_watts: float | None,
@@ -36,7 +36,7 @@ def layouts(
 
     Args:
         parts: choices of groups.
-        kinds: how long the devices of the whole cluster take, for each precision.
+        times_by_precision: how long the devices of the whole cluster take, for each precision.
         strategies: those to consider; those that suit the workload if None.
         batch: samples of the step.
         budget_watts: what all devices that take part may draw together.
@@ -45,16 +45,16 @@ def layouts(
     for part in parts:
         used = part if budget_watts is None else within_budget(part, budget_watts)
         if used is not None:
-            for times in _precisions_of(part, kinds):
+            for times in _precisions_of(part, times_by_precision):
                 own = times if used is part else replace(times, cluster=used, _runs={}, _layers={}, _others={})
                 found += _on_all(used, own, strategies, batch)
     return sorted(found, key=lambda each: each.bound_s)
 
 
-def _precisions_of(part: Cluster, kinds: Sequence[DeviceTimes]) -> Iterator[DeviceTimes]:
+def _precisions_of(part: Cluster, times_by_precision: Sequence[DeviceTimes]) -> Iterator[DeviceTimes]:
     """Yield the precisions that all devices of a choice of groups have, the first of those that cost the same."""
     seen: list[Precision | None] = []
-    for times in kinds:
+    for times in times_by_precision:
         cost = times.precision and replace(times.precision, name="")
         if cost not in seen and not any(times.lacks(group.label) for group in part.devices):
             seen.append(cost)
@@ -76,7 +76,7 @@ def _on_all(cluster: Cluster, times: DeviceTimes, strategies: Sequence[str] | No
 
 
 def _replicas(cluster: Cluster, times: DeviceTimes, strategy: str, batch: int, tp: int) -> Iterator[Candidate]:
-    """Yield replicas with few microbatches; with more where few are too large for memory, or for what was measured."""
+    """Yield replicas with few microbatches, and with more where these exceed memory or the measured sizes."""
     number, is_enough = 1, False
     while number <= _MICROBATCHES[-1] or (number <= batch and not is_enough):
         make = partial(replicas, cluster, strategy=strategy, batch=batch, num_microbatches=number, tp=tp)

@@ -72,5 +72,5 @@ def pipelines(
 def _held(times: DeviceTimes, group: str, part: tuple[int, int], num_in_flight: int, num_shards: int) -> list[float]:
     """Return what each layer holds on a stage of a pipeline, bytes, with microbatches that are under way."""
     found = times.held_bytes(group, *part)
-    assert found is not None  # the same run has told the times
+    assert found is not None  # the run that gave the times gives these too
     return [weights + states / num_shards + num_in_flight * kept for weights, states, kept in zip(*found, strict=True)]

@@ -68,9 +68,9 @@ def plan(
         power_budget_watts: what all devices that take part may draw together.
         leave_out: whether groups of devices may take no part, where that is faster.
         precisions: what a transformer may be computed in, such as `["bf16", "fp16"]`. Devices take part in what they
-            have natively, and of equally fast ones the first is taken; if None, the model's own is what has a price.
-        step: further parameters of `simulate`, such as `fidelity`. With `recompute` it is said what backward computes
-            again; without, the plan chooses where memory is short.
+            have natively, and of equally fast ones the first is taken; if None, the model's own, where it has a price.
+        step: further parameters of `simulate`, such as `fidelity`. Without `recompute`, the plan chooses what backward
+            computes again where memory is short.
 
     Returns:
         The plan that was simulated to be the fastest within the memory of its devices.
@@ -82,7 +82,7 @@ def plan(
     """
     found = cluster_or_other(cluster)
     if not isinstance(found, Cluster):
-        load_config(found)  # a name that nothing has is told before
+        load_config(found)  # raises the error for an unknown name
         raise UsageError(
             "plan is for a cluster of devices, such as mt.Cluster({'h100_80g_nvl8': 8, 'a100_80g': 8}, between_groups="
             f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
@@ -93,24 +93,24 @@ def plan(
     if isinstance(strategies, str) or (strategies is not None and not strategies):
         raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
     for name in strategies or ():
-        choose_strategy(name)  # which says so where there is none
+        choose_strategy(name)  # raises where there is none
     if isinstance(workload, str):
-        find_model(workload)  # a name that nothing has breaks every layout
+        find_model(workload)  # raises now, since an unknown name would break every layout
     trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
     step = {name: value for name, value in trained.items() if value is not None} | step
-    kinds = _kinds(found, step, precisions)
+    times_by_precision = _times_by_precision(found, step, precisions)
     parts = list(subsets(found)) if leave_out else [found]
-    candidates = layouts(parts, kinds, strategies, global_batch_size, power_budget_watts)
+    candidates = layouts(parts, times_by_precision, strategies, global_batch_size, power_budget_watts)
     verdicts = list(_judged(candidates))
     if _best(verdicts) is None:
-        raise nothing_fits(kinds, sorted(verdicts, key=_rank), global_batch_size, power_budget_watts)
+        raise nothing_fits(times_by_precision, sorted(verdicts, key=_rank), global_batch_size, power_budget_watts)
     verdicts = _with_refined(verdicts)
     winner = _best(verdicts)
     assert winner is not None  # there was one before
-    return _plan_of(winner, kinds, verdicts)
+    return _plan_of(winner, times_by_precision, verdicts)
 
 
-def _kinds(cluster: Cluster, step: Mapping[str, Any], precisions: Any) -> list[DeviceTimes]:
+def _times_by_precision(cluster: Cluster, step: Mapping[str, Any], precisions: Any) -> list[DeviceTimes]:
     """Return how long the devices of a cluster take, for each precision that a step may be computed in."""
     step = dict(step)
     given = step.pop("recompute", None)
@@ -124,23 +124,23 @@ def _kinds(cluster: Cluster, step: Mapping[str, Any], precisions: Any) -> list[D
 
 
 def _judged(candidates: Sequence[Candidate]) -> Iterator[Verdict]:
-    """Yield what becomes of candidates: they are simulated until no bound is below the best that fits."""
-    best_s, num_in_vain = inf, 0
+    """Yield the verdict of each candidate: they are simulated until no bound is below the best that fits."""
+    best_s, num_without_gain = inf, 0
     for candidate in candidates:
-        if candidate.bound_s * _SLACK >= best_s or num_in_vain >= _PATIENCE:
+        if candidate.bound_s * _SLACK >= best_s or num_without_gain >= _PATIENCE:
             why = "bound above the best" if candidate.bound_s * _SLACK >= best_s else "not simulated"
             yield Verdict(candidate, None, f"{why} (at least {duration(candidate.bound_s)})")
             continue
         verdict = judged(candidate)
         if verdict.fitting_s < best_s:
-            best_s, num_in_vain = verdict.fitting_s, 0
+            best_s, num_without_gain = verdict.fitting_s, 0
         else:
-            num_in_vain += best_s < inf
+            num_without_gain += best_s < inf
         yield verdict
 
 
 def judged(candidate: Candidate) -> Verdict:
-    """Return what a simulation says of a candidate."""
+    """Return the verdict of a candidate's simulation."""
     try:
         run = simulated(candidate)
     except MinitrainError as error:
@@ -182,10 +182,10 @@ def _rank(verdict: Verdict) -> tuple[float, float]:
     return verdict.fitting_s, verdict.candidate.bound_s
 
 
-def _plan_of(winner: Verdict, kinds: Sequence[DeviceTimes], verdicts: Sequence[Verdict]) -> Plan:
+def _plan_of(winner: Verdict, times_by_precision: Sequence[DeviceTimes], verdicts: Sequence[Verdict]) -> Plan:
     """Return the winner as a plan."""
     chosen = winner.candidate
-    times = next(each for each in kinds if (each.precision and each.precision.name) == chosen.precision)
+    times = next(each for each in times_by_precision if (each.precision and each.precision.name) == chosen.precision)
     return Plan(
         chosen.strategy,
         chosen.options,
@@ -198,5 +198,5 @@ def _plan_of(winner: Verdict, kinds: Sequence[DeviceTimes], verdicts: Sequence[V
         verdicts,
         chosen.precision,
         lacking(times),
-        tuple(compared(kinds, times)),
+        tuple(compared(times_by_precision, times)),
     )

@@ -1,9 +1,9 @@
 """Dividing a power budget between groups of devices, by what a watt buys.
 
-Under a cap a device's clock grows with the cube root of its dynamic power (`minitrain.hardware.clusters.power`), and a
-step that is divided by speed takes as long as all devices together are fast. So the sum of rate x clock over all
-devices is to be largest: with d the dynamic power of a device at its full clock and x its share of it, that is the
-sum of rate x^(1/3) under the sum of d x. By Lagrange, x grows with (rate / d)^(3/2), and is 1 at most.
+Under a cap a device's clock grows with the cube root of its dynamic power (`minitrain.hardware.clusters.power`). The
+time of a step that is divided by speed is inverse to the sum of rate x clock over all devices, so this sum is
+maximised. With d the dynamic power of a device at its full clock and x its share of it, it is the sum of
+rate x^(1/3), subject to a given sum of d x. By Lagrange, x grows with (rate / d)^(3/2), and is 1 at most.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.device_groups import Devices
 
 _ROUNDS = 60  # of bisection: more than a float has bits
-_LEAST_WATTS = 1e-9  # in place of 0, which is no divisor, for a device that draws as much when it waits
+_LEAST_WATTS = 1e-9  # in place of a dynamic power of 0, by which nothing can be divided
 
 
 def within_budget(cluster: Cluster, watts: float) -> Cluster | None:

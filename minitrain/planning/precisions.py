@@ -2,8 +2,8 @@
 
 A device has a precision if each of its datatypes has a price: with the roofline, a rate of its matrix units; with
 `fidelity="kernels"`, float32 by the vector units too. Configs give bfloat16 and float16 one rate, so that a device has
-bfloat16 unless its config's features say that it has not. A device could emulate what it does not have; nothing here
-prices that, so that it takes no part in a plan of that precision.
+bfloat16 unless its config's features say that it has not. Emulation has no price here, so that a device takes no part
+in a plan of a precision that it lacks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _precision(given: Any) -> Precision:
 
 
 def _require_priced(step: Step, precisions: Sequence[Precision], cluster: Cluster) -> None:
-    """Require that prices can tell precisions apart."""
+    """Require that prices differ by precision."""
     workload = step.get("workload")
     if workload is None or hasattr(workload, "compute_cost"):
         raise UsageError(

@@ -17,16 +17,16 @@ def lacking(times: DeviceTimes) -> Mapping[str, str]:
     return {label: datatype for label, datatype in found.items() if datatype is not None}
 
 
-def compared(kinds: Sequence[DeviceTimes], chosen: DeviceTimes) -> Iterator[str]:
-    """Yield what each precision is to the devices, beside the one that a plan has; nothing where there is no choice."""
-    for times in kinds:
+def compared(times_by_precision: Sequence[DeviceTimes], chosen: DeviceTimes) -> Iterator[str]:
+    """Yield how each precision's times compare with the plan's, by device; nothing where there is no choice."""
+    for times in times_by_precision:
         if times.precision is not None:
             said = [_said(times, chosen, group.label) for group in times.cluster.devices]
             yield f"{times.precision.name}: {', '.join(said)}"
 
 
 def _said(times: DeviceTimes, chosen: DeviceTimes, group: str) -> str:
-    """Say what a precision is to a group's devices: a sample alone, beside the precision that the plan has."""
+    """Say how long a group's device takes for a sample in a precision, as a multiple of that in the plan's."""
     lacks = times.lacks(group)
     if lacks is not None:
         return f"{group} lacks {lacks}"
@@ -37,18 +37,18 @@ def _said(times: DeviceTimes, chosen: DeviceTimes, group: str) -> str:
 
 
 def nothing_fits(
-    kinds: Sequence[DeviceTimes], verdicts: Sequence[Verdict], batch: int, budget_watts: float | None
+    times_by_precision: Sequence[DeviceTimes], verdicts: Sequence[Verdict], batch: int, budget_watts: float | None
 ) -> UsageError:
     """Return the error for a step that no layout runs, or fits.
 
     Args:
-        kinds: how long devices take, for each precision.
+        times_by_precision: how long devices take, for each precision.
         verdicts: of all layouts, the likeliest first.
         batch: samples of the step.
         budget_watts: what all devices that take part may draw together.
     """
-    name = kinds[0].cluster.name
-    missing = {group: datatype for times in kinds for group, datatype in lacking(times).items()}
+    name = times_by_precision[0].cluster.name
+    missing = {group: datatype for times in times_by_precision for group, datatype in lacking(times).items()}
     if not verdicts and missing:
         said = ", ".join(f"{group} lacks {datatype}" for group, datatype in missing.items())
         return UsageError(

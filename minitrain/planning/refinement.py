@@ -1,4 +1,4 @@
-"""Moving shares as long as a simulation says that it helps: finishing times are estimates, and know no links.
+"""Moving shares as long as a simulation says that it helps, since finishing times are estimates that ignore links.
 
 One move takes as many samples from each replica of a group and gives them to those of another, or moves layers from one
 stage to another. All such moves of a size are simulated, and the best is taken if it helps. Moves begin large and get

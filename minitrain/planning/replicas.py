@@ -1,7 +1,7 @@
 """Layouts that are replicas on all devices, with samples by finishing time, in microbatches that fit into memory.
 
-Replicas take equally many microbatches, as those must that gather weights together. Where memory is short, others may
-take microbatches as large as each device has room for, and more of them on some devices than on others.
+Replicas take equally many microbatches; those that gather weights together must. Where memory is short, replicas of
+other strategies may take microbatches as large as each device has room for, and more of them on some devices.
 """
 
 from __future__ import annotations

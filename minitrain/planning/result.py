@@ -31,7 +31,7 @@ _NEEDED = ("strategy", "options", "world_size", "groups", "power_caps_watts", "s
 @final
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a candidate.
+    """The outcome of a candidate.
 
     Args:
         candidate: the layout.
@@ -64,10 +64,10 @@ class Plan:
         step: what is trained, as arguments of `simulate`.
         left_out: groups of the cluster that take no part.
         run: the simulated step.
-        verdicts: what became of every candidate, the best first.
+        verdicts: the outcome of every candidate, the best first.
         precision: what is computed in, where `plan` had a choice.
         lacking: by group, the datatype of the step that its devices do not have.
-        precisions: what each precision is to the devices, in words.
+        precisions: how the times of each precision compare, by device, in words.
     """
 
     strategy: str
@@ -214,7 +214,7 @@ def _read(path: str | PathLike[str]) -> Mapping[str, Any]:
 
 
 def _said(verdict: Verdict, best_s: float) -> str:
-    """Say what became of a candidate."""
+    """Say the outcome of a candidate."""
     if verdict.step_time is None:
         return f"{verdict.candidate}: {verdict.reason}"
     took = duration(verdict.step_time) + _than_the_best(verdict.step_time / best_s)

@@ -1,15 +1,19 @@
 """The virtual hardware platform: devices, memories and links that tasks, transfers and whole runs share.
 
-A SimPy simulation of its own. It lets people simulate any mix of tasks, and it times finished runs again where their
-transfers meet on a link. Open `platform` first, then `fair_sharing`.
+It is a simulation of its own, on SimPy. It simulates any mix of tasks, and it times finished runs again where their
+transfers share links.
 
-- `profile`, `devices`, `links`: what a platform consists of. `routes` finds ways, `topologies` makes links.
-- `platform`, `tasks`, `model_params`: what is asked of it. `transfers` and `collective_steps` put it on the links.
-- `fair_sharing`: what each flow gets of the links that it shares. `clock` keeps moments exact.
-- `replaying`, `replay`: finished runs on shared links. `wiring` says what their transfers put on links, `cluster_links`
-  makes those of a hardware config.
+May import: the rooms up to `run`. Open `platform` first, then `fair_sharing`.
 
-May import: rooms up to `run`.
+| module | what it does |
+|---|---|
+| `profile`, `devices`, `links`, `topologies`, `routes` | what a platform consists of, and the route between two ends |
+| `platform`, `tasks`, `model_params` | the platform, and the tasks that are submitted to it |
+| `scenario`, `logs` | a file of hardware and tasks, and what a platform did as event logs |
+| `transfers`, `collective_steps` | put transfers and collectives on the links |
+| `fair_sharing`, `timers` | the rate of each flow on shared links, and events at exact moments |
+| `replay`, `retimed_run` | finished runs on shared links: the call, and one run of it |
+| `rank_routes`, `cluster_links` | the links that a run's transfers take, and those of a hardware config |
 """
 
 from minitrain.platform.cluster_links import ClusterLinks

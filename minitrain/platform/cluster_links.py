@@ -1,9 +1,9 @@
 """The links of a cluster that a hardware config describes.
 
 Each processor has a port to the switch of its node (the smallest tier), and a PCIe switch with the node's interfaces
-and its host. Interfaces lead to a switch for each unit of the next tier, and so on; a unit's way up carries what all of
+and its host. Interfaces lead to a switch for each unit of the next tier, and so on; a unit's uplink carries what all of
 its processors may send at once, divided by `oversubscription`. Capacities are those that the config's tiers reach,
-so that a transfer with its links for itself takes what the run's price says.
+so that a transfer that shares no link takes as long as its price in the run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from minitrain.hardware.network import Network
 from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
 from minitrain.platform.links import BITS_PER_BYTE, Lane, VirtualNetworkLink
 from minitrain.platform.profile import HardwareResourceProfile
+from minitrain.platform.rank_routes import GIGA, RankRoutes
 from minitrain.platform.routes import Routes
 from minitrain.platform.topologies import Links, star
-from minitrain.platform.wiring import GIGA, Wiring
 
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
 
@@ -69,7 +69,7 @@ class ClusterLinks:
             self.nodes.setdefault(node, []).append(rank)
         self.placement = placement
         self._ranks = {f"gpu{rank}": rank for rank in range(world_size)}
-        self._ways: dict[tuple[str, str], tuple[Lane, ...]] = {}
+        self._known_routes: dict[tuple[str, str], tuple[Lane, ...]] = {}
         self.routes = Routes(self._links())
 
     def _links(self) -> Links:
@@ -119,16 +119,16 @@ class ClusterLinks:
         return links
 
     def route(self, source: str, dest: str) -> tuple[Lane, ...]:
-        """Return the way from one endpoint to another, as `Routes.route`, which takes longer to find it.
+        """Return the route from one endpoint to another: that of `Routes.route`, which takes longer to find it.
 
         Between processors of a node it goes over their switch, else up to the first switch that both are below.
         """
-        found = self._ways.get((source, dest))
+        found = self._known_routes.get((source, dest))
         if found is None:
-            found = self._ways[source, dest] = self._find_way(source, dest)
+            found = self._known_routes[source, dest] = self._find_route(source, dest)
         return found
 
-    def _find_way(self, source: str, dest: str) -> tuple[Lane, ...]:
+    def _find_route(self, source: str, dest: str) -> tuple[Lane, ...]:
         first, second = self._ranks.get(source), self._ranks.get(dest)
         if first is None or second is None or first == second:
             return self.routes.route(source, dest)
@@ -151,15 +151,15 @@ class ClusterLinks:
         return neighbours.index(rank) * self.nics // max(len(neighbours), self.nics)
 
     def fresh(self) -> ClusterLinks:
-        """Return the same links, with nothing on them."""
+        """Return the same links without any flows."""
         sizes: dict[str, Any] = {"nics": self.nics, "oversubscription": self.oversubscription}
         return ClusterLinks(self.config, self.world_size, placement=self.placement, **sizes)
 
-    def wiring(self, processors: Sequence[int]) -> Wiring:
-        """Return the ways between some processors, in the order of the ranks that run on them."""
+    def rank_routes(self, processors: Sequence[int]) -> RankRoutes:
+        """Return the routes between some processors, in the order of the ranks that run on them."""
         nodes = [self.node_of[processor] for processor in processors]
         names = [f"gpu{processor}" for processor in processors]
-        return Wiring(self.route, names, nodes, [f"node{node}.host" for node in nodes], self.tiers)
+        return RankRoutes(self.route, names, nodes, [f"node{node}.host" for node in nodes], self.tiers)
 
 
 def _bps(tier: Network) -> float:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal
 
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 Algorithm = Literal["ring", "tree"]
 Step = list[tuple[int, int, float]]
@@ -81,7 +81,7 @@ def _tree(op: str, num_ranks: int, size_bytes: float) -> Iterator[Step]:
 def closed_form(
     op: str, num_ranks: int, size_bytes: float, bytes_per_s: float, latency_s: float, algorithm: Algorithm = "ring"
 ) -> float:
-    """Return how long a collective takes where all pairs of ranks have links alike and of their own, s.
+    """Return how long a collective takes where all pairs of ranks have equal links, which they do not share, s.
 
     A ring's all_reduce: 2 (n - 1) x (size / n / bandwidth + latency).
 
@@ -109,5 +109,5 @@ def shape_of(op: str, num_ranks: int, size_bytes: float, algorithm: Algorithm = 
 
 
 def message_s(size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
-    """Return how long a message takes that has its way for itself, s; rounded once."""
+    """Return how long a message takes that shares no link, s; rounded once."""
     return (size_bytes + latency_s * bytes_per_s) / bytes_per_s

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import OutOfMemoryError, UsageError
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 if TYPE_CHECKING:
     from simpy import Container, Environment

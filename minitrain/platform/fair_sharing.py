@@ -1,12 +1,12 @@
-"""Flows that share lanes fairly: each gets as much as any other can get without somebody having less (max-min).
+"""Flows that share lanes by max-min fairness: no flow could be faster without slowing one that is not faster than it.
 
-A flow is a transfer at some full rate, which it has where it is alone. Where the flows of a lane ask for more than it
-carries, rates are raised together until a lane is full; the flows of that lane stay as they are, and the others go on
-(progressive filling: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2). A flow that passes several
-lanes has one rate on all of them.
+A flow is a transfer with a full rate, which it has where it is alone. Where the flows of a lane ask for more than it
+carries, rates are raised together until a lane is full. The rates of that lane's flows are then final, and the others
+rise on (progressive filling: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2). A flow that passes
+several lanes has one rate on all of them.
 
-A flow that never had less than its full rate ends at its beginning plus its price, to the last float. Only flows that
-share a crowded lane, directly or through others, are rated again when one of them begins or ends.
+A flow that never had less than its full rate ends at its beginning plus its price, to the last float. When a flow
+begins or ends, rates change only for flows that share a crowded lane with it, directly or through others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, final
 
-from minitrain.platform.clock import Timer
+from minitrain.platform.timers import Timer
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -119,7 +119,7 @@ class FairSharing:
         self._expect()
 
     def _end_flows(self) -> None:
-        """End all flows that end now, then rate again those that shared with them."""
+        """End all flows that end now, then set the rates of those that shared lanes with them."""
         now, ended = self.env.now, []
         while self._ends and self._ends[0][0] <= now:
             _, _, version, flow = heappop(self._ends)

@@ -1,4 +1,4 @@
-"""What models ask of a device: a database of parameters and FLOPs a token, as JSON or from the models that are shipped.
+"""What models need of a device: a database of parameters and FLOPs a token, as JSON or of the shipped models.
 
 {"my-7b": {"parameters": 7e9, "flops_per_token": 14e9, "num_layers": 32, "bytes_per_parameter": 2}}
 """
@@ -14,13 +14,13 @@ from typing import Any, final
 from minitrain.errors import UsageError
 from minitrain.hardware.config_files import parse, read_file
 from minitrain.platform.tasks import ComputeTask
-from minitrain.workloads.faults import closest, shown
+from minitrain.workloads.field_faults import closest, shown
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ModelCharacteristics:
-    """What one model asks for.
+    """What one model needs.
 
     Args:
         parameters: how many it has.

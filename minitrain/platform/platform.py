@@ -24,7 +24,7 @@ from minitrain.platform.tasks import (
     value_of,
 )
 from minitrain.platform.transfers import LevelOfDetail, Transfers
-from minitrain.workloads.faults import choice_fault, closest, refuse
+from minitrain.workloads.field_faults import choice_fault, closest, refuse
 
 if TYPE_CHECKING:
     import simpy
@@ -103,7 +103,7 @@ class VirtualHardwarePlatform:
         return self._env
 
     def run(self, until: float | None = None) -> float:
-        """Let everything that was submitted happen, and return the moment of the end, s."""
+        """Simulate everything that was submitted, and return the moment of the end, s."""
         self.env.run(until)
         return float(self.env.now)
 
@@ -224,7 +224,7 @@ class VirtualHardwarePlatform:
         data_size_bytes: float | None = None,
         task_id: str | None = None,
     ) -> Process:
-        """Move bytes from one endpoint to another over the shortest way.
+        """Move bytes from one endpoint to another over the shortest route.
 
         Args:
             source: the endpoint that has them; `source_node_id` is another name of it.

@@ -14,7 +14,7 @@ from minitrain.hardware.config_files import parse, read_file
 from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
 from minitrain.platform.links import VirtualNetworkLink
 from minitrain.platform.topologies import links_of
-from minitrain.workloads.faults import closest, refuse, shown
+from minitrain.workloads.field_faults import closest, refuse, shown
 
 KEY = "hardware_profile"
 T = TypeVar("T")

@@ -1,212 +1,236 @@
-"""Finished runs, timed again on links that their transfers share: with themselves, and with other runs.
-
-The dependencies are those of `minitrain.run.contention`: program order, streams, launches, awaits, messages and
-collectives; computing is slowed down by communication beside it, as there. A transfer takes links: a collective those
-between neighbours of its ring, a message those of its route, a copy to or from the host those of PCIe. Where none of
-them is crowded, every moment is that of `contention=True`, to the last float.
-
-A receive takes no links, since its send does. It ends when its own time is over, and not before its send.
-"""
+"""`replay`: times finished runs again on the links of one cluster, and says how much they slow one another down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.events import COMM, HOST_MOVES, LAYER, OFFLOAD, PRICE, RECV, SEND, STREAM, STRIDE, TIME, TYP, EventLog
-from minitrain.platform.clock import at
-from minitrain.platform.fair_sharing import FairSharing, Flow
-from minitrain.run.contention import Meeting, Retiming, TransferPart
+from minitrain.errors import UsageError
+from minitrain.events import EventLog
+from minitrain.hardware.config import SystemConfig, load_config
+from minitrain.platform.cluster_links import ClusterLinks
+from minitrain.platform.fair_sharing import FairSharing
+from minitrain.platform.platform import VirtualHardwarePlatform
+from minitrain.platform.rank_routes import RankRoutes
+from minitrain.platform.retimed_run import Replay, SharedLink
+from minitrain.platform.routes import Routes
 
 if TYPE_CHECKING:
-    from simpy import Environment
+    from minitrain.platform.links import Lane
+    from minitrain.run.result import Run
 
-    from minitrain.platform.wiring import Phase, Wiring
+Delays = Mapping[tuple[int, int], SharedLink]
+"""Why transfers took longer than their price, by rank and place in its log."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SharedLink:
-    """Why a transfer took longer than its price.
+@dataclass(frozen=True)
+class LinkUse:
+    """What links carried during a run.
 
     Args:
-        link: the link that it shared last.
-        others: the transfers that it shared that link with.
-        extra_s: by how much longer it took, s.
+        delays: why transfers took longer than their price.
+        lanes: each direction of each link that carried something.
+        until: the end of the run, s.
     """
 
-    link: str
-    others: tuple[str, ...]
-    extra_s: float = 0.0
+    delays: Delays
+    lanes: Sequence[Lane]
+    until: float
 
-    def __str__(self) -> str:
-        if not self.others:
-            return f"its own ranks shared {self.link}"
-        return f"shared {self.link} with {', '.join(self.others)}"
+    @cached_property
+    def utilization(self) -> dict[str, float]:
+        """The share of what each direction of a link could have carried that it did carry, the most used first."""
+        shares = {lane.name: lane.utilization(self.until) for lane in self.lanes}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 @final
-class Replay(Retiming):
-    """One run on shared links.
+@dataclass(frozen=True)
+class Replayed:
+    """Runs on shared links.
+
+    Args:
+        runs: the runs as they went together; `run.links` says what was shared.
+        alone: step time of each with the links for itself, s.
+        utilization: share of what each direction of a link could have carried that it did carry, most used first.
+    """
+
+    runs: tuple[Run, ...]
+    alone: tuple[float, ...]
+    utilization: Mapping[str, float]
+
+    @property
+    def together(self) -> tuple[float, ...]:
+        """The step time of each beside the others, s."""
+        return tuple(run.step_time for run in self.runs)
+
+    def __str__(self) -> str:
+        rows = zip(self.runs, self.alone, self.together, strict=True)
+        lines = [
+            f"{run.strategy}: {alone * 1e3:.3f} ms alone, {together * 1e3:.3f} ms together "
+            f"({together / alone - 1:+.1%}), {len(run.links.delays) if run.links else 0} transfers delayed"
+            for run, alone, together in rows
+        ]
+        busiest = next(iter(self.utilization.items()), None)
+        return "\n".join([*lines, *([] if busiest is None else [f"busiest link: {busiest[0]} ({busiest[1]:.1%})"])])
+
+
+def replay(
+    runs: Run | Sequence[Run],
+    platform: Any = None,
+    *,
+    placement: Sequence[Sequence[int]] | None = None,
+    nics: int | None = None,
+    oversubscription: float = 1.0,
+    processor_share: bool = True,
+) -> Replayed:
+    """Time finished runs again, all beginning at once, on the links of one cluster.
+
+    Args:
+        runs: a run, or several that share the cluster.
+        platform: a `VirtualHardwarePlatform` whose devices are the processors, a hardware config or its name, or
+            `ClusterLinks`; the config of the first run if None.
+        placement: processors of each run, one a rank; one run after the other by default.
+        nics: interfaces of a node, which its processors share; as the config says by default.
+        oversubscription: how many times more the processors of a network's unit can send than leaves it.
+        processor_share: whether transfers slow down the computing beside them, as `contention=True` does.
+
+    Returns:
+        The runs as they went together, and what each takes alone.
+
+    Raises:
+        UsageError: no run, a folded one or one whose events were not kept, a placement that does not fit, or two ranks
+            on one processor.
+    """
+    all_runs = tuple(runs) if isinstance(runs, Sequence) else (runs,)
+    if not all_runs:
+        raise UsageError("replay needs at least one run; give it what simulate returns")
+    for run in all_runs:
+        _require_events(run)
+    places = _places(all_runs, placement)
+    make = _links_of(all_runs, platform, places, nics, oversubscription)
+    alone = []
+    for run, place in zip(all_runs, places, strict=True):
+        links = make()
+        alone += _together([run], [links.rank_routes(place)], links, processor_share)
+    links = make()
+    runs_together = _together(all_runs, [links.rank_routes(place) for place in places], links, processor_share)
+    until = max(run.step_time for run in runs_together)
+    utilization = LinkUse({}, _used(links), until).utilization
+    return Replayed(tuple(runs_together), tuple(run.step_time for run in alone), utilization)
+
+
+class _OwnLinks:
+    """The links of a user's platform, with what `replay` uses of `ClusterLinks`."""
+
+    def __init__(self, platform: VirtualHardwarePlatform, config: SystemConfig) -> None:
+        profile = platform.profile
+        self.names = [device.device_id for device in profile.compute_devices]
+        self.routes = Routes(profile.network_links, self.names)
+        self.tiers = sorted(config.networks, key=lambda tier: tier.size)
+
+    def rank_routes(self, processors: Sequence[int]) -> RankRoutes:
+        """Return the routes between devices, in the profile's order, as `ClusterLinks.rank_routes` does."""
+        if max(processors) >= len(self.names):
+            raise UsageError(
+                f"the platform has {len(self.names)} devices, but a rank is placed on device {max(processors)}; add "
+                "devices, or place ranks on those that there are"
+            )
+        nodes = [processor // self.tiers[0].size for processor in processors]
+        return RankRoutes(self.routes.route, [self.names[one] for one in processors], nodes, (), self.tiers)
+
+
+def _links_of(
+    runs: Sequence[Run], platform: Any, places: Sequence[Sequence[int]], nics: int | None, oversubscription: float
+) -> Any:
+    """Return a function that makes new links, without flows."""
+    config = None if isinstance(platform, VirtualHardwarePlatform | ClusterLinks) else platform
+    config = _config_of(runs[0]) if config is None else load_config(config)
+    if isinstance(platform, VirtualHardwarePlatform):
+        return lambda: _OwnLinks(platform, config)
+    if isinstance(platform, ClusterLinks):
+        return platform.fresh
+    size = 1 + max(max(place) for place in places)
+    return lambda: ClusterLinks(config, size, nics=nics, oversubscription=oversubscription)
+
+
+def _config_of(run: Run) -> SystemConfig:
+    """Return the hardware config that a run was priced by."""
+    if run.models:
+        system = getattr(run.models[0]._runtime_predictor, "system", None)
+        if isinstance(system, SystemConfig):
+            return system
+    return load_config(run.hardware)
+
+
+def _require_events(run: Run) -> None:
+    if len(run.logs) != run.world_size or not all(isinstance(log, EventLog) for log in run.logs):
+        raise UsageError(
+            f"replay needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
+            'with log="full"'
+        )
+
+
+def _places(runs: Sequence[Run], placement: Sequence[Sequence[int]] | None) -> list[Sequence[int]]:
+    """Return the processors of each run."""
+    if placement is None:
+        begins = [sum(run.world_size for run in runs[:place]) for place in range(len(runs))]
+        return [range(begin, begin + run.world_size) for begin, run in zip(begins, runs, strict=True)]
+    if len(placement) != len(runs) or any(len(p) != run.world_size for p, run in zip(placement, runs, strict=False)):
+        sizes = ", ".join(str(run.world_size) for run in runs)
+        raise UsageError(f"placement must list the processors of each run, {sizes} of them; got {placement!r:.80}")
+    flat = [processor for place in placement for processor in place]
+    if len(set(flat)) != len(flat) or min(flat) < 0:
+        raise UsageError("placement must name each processor once, from 0 up; two ranks cannot compute on one")
+    return list(placement)
+
+
+def _together(runs: Sequence[Run], routes: Sequence[RankRoutes], links: Any, processor_share: bool) -> list[Run]:
+    """Return runs as they share some links."""
+    from simpy import Environment  # noqa: PLC0415  (where a platform runs)
+
+    env = Environment()
+    sharing = FairSharing(env)
+    names = [run.strategy if len(runs) > 1 else "" for run in runs]
+    replays = [
+        Replay(run.logs, own, sharing, name, processor_share=processor_share)  # type: ignore[arg-type]  # `_require_events` has looked
+        for run, own, name in zip(runs, routes, names, strict=True)
+    ]
+    for one in replays:
+        one.begin()
+    env.run()
+    found = [replace(run, logs=one.logs) for run, one in zip(runs, replays, strict=True)]
+    lanes = _used(links)
+    return [
+        replace(run, links=LinkUse(one.delays, lanes, run.step_time)) for run, one in zip(found, replays, strict=True)
+    ]
+
+
+def _used(links: Any) -> list[Lane]:
+    return [lane for lane in links.routes.lanes if lane.steps]
+
+
+def replayed_logs(
+    logs: Sequence[EventLog], hardware: SystemConfig | VirtualHardwarePlatform, placement: Sequence[int] | None
+) -> tuple[Sequence[EventLog], LinkUse]:
+    """Return the logs of a run on the links of its hardware, and what these carried.
 
     Args:
         logs: the log of each rank.
-        wiring: the ways between its ranks.
-        sharing: the flows of all runs that share the links.
-        name: what other runs' reasons call this one; nothing where it is alone.
-        processor_share: whether transfers slow down the computing beside them.
-
-    Attributes:
-        delays: why transfers took longer than their price, by rank and place in its log.
+        hardware: the hardware config, or a platform whose devices are the ranks'.
+        placement: node of each rank; filled in order if None.
     """
+    from simpy import Environment  # noqa: PLC0415
 
-    def __init__(
-        self,
-        logs: Sequence[EventLog],
-        wiring: Wiring,
-        sharing: FairSharing,
-        name: str = "",
-        *,
-        processor_share: bool = True,
-    ) -> None:
-        super().__init__(logs)
-        self.wiring = wiring
-        self.sharing = sharing
-        self.env: Environment = sharing.env
-        self.name = name
-        self.processor_share = processor_share
-        self.delays: dict[tuple[int, int], SharedLink] = {}
-        self._phases: dict[tuple[Any, ...], list[Phase]] = {}
-        self._late: dict[Meeting, list[Meeting]] = {}
-
-    def _at(self, time: float, happen: Callable[[], None]) -> None:
-        at(self.env, time, lambda _: self._let(happen))
-
-    def _let(self, happen: Callable[[], None]) -> None:
-        """Let something happen, at the environment's moment."""
-        self.now = self.env.now
-        happen()
-
-    def _carry(self, meeting: Meeting) -> None:
-        part = meeting.parts[0]
-        row = part.place * STRIDE
-        rows = self.logs[part.rank]._rows
-        kind = rows[row + STREAM].kind
-        end = self.now + part.price.seconds
-        if kind == RECV:
-            self._at(end, lambda: self._receive(meeting))
-            return
-        phases = self._phases_of(part, rows[row + TYP], rows[row + STREAM], kind)
-        _Carried(self, meeting, self._label(rows, row), phases, end).go_on()
-
-    def _count_transfer(self, part: TransferPart, change: int) -> None:
-        if self.processor_share:
-            super()._count_transfer(part, change)
-
-    def _receive(self, meeting: Meeting) -> None:
-        """End a receive, unless its send is still under way."""
-        send = meeting.message
-        if send is not None and send.end is None:
-            self._late.setdefault(send, []).append(meeting)
-        else:
-            self._end(meeting)
-
-    def _phases_of(self, part: TransferPart, op: str, stream: Any, kind: str) -> list[Phase]:
-        """Return what a transfer puts on the links, remembered for all that are alike."""
-        key = (op, stream.group, part.price) if kind == COMM else (op, part.rank, stream.peer, part.price)
-        found = self._phases.get(key)
-        if found is None:
-            found = self._phases[key] = self._make_phases(part, op, stream, kind)
-        return found
-
-    def _make_phases(self, part: TransferPart, op: str, stream: Any, kind: str) -> list[Phase]:
-        if kind in HOST_MOVES:
-            return self.wiring.host_copy(part.rank, part.price, to_host=kind == OFFLOAD)
-        if kind == SEND:
-            return self.wiring.message(part.rank, stream.peer, part.price)
-        group = range(len(self.logs)) if stream.group is None else stream.group
-        return self.wiring.collective(op, group, part.price)
-
-    def _label(self, rows: Sequence[Any], row: int) -> str:
-        """Return what reasons call a transfer: "all_reduce of layer 17"."""
-        layer = rows[row + LAYER]
-        label = str(rows[row + TYP]) if layer is None else f"{rows[row + TYP]} of layer {layer}"
-        return f"{self.name}: {label}" if self.name else label
-
-    def finish(self, meeting: Meeting, slowed_by: Flow | None) -> None:
-        """End a transfer, and the receives that waited for it."""
-        self.now = self.env.now
-        if slowed_by is not None and slowed_by.slowed_by is not None:
-            lane, names = slowed_by.slowed_by
-            others = tuple(name for name in names if name is not slowed_by.name)
-            begun = self.logs[meeting.parts[0].rank]._rows[meeting.parts[0].place * STRIDE + TIME]
-            extra_s = self.now - begun - meeting.parts[0].price.seconds
-            reason = SharedLink(lane.link_id or lane.name, others, extra_s)
-            for part in meeting.parts:
-                self.delays[part.rank, part.place] = reason
-        _lengthen(self, meeting)
-        self._end(meeting)
-        for receive in self._late.pop(meeting, ()):
-            _lengthen(self, receive)
-            self._end(receive)
-
-
-@final
-class _Carried:
-    """A transfer under way: its phases, one after the other.
-
-    Its end at its price is awaited from its beginning on, as in `Retiming`, so that things that happen at one moment
-    happen in the same order. It counts unless a flow was slowed; then the last flow's end does.
-    """
-
-    __slots__ = ("_end", "_flow", "_label", "_meeting", "_phases", "_place", "_replay", "_slowed")
-
-    def __init__(self, replay: Replay, meeting: Meeting, label: str, phases: list[Phase], end: float) -> None:
-        self._replay = replay
-        self._meeting = meeting
-        self._label = label
-        self._phases = phases
-        self._place = 0
-        self._end = end
-        self._flow: Flow | None = None
-        self._slowed: Flow | None = None
-        replay._at(end, self._end_at_price)
-
-    def go_on(self) -> None:
-        """Begin the next phase, after its latency; or end."""
-        replay, now = self._replay, self._replay.env.now
-        if self._place == len(self._phases):
-            if self._slowed is not None:
-                replay.finish(self._meeting, self._slowed)
-            return
-        phase = self._phases[self._place]
-        self._place += 1
-        is_at_price = self._slowed is None and self._place == len(self._phases)
-        end = self._end if is_at_price else now + phase.seconds
-        if not phase.lanes or phase.size_bytes <= 0:
-            if not is_at_price:
-                replay._at(end, self.go_on)
-            return
-        self._flow = flow = Flow(
-            self._label, phase.lanes, phase.size_bytes, phase.full_rate, lambda: self._arrived(flow), end
-        )
-        at(replay.env, min(now + phase.latency_s, end), lambda _: replay.sharing.begin(flow))
-
-    def _arrived(self, flow: Flow) -> None:
-        if flow.was_slowed:
-            self._slowed = flow
-        self.go_on()
-
-    def _end_at_price(self) -> None:
-        """End, unless a flow was slowed, or is."""
-        if self._slowed is None and (self._flow is None or not self._flow.was_slowed):
-            self._replay.finish(self._meeting, None)
-
-
-def _lengthen(replay: Replay, meeting: Meeting) -> None:
-    """Write into the logs how long a transfer really took, where that is not its price."""
-    for part in meeting.parts:
-        rows, row = replay.logs[part.rank]._rows, part.place * STRIDE
-        if rows[row + TIME] + part.price.seconds != replay.now:
-            rows[row + PRICE] = replace(part.price, seconds=replay.now - rows[row + TIME])
+    if isinstance(hardware, VirtualHardwarePlatform):
+        links: Any = _OwnLinks(hardware, hardware.profile.system_config())
+    else:
+        links = ClusterLinks(hardware, len(logs), placement=placement)
+    env = Environment()
+    one = Replay(logs, links.rank_routes(range(len(logs))), FairSharing(env))
+    one.begin()
+    env.run()
+    return one.logs, LinkUse(one.delays, _used(links), max(log[-1].end for log in one.logs if len(log)))

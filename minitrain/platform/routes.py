@@ -1,8 +1,8 @@
-"""The way from one endpoint to another: the fewest links, and of equally short ways one by a stated hash (ECMP).
+"""The route from one endpoint to another: the fewest links, and of equally short routes one by a stated hash (ECMP).
 
-At every endpoint, the next link is chosen among those on shortest ways, in the order in which they were listed, by the
-CRC-32 of "source>dest>endpoint" modulo their number. So all bytes between two endpoints take one way, and different
-pairs spread over the ways (Hopps 2000, RFC 2992).
+At every endpoint, the next link is chosen among those on shortest routes, in the order in which they were listed, by
+the CRC-32 of "source>dest>endpoint" modulo their number. So all bytes between two endpoints take one route, and
+different pairs spread over the routes (Hopps 2000, RFC 2992).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from zlib import crc32
 
 from minitrain.errors import UsageError
 from minitrain.platform.links import Lane, VirtualNetworkLink
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 
 @final
 class Routes:
-    """All ways over some links.
+    """All routes over some links.
 
     Args:
         links: each has one lane in each direction that it can be used in.
@@ -60,20 +60,20 @@ class Routes:
 
     @property
     def endpoints(self) -> list[str]:
-        """Return all names that a way can begin or end at."""
+        """Return all names that a route can begin or end at."""
         return list(self._out)
 
     @property
     def lanes(self) -> list[Lane]:
         """Return both directions of all links."""
-        return [lane for ways in self._out.values() for _, lane in ways]
+        return [lane for exits in self._out.values() for _, lane in exits]
 
     def along(self, names: Sequence[str]) -> tuple[Lane, ...]:
         """Return the lanes between endpoints that are neighbours, one after the other."""
         return tuple(self._lanes[pair] for pair in pairwise(names))
 
     def route(self, source: str, dest: str) -> tuple[Lane, ...]:
-        """Return the lanes of the way from one endpoint to another; none where they are the same.
+        """Return the lanes of the route from one endpoint to another; none where they are the same.
 
         Raises:
             UsageError: an endpoint is unknown, or no links lead there.
@@ -96,8 +96,8 @@ class Routes:
             raise UsageError(f"no links lead from {source} to {dest}; add one", source_id=source, dest_id=dest)
         here = source
         while here != dest:
-            ways = [way for way in self._out[here] if steps.get(way[0], -1) == steps[here] - 1]
-            here, lane = ways[crc32(f"{source}>{dest}>{here}".encode()) % len(ways)]
+            exits = [one for one in self._out[here] if steps.get(one[0], -1) == steps[here] - 1]
+            here, lane = exits[crc32(f"{source}>{dest}>{here}".encode()) % len(exits)]
             yield lane
 
     def _steps(self, dest: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A file of hardware and tasks with arrival times, for whoever wants no Python: `minitrain platform run FILE.yaml`.
+"""A file of hardware and tasks with arrival times, to use the platform without Python: `minitrain platform run FILE`.
 
 hardware_profile: {compute_devices: [...], network_links: [...]}   # or: hardware: h100_80g_nvl8, world_size: 16
 tasks:
@@ -23,7 +23,7 @@ from minitrain.hardware.config_files import parse, read_file
 from minitrain.platform.cluster_links import profile_of_config
 from minitrain.platform.platform import VirtualHardwarePlatform
 from minitrain.platform.profile import KEY
-from minitrain.workloads.faults import closest, refuse, shown
+from minitrain.workloads.field_faults import closest, refuse, shown
 
 if TYPE_CHECKING:
     from simpy import Event, Process
@@ -85,7 +85,7 @@ class Scenario:
         return cls(platform, _tasks(data.get("tasks")))
 
     def run(self) -> float:
-        """Let all tasks arrive and end, and return the moment of the end, s.
+        """Simulate all tasks to their ends, and return the moment of the last, s.
 
         Raises:
             MinitrainError: a task cannot be carried out; the message names it.

@@ -1,4 +1,4 @@
-"""What is asked of a platform, and what comes of it: computation tasks, their price, and results."""
+"""The tasks of a platform: computations and their prices, and the results of computations and transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 if TYPE_CHECKING:
     from minitrain.platform.devices import VirtualComputeDevice
@@ -52,7 +52,7 @@ class ComputeTask:
 @final
 @dataclass(frozen=True, slots=True)
 class ComputeResult:
-    """What became of a computation.
+    """The result of a computation.
 
     Args:
         task_id: its name.
@@ -78,7 +78,7 @@ class ComputeResult:
 @final
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """What became of a transfer or a collective.
+    """The result of a transfer or a collective.
 
     Args:
         task_id: its name.
@@ -109,7 +109,7 @@ class TransferResult:
 @final
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What share of the peaks programs reach.
+    """The shares of a device's peaks that programs reach.
 
     Args:
         mfu: of arithmetic.

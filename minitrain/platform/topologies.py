@@ -17,7 +17,7 @@ from typing import Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.platform.links import VirtualNetworkLink
-from minitrain.workloads.faults import closest
+from minitrain.workloads.field_faults import closest
 
 Links = list[VirtualNetworkLink]
 
@@ -29,7 +29,7 @@ def star(name: str, endpoints: Sequence[str], bandwidth_bps: float, latency_s: f
         name: of the switch.
         endpoints: what is connected to it.
         bandwidth_bps: of each link, one way.
-        latency_s: of each link; a way over the switch has two.
+        latency_s: of each link; a route over the switch has two.
     """
     return [VirtualNetworkLink(f"{end}-{name}", end, name, bandwidth_bps, latency_s) for end in endpoints]
 
@@ -52,7 +52,7 @@ def tree(
         bandwidth_bps: of an endpoint's link, one way.
         latency_s: of each link.
         per_leaf: endpoints of a leaf.
-        num_spines: spine switches; ways are spread over them by a hash (see `Routes`).
+        num_spines: spine switches; routes are spread over them by a hash (see `Routes`).
         oversubscription: how many times more a leaf's endpoints can send than its links to the spines carry.
 
     Source:

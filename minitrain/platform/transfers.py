@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Literal, final
 
-from minitrain.platform.clock import at
 from minitrain.platform.collective_steps import Algorithm, Step, message_s, shape_of, steps_of
 from minitrain.platform.fair_sharing import FairSharing, Flow
+from minitrain.platform.timers import at
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -26,7 +26,7 @@ class Transfers:
 
     Args:
         env: whose clock counts.
-        routes: the ways between endpoints.
+        routes: the routes between endpoints.
     """
 
     def __init__(self, env: Environment, routes: Routes) -> None:
@@ -40,7 +40,7 @@ class Transfers:
         return f"{kind} {next(self._numbers)}"
 
     def send(self, name: str, source: str, dest: str, size_bytes: float, done: Callable[[Flow | None], None]) -> None:
-        """Move bytes from one endpoint to another, after the latency of the way.
+        """Move bytes from one endpoint to another, after the latency of the route.
 
         Args:
             name: what logs call it.
@@ -83,20 +83,20 @@ class Transfers:
     ) -> None:
         """Run a collective as one flow over all of its links: `medium` level of detail.
 
-        Where it has the links for itself, it takes what `closed_form` says of its slowest pair of ranks.
+        Where it shares no link, it takes what `closed_form` gives for its slowest pair of ranks.
         """
-        ways = self._ways(endpoints, steps_of(op, len(endpoints), size_bytes, algorithm))
+        routes = self._routes_of(endpoints, steps_of(op, len(endpoints), size_bytes, algorithm))
         lanes: Counter[Lane] = Counter()
         latency_s = 0.0
-        for step in ways:  # a lane carries as many messages at once as pass it in one step
-            lanes |= Counter(lane for way in step for lane in way)
-            latency_s = max(latency_s, *(sum(lane.latency_s for lane in way) for way in step))
+        for step in routes:  # a lane carries as many messages at once as pass it in one step
+            lanes |= Counter(lane for route in step for lane in route)
+            latency_s = max(latency_s, *(sum(lane.latency_s for lane in route) for route in step))
         num_steps, chunk = shape_of(op, len(endpoints), size_bytes, algorithm)
         unshared_end = self.env.now + num_steps * message_s(chunk, full_rate(lanes), latency_s) if lanes else None
         self._flow(name, lanes, num_steps * chunk, num_steps * latency_s, done, unshared_end)
 
-    def _ways(self, endpoints: Sequence[str], steps: Iterable[Step]) -> list[list[tuple[Lane, ...]]]:
-        """Return the way of each message of each step that differs from the others."""
+    def _routes_of(self, endpoints: Sequence[str], steps: Iterable[Step]) -> list[list[tuple[Lane, ...]]]:
+        """Return the routes of the messages of each step; steps that are alike are given once."""
         pairs = dict.fromkeys(tuple((source, dest) for source, dest, _ in step) for step in steps)
         return [[self.routes.route(endpoints[source], endpoints[dest]) for source, dest in step] for step in pairs]
 
@@ -147,24 +147,24 @@ class _Steps:
             at(env, env.now, lambda _: self.done(self.slowed))
             return
         self.missing = len(step)
-        ways = [Counter(self.transfers.routes.route(self.endpoints[a], self.endpoints[b])) for a, b, _ in step]
-        latencies = [sum(lane.latency_s for lane in way) for way in ways]
+        routes = [Counter(self.transfers.routes.route(self.endpoints[a], self.endpoints[b])) for a, b, _ in step]
+        latencies = [sum(lane.latency_s for lane in route) for route in routes]
         sizes = [size for _, _, size in step]
         lasting = max(
             (
-                message_s(size, full_rate(way), latency_s)
-                for way, size, latency_s in zip(ways, sizes, latencies, strict=True)
-                if way
+                message_s(size, full_rate(route), latency_s)
+                for route, size, latency_s in zip(routes, sizes, latencies, strict=True)
+                if route
             ),
             default=0.0,
         )
         if lasting != self.seconds:
             self.base, self.num_alike, self.seconds = env.now, 0, lasting
         self.num_alike += 1
-        for way, size, latency_s in zip(ways, sizes, latencies, strict=True):
-            alone = message_s(size, full_rate(way), latency_s) if way else 0.0
+        for route, size, latency_s in zip(routes, sizes, latencies, strict=True):
+            alone = message_s(size, full_rate(route), latency_s) if route else 0.0
             end = self.base + self.num_alike * lasting if alone == lasting else None
-            self.transfers._flow(self.name, way, size, latency_s, self.arrived, end)
+            self.transfers._flow(self.name, route, size, latency_s, self.arrived, end)
 
     def arrived(self, flow: Flow | None) -> None:
         """Count a message that has arrived."""

@@ -3,7 +3,14 @@
 May import: `errors`, `tensors`, `workloads`, `hardware`, `events`, `transport`. Open `model` first, then `computation`
 (what a rank does alone) and `communication` (what it does with others). `laws` says what must hold before an operation
 may happen, `operations` what becomes of a communication that was submitted, and `stores` what a rank holds in memory.
-`parts` has the operations on one part of a layer, `experts` those on layers whose experts are divided among ranks, and
-`kept_for_backward` says what forward keeps. `stages` cuts the layers of a pipeline into stages, and `divided_batch` the
-batch into samples and microbatches of ranks; `shares` says who takes how much where ranks are not alike.
+
+The rest, by what a reader looks for:
+
+- What all operations change: `state`, with `memory_by_kind` and `launched_memory`.
+- Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation), `parts`
+  (tensor parallelism), `context_shards` and `attention` with `attention_laws` (context parallelism), `experts` with
+  `expert_laws` (expert parallelism), and `host_memory` (offloading).
+- Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` with `sample_laws` cuts the batch into
+  samples and microbatches, and `shares` says who takes how much where ranks are not alike.
+- After the run: `final_weights` checks that every layer was trained.
 """

@@ -1,10 +1,10 @@
-"""An attention in steps, for keys and values that come from several ranks: by a gather, or round a ring.
+"""Attention computed in steps, where keys and values come from several ranks: by an all_gather, or round a ring.
 
 Forward:
 
     kv = model.keys_values(layer, x, weight)                  # of the rank's own tokens
     attended = model.attend(layer, x, kv)                     # adds over blocks of keys
-    out = model.project(layer, x, weight, attended)           # once all keys were seen that are not behind the queries
+    out = model.project(layer, x, weight, attended)           # once the queries have seen all keys up to their own
 
 Backward, in reverse:
 
@@ -12,9 +12,9 @@ Backward, in reverse:
     grad_queries, grad_kv = model.backward_attend(layer, x, grad_attended, kv)   # add over keys, and over queries
     grad_weight, grad_x = model.backward_keys_values(layer, x, weight, grad_queries, grad_kv)
 
-What moves in between is the strategy's: `all_gather` and `reduce_scatter`, or `send` and `receive`. `keys_values` makes
-the queries too, which stay with the layer's input. The rank's own keys and values are kept for backward by whoever
-stores them. Each step checks its laws, logs one event, and is priced by the workload
+The strategy communicates in between, by `all_gather` and `reduce_scatter`, or by `send` and `receive`. `keys_values`
+makes the queries too, which stay with the layer's input. The strategy stores the rank's own keys and values until
+backward. Each step checks its laws, logs one event, and is priced by the workload
 (`minitrain.workloads.attention_steps`).
 """
 
@@ -83,7 +83,7 @@ class Attention(Computation):
         return made
 
     def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Attended:
-        """Let the queries of an input see some keys and values.
+        """Attend from the queries of an input to some keys and values.
 
         Args:
             layer: an attention.
@@ -91,7 +91,7 @@ class Attention(Computation):
             keys_values: of any shards of the same samples, from a store.
 
         Returns:
-            What the queries got, which adds to what they get from other keys.
+            What the queries got, a partial result that adds to what they get from other keys.
 
         Raises:
             LawError: something is of another layer, other samples or other parts, or cut otherwise, or not in a store.
@@ -109,7 +109,7 @@ class Attention(Computation):
         record_pass(self, typ, layer, inp, replace(mode, context=context))
 
     def project(self, layer: int, inp: Activation, weight: Weight, attended: Activation) -> Any:
-        """Finish an attention: the output projection of what the queries got from all keys that are not behind them.
+        """Finish an attention: the output projection of what the queries got from all keys up to their own.
 
         Args:
             layer: an attention.

@@ -1,7 +1,7 @@
 """The laws of an attention that is taken in steps: what each step requires; see `minitrain.rank.laws`.
 
-What a step needs of a causal attention follows from the mask. Queries must have seen all keys that are not behind the
-last of them, and the gradient of keys must cover all queries that are not before the first of them.
+What a step of a causal attention needs follows from the mask. Queries must have seen all keys up to the last query, and
+the gradient of keys must cover all queries from the first key on.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def attend(model: RankState, op: str, layer: int, inp: Any, keys_values: Any) ->
 
 
 def project(model: RankState, layer: int, inp: Any, weight: Any, attended: Any) -> None:
-    """Require what the input's queries got from all keys that are not behind them."""
+    """Require what the input's queries got from all keys up to the last of them."""
     _require_input(model, "project", layer, inp)
     laws.forward(model, "project", layer, inp, weight)
     mode_of_forward(model, "project", layer, inp)

@@ -56,10 +56,10 @@ class Communication(HostMemory):
             runtime_predictor=runtime_predictor,
             memory_by_kind=memory_by_kind,
         )
-        self._operation_kind = self._operation_kind  # as `follows_tensors`
+        self._operation_kind = self._operation_kind  # on the object, where it is found sooner than on the class
         self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
-        self._meshes: list[dict[str, int]] = []  # which tell what its groups are for
+        self._meshes: list[dict[str, int]] = []  # size by axis; figures name groups by them
 
     def mesh(self, **axes: int) -> Mesh:
         """Lay the ranks out on named axes, the last one fastest: with `mesh(pp=4, dp=2)`, rank = 2 pp + dp.
@@ -72,7 +72,7 @@ class Communication(HostMemory):
         return Mesh(self._rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
 
     def _note_mesh(self, axes: dict[str, int]) -> None:
-        """Keep the axes of a mesh for whoever asks what a group was for."""
+        """Keep the axes of a mesh, by which figures say what a group was for."""
         if axes not in self._meshes:
             self._meshes.append(axes)
 
@@ -182,7 +182,7 @@ class Communication(HostMemory):
         return list(v)
 
     async def barrier(self, group: Groupish = None) -> None:
-        """Wait until all ranks of a group are here."""
+        """Wait until all ranks of a group have arrived."""
         await self._collective("barrier", None, None, group)
 
     async def send(self, dest: int, v: Any, *, tag: Hashable = None) -> None:

@@ -10,8 +10,8 @@ stand elsewhere too:
 
 They must agree with those places, which tests/rank/test_quick_laws.py checks.
 
-Prices come from tables (`minitrain.rank.remembered`) that stay empty where layers differ. So this path asks nothing
-about other kinds of layers and tensors: they fail the expression or are in no table, and go to functions of their own.
+Prices come from tables (`minitrain.rank.remembered`) that stay empty where layers differ. So this path does not check
+for other kinds of layers and tensors: they fail the expression or are in no table, and go to functions of their own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Computation(RankState):
     """
 
     def _is_whole_batch(self, samples: frozenset[int]) -> bool:
-        """Return whether a set holds every sample. Ranks share such sets, and what is known of them."""
+        """Return whether a set holds every sample; all ranks share the sets that are known to."""
         whole = len(samples) == self._global_batch_size and samples == frozenset(range(self._global_batch_size))
         if whole:
             self._whole_batches[id(samples)] = samples

@@ -1,4 +1,4 @@
-"""Taking shards of a sequence through layers: what `minitrain.rank.computation` does where an input is one of them.
+"""Taking shards of a sequence through layers: what `minitrain.rank.computation` calls where an input is such a shard.
 
 See `minitrain.tensors.context`. Where a layer works on each token by itself, a shard goes through it as an activation
 does, at its share of the cost. An attention is taken in steps (see `minitrain.rank.attention`).
@@ -46,7 +46,7 @@ def input_shard(model: RankState, samples: Iterable[int], shards: Iterable[int],
 
 
 def require_shards(model: RankState, shards: Iterable[int], num_shards: Any) -> frozenset[int]:
-    """Return some shards of the sequence as a set; require that they are there and leave equal shares to all ranks."""
+    """Return some shards of the sequence as a set; require that they exist and that all ranks can have as many."""
     counts = isinstance(num_shards, int) and not isinstance(num_shards, bool) and num_shards >= 1
     try:
         found = frozenset(shards)
@@ -74,10 +74,10 @@ def require_shards(model: RankState, shards: Iterable[int], num_shards: Any) -> 
 
 
 def _require_divisible(model: RankState, num_shards: int) -> None:
-    """Require layers that know sequences, of a length that divides; the default layers may be cut anyhow.
+    """Require a workload that knows sequences, of a length that divides; the default layers may be cut in any way.
 
     Raises:
-        UsageError: they do not, or it does not.
+        UsageError: the workload does not say which layers take tokens one by one, or the length does not divide.
     """
     workload = model._runtime_predictor.workload
     if not hasattr(workload, "has_attention"):
@@ -106,7 +106,7 @@ def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = N
 def has_attention(model: RankState, layer: int) -> bool:
     """Return whether tokens need one another in a layer."""
     asked: Callable[[int], bool] | None = getattr(model._runtime_predictor.workload, "has_attention", None)
-    return asked is not None and asked(layer)  # a workload need not know of any
+    return asked is not None and asked(layer)  # a workload without attention need not have the method
 
 
 def _require_tokens_apart(model: RankState, op: str, layer: int, inp: ContextShard) -> None:

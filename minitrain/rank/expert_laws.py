@@ -42,7 +42,7 @@ _OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(
 
 
 def experts_of(model: RankState) -> ExpertLayers | None:
-    """Return what the workload says of its layers with experts, if it has any."""
+    """Return the part of the workload that describes layers with experts; None if it has none."""
     experts: ExpertLayers | None = getattr(model._runtime_predictor.workload, "experts", None)
     return experts
 
@@ -83,7 +83,7 @@ def part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
 def _require_divides(model: RankState, num_parts: int) -> None:
     """Require equally many experts in each part; a UsageError names a number that divides."""
     experts = experts_of(model)
-    assert experts is not None  # the laws before have asked
+    assert experts is not None  # `_require_experts` came before
     Cut("num_experts", experts.num_experts).part(experts.num_experts, num_parts, "ep")
 
 
@@ -134,7 +134,7 @@ def _require_grad(model: RankState, op: str, layer: int, grad: Any) -> None:
 
 
 def _require_plain(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
-    """Require what layers pass on, no copies of tokens."""
+    """Require an activation or gradient between layers, not copies of tokens."""
     if value.__class__ in COPIES:
         raise broken(
             model,

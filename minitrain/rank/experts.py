@@ -1,4 +1,4 @@
-"""What a rank does with layers whose experts are shared among ranks: route, run its experts, combine, and back.
+"""Expert parallelism: what a rank does with layers whose experts are divided among ranks (route, experts, combine).
 
 See `minitrain.tensors.experts` for the tensors. In the order of a step:
 
@@ -284,7 +284,7 @@ def _record(model: RankState, typ: str, layer: int, tokens: Any, mode: ExpertPas
 def _experts_of(model: RankState) -> ExpertLayers:
     """Return what the workload says of layers with experts."""
     experts = expert_laws.experts_of(model)
-    assert experts is not None  # the laws have asked
+    assert experts is not None  # a law has required it
     return experts
 
 

@@ -1,4 +1,4 @@
-"""Whether a run has trained the model: every layer's final weight, over all ranks."""
+"""The check that a run has trained the model: every layer's final weight, over all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_PARTS = frozenset({WeightPart, ExpertWeight})
 
 
 class TrainedRank(Protocol):
-    """What is asked of a rank's model after the run."""
+    """The part of a rank's model that is read after the run."""
 
     @property
     def rank(self) -> int:
@@ -139,7 +139,7 @@ def _check_layer(layer: int, found: Sequence[tuple[int, Weight]]) -> None:
                 layer=layer,
                 rank=rank,
             )
-        if len(shards) < first.num_shards:  # a thousand replicas hold a thousand shards each
+        if len(shards) < first.num_shards:  # a thousand replicas may hold a thousand shards each: one will do
             shards |= weight.shards
     if len(shards) != first.num_shards:
         missing = sorted(set(range(first.num_shards)) - shards)

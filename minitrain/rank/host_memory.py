@@ -1,6 +1,6 @@
 """Moving tensors to the host's memory and back, beside computing: `offload` and `fetch`.
 
-Each direction has a stream of its own, priced by the link to the host. `offload` gives an `OnHost`, which belongs into
+Each direction has a stream of its own, priced by the link to the host. `offload` gives an `OnHost`. Store it in
 `model.host`, where it counts as host memory. `fetch` makes the tensor again on the device; the copy on the host stays
 until it is deleted, so that weights can be fetched as often as they are needed.
 
@@ -102,7 +102,7 @@ class HostMemory(RankState):
             v: a tensor on the device.
 
         Returns:
-            What stands for the copy, to be kept in `model.host` and to be fetched.
+            The copy on the host: store it in `model.host`, and give it to `fetch`.
 
         Raises:
             LawError: it is in host memory already.

@@ -3,10 +3,10 @@
 A layer's input stands for all that its forward keeps: from the forward on it has that size, in whatever store it is,
 and deleting it frees all of it. So a strategy that keeps inputs until their backward keeps what a framework keeps.
 
-With full recomputation a transformer layer keeps its own input alone. The input of its MLP takes nothing: it is made
-again from that of the attention. Where another rank sent it (a stage that begins with an MLP), or forward made it
-without recomputation, it stays. Backward computes again what is missing, and holds it until it is done; the first half
-of a split backward leaves it for the second half.
+With full recomputation a transformer layer keeps its own input alone. The input of its MLP takes no memory: it is
+computed again from that of the attention. It is kept, however, where another rank sent it (a stage that begins with an
+MLP), and where forward made it without recomputation. Backward computes again what is missing, and holds it until it is
+done; the first half of a split backward leaves it for the second half.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: P
 
 
 def _count_repetition(model: RankState, layer: int, keeper: Any, mode: PassMode) -> None:
-    """Count the operations of a layer that went forward before, and is computed again."""
+    """Count the FLOPs of a forward as recomputed, if the layer went forward with this input before."""
     if passage_of(keeper).mode is not None:
         again = replace(mode, recompute="full")
         model.recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(keeper.samples), layer, again)
@@ -102,7 +102,7 @@ def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) ->
 
 
 def _mark_logits(model: RankState, keeper: Any, num_samples: int, mode: PassMode) -> None:
-    """Tell the logits apart from what else the head keeps, where the workload has any."""
+    """Count the logits apart from the rest that the head keeps, where the workload has any."""
     logits_elements = getattr(model._runtime_predictor.workload, "logits_elements", None)
     if logits_elements is not None:
         model._mark_logits(keeper, int(logits_elements(num_samples, mode) * UNITS_PER_ELEMENT))
@@ -164,7 +164,7 @@ def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, u
 
 
 def layer_of_price(model: RankState, layer: int) -> int:
-    """Return the layer by which a price is asked: the first for all that are alike, which is then known after once."""
+    """Return the layer by which a price is looked up: the first one for all that are alike, so that they share it."""
     return 0 if model._remembered.may_be_shared else layer
 
 

@@ -19,7 +19,7 @@ RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv", FETC
 
 
 class LaunchedOperation(Protocol):
-    """What is asked of an `Operation` here."""
+    """The part of an `Operation` that is read here."""
 
     model: RankState
     op: str
@@ -56,7 +56,7 @@ class LaunchedMemory:
         self.window: int | None = None
         self.stored_tensors: list[Any] = []
         self.units = 0
-        for value in () if operation.op == FETCH else _items(operation.given):  # that lies on the host
+        for value in () if operation.op == FETCH else _items(operation.given):  # a fetch is given what lies on the host
             if getattr(value, "_home", None) is account:
                 self.stored_tensors.append(value)
                 account.launched_tensors[id(value)] = 0

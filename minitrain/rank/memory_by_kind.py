@@ -4,7 +4,8 @@ Where layers differ, stores also add up what they hold of each kind, and the acc
 high-water mark. What it holds beside tensors in stores is buffers: results and operands of communications in flight.
 
 The code of `minitrain.rank.stores.Store` is written out here again with the additions, as this is the hot path of
-transformers; runs of layers that are alike use that store, and pay nothing.
+transformers; runs of layers that are alike use that store, and pay nothing. tests/rank/test_stores.py checks that both
+hold and count the same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 V = TypeVar("V")
 
 MEMORY_KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
-"""What memory is told apart into. Gradients of activations count as activations."""
+"""The kinds of memory. Gradients of activations count as activations."""
 
 _ACTIVATIONS, _LOGITS, _BUFFERS = (MEMORY_KINDS.index(kind) for kind in ("activations", "logits", "buffers"))
 _KINDS: Mapping[type[Any], int] = {Weight: 0, WeightGrad: 1, OptState: 2, Activation: 3, ActivationGrad: 3}

@@ -57,7 +57,7 @@ _OF_THE_ENGINE = frozenset(
         "wire_bytes",
     }
 )
-"""What kinds of model override or use of one another, and no strategy needs."""
+"""Names that kinds of model override or that the engine uses, and that no strategy needs: `dir` leaves them out."""
 
 
 class Model(Attention, ExpertComputation, Communication):

@@ -219,7 +219,7 @@ class Operation(Call):
     def __await__(self) -> Generator[Any, None, Any]:
         model = self.model
         if model.launching:
-            yield self  # `Communicating.launch` takes it from here
+            yield self  # to `Communication.launch`, which runs the coroutine up to here
         if not self.settled:
             try:
                 yield model._transport.suspend(self)
@@ -283,5 +283,5 @@ def samples_of(value: Any) -> frozenset[int]:
 
 
 def _with(known: frozenset[int], more: frozenset[int]) -> frozenset[int]:
-    """Return the union of two sets; those of a bucket are mostly one. Folded ranks' sets know no other union."""
+    """Return the union of two sets, mostly the same one; `|` also unites the sets of folded ranks."""
     return more if known is NO_SAMPLES or known is more else known | more

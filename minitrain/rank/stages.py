@@ -120,7 +120,7 @@ def _of_least_cost(predictor: _ByIdentity, num_layers: int, num_stages: int, num
 
 @lru_cache(maxsize=1024)
 def _remembered_cut(costs: tuple[float, ...], num_stages: int) -> Stages:
-    """Return the stages by costs that were seen before: machines that part ways are asked again."""
+    """Return the stages by costs, remembered: a run on several machines that need different stages asks again."""
     return balanced(costs, num_stages)
 
 

@@ -160,7 +160,7 @@ class RankState:
         self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
         self.final_experts: dict[int, Weight] = {}
-        tells_kinds = not (self._is_uniform or memory_by_kind)  # of layers that are alike, nobody asks
+        tells_kinds = not (self._is_uniform or memory_by_kind)  # runs of layers that are alike report no kinds
         self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
             self._account.journal = []
@@ -170,7 +170,7 @@ class RankState:
         self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
         self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
 
-        self.follows_tensors = self.follows_tensors  # every operation asks, and an attribute is found sooner here
+        self.follows_tensors = self.follows_tensors  # every operation reads it, and it is found sooner on the object
         if self.follows_tensors:
             enable_annotations()
         self._rows = self._log._rows
@@ -180,10 +180,10 @@ class RankState:
         self._in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
         self._remembered = remembered_of(self._runtime_predictor, self._transport.remembered)
         workload = self._runtime_predictor.workload
-        self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # else the laws ask
+        self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # 1: the laws look at each layer
         self._world = Group(self._transport.world, rank)
-        self._recompute: Recompute = "none"  # where a forward does not say
-        self.recomputed_flop = 0.0  # what backward did again
+        self._recompute: Recompute = "none"  # the default of a forward
+        self.recomputed_flop = 0.0  # what backward computed again
         self.routed_copies = self.dropped_copies = 0  # of tokens, for experts
         self.pass_modes: dict[int, PassMode] = {}  # of passes that are not the usual ones, by their row of the log
 

@@ -1,11 +1,24 @@
 """Simulating a strategy on all ranks, and its result: `simulate`, `compare`, `Run`.
 
-May import: the rooms up to `rank`, and `analysis`. Two files reach further up, when they are asked to: `variants`
-chooses the kinds of model and run that accounting, numerics and folding add, and `result` and `comparison` show
-pictures of `trace`.
+May import: the rooms up to `rank`, and `analysis`. Five files reach further up, inside functions: `variants` (the kinds
+of model and run that other rooms add), `result` and `comparison` (tables and pictures), `sureness` (validated runs),
+and `strategy_loading` (the shipped strategies).
 
-Open `simulation` first, then `parameters` (what a run can be given) and `result` (what it gives). `prepared_run` is a
-run that is ready to start, and `rank_tasks` runs the ranks. `strategy_loading` finds a strategy, and `chosen_strategy`
-gives it options of its own. `progress` says how far the ranks are. `out_of_memory`, `contention`, `log_interning` and
-`garbage_collection` each add one thing to a run. `saved_runs` writes and reads its file.
+Open `simulation` first, then `parameters` (what a run can be given) and `result` (what it gives). The other files, in
+the order of a run:
+
+- The strategy: `strategy_loading` finds it, `files_beside` imports what lies beside its file, and `chosen_strategy`
+  gives it options of its own.
+- The parameters: `exclusions` says which exclude each other, `signatures` shows them to editors, and `faults` has the
+  values for failing devices. `prepared_run` is a run that is ready to start.
+- The ranks: `rank_tasks` runs them in one of the `event_loops`. `progress` says how far they are, and
+  `unretrieved_errors` collects errors of their sub-tasks. `out_of_memory`, `log_interning` and `garbage_collection` add
+  one thing each.
+- The result: `contention` may time the run again. `ranks_alike`, `memory_reports`, `device_memory`, `energy_figures`
+  (from `energy`), `device_kind_figures` (from `device_kinds`), `transformer_figures` (with `trained_model`) and
+  `data_frames` have figures of it. `comparison` holds several runs.
+- The file: `saved_runs` writes and reads it, from a `savable_run`. The files `run_file_header`, `run_file_events` and
+  `run_file_kinds` validate its lines by the rules of `run_file_faults`.
+
+`worker_processes` makes processes for the rooms that run many runs.
 """

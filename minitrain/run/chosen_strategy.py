@@ -1,4 +1,4 @@
-"""A strategy with options of its own, as in "pp_dp:pp=4": what `simulate`, `compare` and sweeps take one as."""
+"""A strategy together with options of its own, as in "pp_dp:pp=4", for `simulate`, `compare` and sweeps."""
 
 from __future__ import annotations
 

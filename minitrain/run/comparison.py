@@ -78,7 +78,7 @@ class FailedRun:
 
 
 def _known_workload(given: Mapping[str, Any]) -> Any:
-    """Return what was to be trained, or None where nobody knows."""
+    """Return what was to be trained, or None where that cannot be found."""
     try:
         return split_keywords({name: given[name] for name in ("workload", "seq_len", "hardware")})[0].workload
     except UsageError:  # which is why the run failed
@@ -86,7 +86,7 @@ def _known_workload(given: Mapping[str, Any]) -> Any:
 
 
 def _figures_of_model(workload: Any) -> dict[str, Any]:
-    """Return what `Run.summary` says of a transformer alone."""
+    """Return the keys of `Run.summary` that only transformers have."""
     trained = trained_model_of(workload)
     if trained is None:
         return {}

@@ -1,4 +1,4 @@
-"""Tables for pandas, which is imported when somebody asks for one, and is no dependency.
+"""Tables as pandas DataFrames; pandas is imported here alone, inside a function, and is no dependency.
 
 It is a file of its own, since runs, comparisons and sweeps make such tables, with one error where there is no pandas.
 """

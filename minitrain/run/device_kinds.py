@@ -1,8 +1,8 @@
-"""What a run on unlike devices says of each kind: `run.by_device_kind`, where others say one figure for all ranks.
+"""Figures by kind of device, for a run on unlike devices: `run.by_device_kind`.
 
-Ranks *wait* while no stream of theirs is at work; how much of the step that is, by kind, is what equal shares waste
-on devices that are not equal. Whom they waited for is the last rank to come to a collective, the sender of a message,
-or the rank that ends the step.
+Ranks *wait* while none of their streams is at work. The share of the step that a kind waits is what equal shares of the
+work waste on unequal devices. A rank waits for the last rank to come to a collective, for the sender of a message, or
+for the rank that ends the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DeviceKind:
         name: of the group.
         hardware: the name of its hardware config.
         ranks: those with such a device, ascending.
-        capacity_bytes: memory of each; None where nobody says.
+        capacity_bytes: memory of each; None where it is not known.
         peak_flop_per_s: of each by its data sheet; None likewise.
         watts: the most that each draws, W; None likewise.
         clock_share: what caps and heat leave of the usual clock.
@@ -54,7 +54,7 @@ class DeviceKind:
 @final
 @dataclass(frozen=True, slots=True)
 class KindFigures:
-    """What the ranks of one kind came to.
+    """The figures of the ranks of one kind.
 
     Args:
         kind: the kind.
@@ -106,7 +106,7 @@ class KindFigures:
 
 
 class RunOnKinds(Protocol):
-    """What is asked of a run here."""
+    """The part of `Run` that these figures are made from."""
 
     device_kinds: Sequence[DeviceKind]
     peak_memory_per_rank: list[float]

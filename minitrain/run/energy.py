@@ -78,7 +78,7 @@ def peak_watts(timeline: Timeline, sheets: Sequence[DataSheet | None]) -> float 
     ranks, starts, ends = _busy_intervals(timeline)
     more = (rated - idle)[ranks]
     times, changes = np.concatenate([ends, starts]), np.concatenate([-more, more])
-    in_order = np.argsort(times, kind="stable")  # who stops at a moment does so before others begin
+    in_order = np.argsort(times, kind="stable")  # at equal times, ends come before starts
     return float(idle.sum() + max(0.0, np.cumsum(changes[in_order]).max(initial=0.0)))
 
 

@@ -35,8 +35,8 @@ def run_to_end(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFa
 def _run_here(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:
     """Run a coroutine in a loop of this thread; what leaves the loop (Ctrl-C, SystemExit) cancels it.
 
-    The result does not go through the task: putting the signal handlers back, Python writes the text of a task and of
-    its result twice, to drop it.
+    The result is not returned through the task: when Python puts the signal handlers back, it formats the task and its
+    result as text twice, and drops the text.
     """
     running: list[asyncio.Task[Any]] = []
     outcome: list[T] = []

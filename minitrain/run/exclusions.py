@@ -1,4 +1,4 @@
-"""Which parameters of a run exclude each other, and the ways to fold among them.
+"""Which parameters of a run exclude each other, and which values `fold` may have.
 
 Folding that is asked for excludes what tells ranks apart. Folding that happens by itself ("auto") excludes nothing: a
 run with such a parameter simulates every rank.
@@ -17,15 +17,15 @@ AUTO = "auto"
 
 
 def asks_to_fold(fold: Any) -> bool:
-    """Return whether a run is to be folded or refused; False where it may be folded, and where it may not."""
+    """Return whether a run is to be folded or refused; False where folding is optional ("auto") or off."""
     return fold is True or bool(getattr(fold, "was_asked_for", False))
 
 
 def require_fold(fold: Any) -> None:
-    """Require a way to fold that there is.
+    """Require a value that `fold` may have.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is another one.
     """
     if not (fold is True or fold is False or fold == AUTO or hasattr(fold, "was_asked_for")):
         raise UsageError(f'fold must be True, False or "auto", got {fold!r:.80}', fold=fold)

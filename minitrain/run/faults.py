@@ -1,4 +1,4 @@
-"""What may break during a run, and what bringing it back takes: `Fault`, `FaultRate` and `Recovery`.
+"""Devices that fail during a run, and how long recovery takes: `Fault`, `FaultRate` and `Recovery`.
 
     run = mt.simulate("ddp", ..., faults=[mt.Fault(rank=5, at_s=0.02)], recovery=mt.Recovery(spares=1))
 

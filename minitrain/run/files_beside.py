@@ -1,4 +1,4 @@
-"""Importing what lies beside a strategy's file, as `python file.py` does, with nothing of it in anybody else's way.
+"""Importing the files beside a strategy's file, as `python file.py` does, but apart from those of other strategies.
 
 Python would find `helper.py` by its folder on `sys.path`, under the bare name `helper`, which then belongs to the whole
 process: a second strategy with another `helper.py` would get the first one's. So a strategy's file and those beside it

@@ -22,7 +22,7 @@ _before: list[
     tuple[int, tuple[int, int, int]]
 ] = []  # collections and thresholds when each present run began, in any thread
 _untraversed = 0  # objects that became old since the last full collection here
-_runs_beside_frozen = 0  # how many more runs take it that somebody else has frozen objects
+_runs_beside_frozen = 0  # how many more runs assume that somebody else has frozen objects
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOutsideStores:
-    """What a rank held outside its stores, in variables and containers, when an operation began and it was the most.
+    """The most that a rank held outside its stores, in variables and containers, at the beginning of an operation.
 
     Args:
         rank: the rank that held the most.

@@ -1,9 +1,14 @@
 """The parameters of a run as one value: what each means, its default and its rule are written here and nowhere else.
 
-A new parameter is a new field of `RunParameters`. `simulate` and `simulate_async` show the fields as their keywords;
-`compare`, `sweep`, `prove`, folding and the command line take the names and the defaults from here. What excludes each
-other is in one table, `EXCLUSIONS`. A command offers a new parameter once `minitrain.cli.options` has an option for it
-and the command's own signature names that.
+A new parameter is a new field of `RunParameters`, documented there. `simulate`, `simulate_async` and `compare` show the
+fields as their keywords; `sweep`, `prove`, folding and the command line take names and defaults from here. Other lists
+name the parameter as far as it concerns them:
+
+- `TakesRunParameters` (`minitrain.run.signatures`) repeats names and types for type checkers, which a test compares.
+- `EXCLUSIONS` (`minitrain.run.exclusions`) has what excludes each other.
+- `PRICE_ONLY` has those that change prices alone, so that sweeps and `mt.price` know which configurations share a run.
+- A command offers the parameter once `minitrain.cli.options` has an option for it (with its name in `OWN_OPTIONS`) and
+  the command's own signature names that.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
 PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
-"""Parameters that change how long operations take, and not which there are."""
+"""Parameters that change how long operations take, but not which operations there are."""
 LOGS = ("full", "summary")
 
 

@@ -40,7 +40,7 @@ class PreparedRun:
         options: the strategy's own options.
         parameters: those of the run.
         predictor: what prices the operations: one for all ranks, or one for each.
-        watch: called when the ranks begin, with what says how far they are.
+        watch: called when the ranks begin, with a `RunProgress`.
         variant: how all ranks are simulated (a `minitrain.run.variants.Variant`), for whoever extends the engine;
             chosen by the parameters if None.
         folded_kind: class of the models where ranks are folded, likewise.
@@ -112,7 +112,7 @@ class PreparedRun:
         return kinds_of(self.predictor)
 
     def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], /, **more: Any) -> R:
-        """Return what a simulation came to.
+        """Return the run that was simulated.
 
         Args:
             kind: class of the run.
@@ -174,7 +174,7 @@ def prepare(strategy: str | Strategy, keywords: Mapping[str, Any], watch: Watch 
         strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function"; a name may have
             options ("pp_dp:pp=4").
         keywords: parameters of the run, and the strategy's own options.
-        watch: called when the ranks begin, with what says how far they are.
+        watch: called when the ranks begin, with a `RunProgress`.
 
     Raises:
         UsageError: a parameter is outside its rule.

@@ -1,4 +1,4 @@
-"""What a run says of ranks that do the same: nothing, unless it was folded.
+"""Which logs a run's figures and pictures are made from: all, or one for each class of ranks that do the same.
 
 Figures are made from `class_logs`, and pictures from `drawn`. In a run of all ranks these are the logs themselves. A
 folded run has one log for each class of ranks (see `minitrain.folding.run`).

@@ -63,7 +63,7 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
         links: what shared links carried, and why transfers took longer than their price (see
-            `minitrain.platform.replaying.LinkUse`); None unless they were timed so.
+            `minitrain.platform.replay.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
@@ -339,9 +339,9 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
 def load_run(path: str | PathLike[str]) -> Run:
     """Read a run that `Run.save` wrote.
 
-    Everything in the file is judged, and no more time and memory is taken than its size explains.
+    Everything in the file is validated, in time and memory that are bounded by its size.
 
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version; all faults are told, by line and key.
+        UsageError: the file is missing, damaged, or of an unknown version; the first faults are named by line and key.
     """
     return Run(**read_run(path))

@@ -1,4 +1,4 @@
-"""The events and journals of a run file: each is judged as it is read, and nothing grows beyond the file's size.
+"""The events and journals of a run file: each is validated as it is read, in memory bounded by the file's size.
 
 What an event may say follows from the run: ranks of its world, samples of its batch, times that are no less than 0, an
 await after the operation itself. Sets of ranks and samples are written as ranges and become sets again; together they

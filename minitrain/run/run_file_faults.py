@@ -1,4 +1,4 @@
-"""What the values of a run file may be: rules with their words, and the faults that were found, by line and key."""
+"""Rules for the values of a run file, and the faults that were found in one, by line and key."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Faults:
         return self.number == before
 
     def error(self) -> UsageError:
-        """Return the one error that tells the first faults (facts: `path`, and `faults`, which has some more)."""
+        """Return the error that names the first faults (facts: `path`, and `faults`, which has some more)."""
         begin, remedy = f"{self.label} is not a minitrain-run file, or it is damaged", "write it with run.save()"
         facts = {"path": self.label, "faults": tuple(self.kept)}
         if self.number == 1:

@@ -1,7 +1,7 @@
-"""The first line of a run file: what it must say, before anything is made by it.
+"""The first line of a run file: what it must say, before anything is made from it.
 
-Nothing in it may ask for more than the file itself is large: a file holds a peak for each of its ranks, and the
-numbers of layers and samples, which are only numbers there, are bounded by its size and by what anybody trains.
+No value in it may cause more work than the file's size justifies. A file holds a peak for each of its ranks. The
+numbers of layers and samples, which take no space, are bounded by the file's size and by what anybody trains.
 """
 
 from __future__ import annotations

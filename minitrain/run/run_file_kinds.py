@@ -1,4 +1,4 @@
-"""Which ranks have which device, as the file of a run on a cluster says it: judged, and read."""
+"""Which ranks have which device, in the file of a run on a cluster: validated, and read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _is_range(found: Any) -> bool:
 
 
 def kinds_of_header(header: Mapping[str, Any]) -> Sequence[DeviceKind]:
-    """Return the kinds that a judged first line tells of."""
+    """Return the kinds of device in a first line that was validated."""
     if not header.get(_KEY):
         return ()
     from minitrain.run.device_kinds import DeviceKind  # noqa: PLC0415  (few runs have several kinds)

@@ -1,4 +1,4 @@
-"""What a run shows to be saved, as a type: `minitrain.run.saved_runs` knows no `Run`."""
+"""The part of a run that is saved, as a Protocol, since `minitrain.run.saved_runs` cannot import `Run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SavableRun(Protocol):
-    """What is saved of a run, beside the figures of the first line."""
+    """The part of a run that is saved, beside the figures of the first line."""
 
     @property
     def logs(self) -> Sequence[Sequence[Event]]:

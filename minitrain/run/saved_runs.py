@@ -7,7 +7,7 @@ times are in seconds, memory in elements, and floats are written so that reading
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
 has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
-`priced_by`. That of a transformer's has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by
+`priced_by`. That of a transformer has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by
 axis of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`, that of a run on a
 cluster `device_kinds` (which ranks have which device). That of a step in which devices died has `outages`, objects of
 `start`, `end` (s) and `reason`.
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from minitrain.run.savable_run import SavableRun
 
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
-"""What is true of the run where its first line says nothing: it fits into one tier, or older writers did not tell."""
+"""The network of a run whose first line does not say it: one tier, or the file is of an older version."""
 ROOFLINE = "roofline"
-"""How operations were priced where the first line says nothing."""
+"""How operations were priced where the first line does not say it."""
 _DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
 _SET_PLACES = (FIELDS.index("samples"), FIELDS.index("group"))
 _Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
 
-_LONGEST_LINE = 2**27  # characters: a journal of six million changes
+_LONGEST_LINE = 2**27  # characters, enough for a journal of six million changes
 _MOST_UNPACKED, _UNPACKED_A_BYTE = 2**24, 32  # logs shrink to about a seventh when they are compressed
 
 
@@ -170,10 +170,10 @@ def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
 def read_run(path: str | PathLike[str]) -> dict[str, Any]:
     """Return what a file holds that `save_run` wrote: the parameters of a `Run`.
 
-    Everything in the file is judged, and no more time and memory is taken than its size explains.
+    Everything in the file is validated, in time and memory that are bounded by its size.
 
     Raises:
-        UsageError: the file is missing, damaged, or of an unknown version; the first faults are told, by line and key.
+        UsageError: the file is missing, damaged, or of an unknown version; the first faults are named by line and key.
     """
     try:
         file = Path(path)
@@ -219,7 +219,7 @@ def _kinds(header: Mapping[str, Any], journals: Sequence[Sequence[MemoryChange]]
 
 
 def _trained_model(values: Mapping[str, Any]) -> TrainedModel:
-    """Return the transformer that a file speaks of."""
+    """Return the transformer that a file describes."""
     known = {field.name: values[field.name] for field in fields(TrainedModel) if field.name in values}
     return TrainedModel(**known | {"layer_names": tuple(known["layer_names"])})
 

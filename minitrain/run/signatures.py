@@ -1,4 +1,4 @@
-"""The signatures of functions of a strategy and the parameters of a run, as editors and type checkers see them."""
+"""The signature of functions that take a strategy and the parameters of a run, for editors and type checkers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R_co = TypeVar("R_co", covariant=True)
 class TakesRunParameters(Protocol[R_co]):
     """`simulate`, as editors and type checkers see it: the fields of `RunParameters` by name, and a strategy's options.
 
-    A test compares it with the fields.
+    It must agree with the fields, which tests/run/test_parameters.py checks.
     """
 
     def __call__(

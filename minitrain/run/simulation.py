@@ -60,7 +60,7 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
     Args:
         strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function"; a name may have
             options ("pp_dp:pp=4").
-        watch: called when the ranks begin, with what says how far they are.
+        watch: called when the ranks begin, with a `RunProgress`.
         parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options.
 
     Returns:

@@ -1,6 +1,6 @@
 """How sure a run's step time is: how far validated runs like it were off.
 
-It is a file of its own, since it is a door to the room of validation.
+It is a file of its own, since it alone of this room imports `minitrain.validation`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class SurenessFigures:
-    """What a run says of how sure its step time is.
+    """How sure a run's step time is.
 
     Attributes:
         priced_by: what priced its operations.
@@ -26,11 +26,11 @@ class SurenessFigures:
 
     @property
     def sureness(self) -> str:
-        """How far validated runs like this one were off, in words; see `minitrain.validation.nearest`.
+        """How far validated runs like this one were off, in words; see `minitrain.validation.similar_runs`.
 
         Only prices of kernels were compared with measurements.
         """
-        from minitrain.validation.nearest import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
+        from minitrain.validation.similar_runs import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
 
         if not self.priced_by.startswith("kernels"):
             return NOTHING_LIKE_IT

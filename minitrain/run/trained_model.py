@@ -11,7 +11,7 @@ from typing import Any, Protocol, final
 
 
 class CountingRank(Protocol):
-    """What is asked of a rank's model at its end."""
+    """The part of a rank's model that is read at its end."""
 
     recomputed_flop: float
     routed_copies: int
@@ -57,7 +57,7 @@ class TrainedModel:
 
 
 class RunOfTransformer(Protocol):
-    """What is asked of a run here."""
+    """The part of `Run` that these figures are made from."""
 
     @property
     def trained_model(self) -> TrainedModel | None:
@@ -115,7 +115,7 @@ _OF_RUNS = (
 
 
 def facts_of(trained_model: TrainedModel) -> dict[str, Any]:
-    """Return the same keys where there was no run: what is known before, and None."""
+    """Return the same keys for a strategy that failed: what is known without a run, and None."""
     return {"model": trained_model.name, "seq_len": trained_model.seq_len, **dict.fromkeys(_OF_RUNS)}
 
 

@@ -9,12 +9,14 @@
 | `model_kind` | models of a caller's own class | |
 | `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
 | `contention` | the finished run is timed again | `contention` |
+| `contention="exact"` | transfers share links when it is timed again | `platform` |
 | `faults` | devices die, and the step is simulated until it comes through | `faults` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
+| `hardware=[...]` | one execution gives the times on several machines | `vector` |
 
 `strict` works together with `numerics` and `model_kind`: it extends their class. What excludes each other is in
-`minitrain.run.exclusions`. This file is the room's only way up to accounting, numerics, faults and folding,
-and each of them is imported when it is asked for.
+`minitrain.run.exclusions`. This file alone imports accounting, numerics, platform, faults, folding and vector from this
+room, each when a run needs it.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped
 
 LEAST_RANKS, LEAST_RANKS_A_CLASS = 8, 4
-"""Ranks of a run, and of each class, from which on folding is worth an attempt that nobody has asked for.
+"""The fewest ranks of a run, and of each class, for which `fold="auto"` attempts to fold.
 
-An attempt in vain costs as much as some thirty events. A smaller run would take a tenth longer with it.
+A failed attempt costs as much as some thirty events, which would make a smaller run a tenth slower.
 """
 
 
@@ -75,7 +77,7 @@ def choose_variant(parameters: RunParameters) -> Variant:
 
 
 async def simulate_with_folding(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
-    """Simulate one rank of each class of ranks that do the same, where that is asked for or sure to be the same.
+    """Simulate one rank of each class of ranks that do the same, where that is asked for or surely gives the same run.
 
     Args:
         prepared: what is to be simulated.
@@ -196,7 +198,7 @@ def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[st
 
 def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[Any, Any]:
     """Return the logs of a run whose transfers share the links of its hardware, and what these carried."""
-    from minitrain.platform.replaying import replayed_logs  # noqa: PLC0415
+    from minitrain.platform.replay import replayed_logs  # noqa: PLC0415
 
     logs = [model.log for model in models]
     if hasattr(parameters.hardware, "profile"):

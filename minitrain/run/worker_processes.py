@@ -1,8 +1,8 @@
 """Worker processes that leave Ctrl-C to the process that waits for them.
 
 A terminal sends Ctrl-C to all processes of a command. A worker that is interrupted prints a traceback, also while it
-still imports, when no initializer of a pool has run yet. So SIGINT is blocked before a worker is born: it inherits
-that, and the process that waits for it ends the work.
+still imports, when no initializer of a pool has run yet. So SIGINT is blocked before a worker starts, which inherits
+that, and the process that waits for the worker ends it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def worker_pool(num_processes: int) -> ProcessPoolExecutor:
 
 @final
 class SparedProcess(SpawnProcess):
-    """A process that is born with SIGINT blocked."""
+    """A process that starts with SIGINT blocked."""
 
     def start(self) -> None:
         """Start it."""
@@ -37,7 +37,7 @@ class SparedProcess(SpawnProcess):
 
 @final
 class _SparedContext(SpawnContext):
-    """What a pool makes its processes with."""
+    """The context in which a pool makes its processes."""
 
     Process = SparedProcess
 

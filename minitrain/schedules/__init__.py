@@ -6,13 +6,14 @@ Generators make the schedules of the literature for any legal size, `validate` s
 and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
 
 May import: the rooms up to `run`. Open `schedule` and `action` first; `depth_first`, `breadth_first`, `zero_bubble` and
-`v_shaped` are the generators, and `as_strategy` runs a schedule on ranks. A new schedule is a generator in the file of
-its family. A file in `strategies/` gives it a name for the command line.
+`v_shaped` are the generators, made of `building_blocks`, and `as_strategy` runs a schedule on ranks. `legality` has
+`validate`, and `csv_form` the CSV. A new schedule is a generator in the file of its family. A file in `strategies/`
+gives it a name for the command line.
 
 Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
 their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input
-gradient and weight gradient of one microbatch take on one rank (on a chunk 1/v of it), tb = ti + tw, with
-free communication. The bubble is the last end of all ranks minus a rank's m (tf + tb) of work. Live
+gradient and weight gradient of one microbatch take on one rank (on a chunk 1/v of it), tb = ti + tw. Communication
+takes no time. The bubble is the last end of all ranks minus a rank's m (tf + tb) of work. Live
 activations count a microbatch from its forward until its full backward, or its weight gradient where the
 backward is split (a weight gradient still needs the activations), in units of a rank's whole share: a chunk
 counts 1/v.

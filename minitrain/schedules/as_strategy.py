@@ -1,11 +1,11 @@
 """A pipeline schedule, which is data, run as a strategy: `from_schedule`.
 
 Stage s of S holds the s-th of S contiguous parts of the layers: equal ones where layers are alike, and those of
-`Model.stages` where they differ. Each rank runs its actions exactly in the order
-of the schedule. Tensors from another rank are received under a tag of kind, stage and microbatch, so that messages may
-overtake one another. Communication overlaps with compute as in `torch.distributed.pipelining`: the receive for an
-action is launched before the action before it computes, and a send runs beside the following actions until the next
-send to the same rank. Two neighbouring stages on one rank pass their tensors through its stores, without a message.
+`Model.stages` where they differ. Each rank runs its actions exactly in the order of the schedule. Tensors from another
+rank are received under a tag of kind, stage and microbatch, so that messages may overtake one another. Communication
+overlaps with compute as in `torch.distributed.pipelining`: the receive for an action is launched before the action
+before it computes, and a send runs beside the following actions until the next send to the same rank. Two neighbouring
+stages on one rank pass their tensors through its stores, without a message.
 
 Activations are kept from F until B, or until W where the backward is split. Then the gradients of a stage's outputs are
 kept too, from I until W. Replicas take equal parts of the batch, each cut into the schedule's microbatches. The ZeRO
@@ -93,7 +93,7 @@ def _mesh(model: Model, schedule: Schedule) -> Mesh:
 def _batches(
     model: Model, name: str, num_microbatches: int, mesh: Mesh, microbatch_size: int | None
 ) -> list[Sequence[int]]:
-    """Return the samples of each of the schedule's microbatches, on this rank's replica."""
+    """Return the samples of each of the schedule's microbatches, for this rank's replica."""
     num_replicas, total = mesh.size("dp"), model.global_batch_size
     _require_multiple("global_batch_size", total, "replicas x microbatches", num_replicas * num_microbatches, name)
     size = total // num_replicas // num_microbatches

@@ -41,7 +41,7 @@ class Case:
     efficiency: float
 
     def solve(self) -> PerformanceProfile:
-        """Solve it, without a warning: whoever asks again has been warned."""
+        """Solve it, without a warning: the first solution has warned."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PrecisionFallbackWarning)
             return Engine.solve(self.model, self.system, self.batch_size, self.precision, self.efficiency)

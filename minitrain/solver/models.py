@@ -1,4 +1,4 @@
-"""What the solver asks of a model: its parameters, and the FLOPs of an inference."""
+"""Models as the solver takes them: the number of parameters, and the FLOPs of an inference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ModelSpec:
 
     @classmethod
     def from_transformer(cls, model: Transformer) -> ModelSpec:
-        """Return a view on one of minitrain's models; an inference is one token, and experts that rest do no work."""
+        """Return a view on one of minitrain's models; an inference is one token, which active experts alone compute."""
         active = model.num_active_parameters
         return cls(model.name, model.num_parameters * ureg.count, 2 * active * ureg.flop)
 

@@ -1,4 +1,4 @@
-"""`mt.solve`: the solver by names and lists, and what it found for many cases as a table."""
+"""`mt.solve`: the solver by names and lists, and its results for many cases as a table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SolveTable:
     """Many cases, solved.
 
     Args:
-        profiles: what was found, in the order of the product of what was asked.
+        profiles: one a case, in the order of the product of the arguments.
     """
 
     profiles: tuple[PerformanceProfile, ...]

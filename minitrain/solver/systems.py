@@ -1,4 +1,4 @@
-"""What the solver asks of a system: rates, bandwidth, capacity, power and the tax of a dispatch."""
+"""Systems as the solver takes them: rates, bandwidth, capacity, power and the dispatch tax."""
 
 from __future__ import annotations
 

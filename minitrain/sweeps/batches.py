@@ -45,8 +45,8 @@ _MOST_IN_BATCH = 1024
 def key_of(configuration: Configuration) -> str:
     """Return a text that tells configurations apart, the same in every process and on every day.
 
-    It names the network even where that is the default one, which was "flat" once: such rows are not taken for others.
-    Folding that nobody has asked for does not change a row; the command wrote False before there was such a thing.
+    The network is named even where it is the default one: older results files were written when that was "flat", and
+    their rows must not match. `fold="auto"` does not change a row, so that it has the text of False, as in older files.
     """
     strategy, parameters = configuration[0], {"network": DEFAULTS["network"], **configuration[1]}
     if parameters.get("fold") == AUTO:
@@ -109,7 +109,7 @@ def run_batches(
 
 
 def _next_batch(alone: Batch, configurations: Iterator[tuple[str, Configuration]], size: int) -> Batch:
-    """Return what is to be simulated next: configurations that must be alone first."""
+    """Return the next batch: one configuration as long as some must run alone, then `size` of the others."""
     return [alone.pop()] if alone else list(islice(configurations, size))
 
 
@@ -147,14 +147,14 @@ def _rows_within(time_limit_s: float, batch: Batch) -> list[tuple[str, Row]]:
     configurations = [configuration for _, configuration in batch]
     try:
         together = run_within(time_limit_s, lambda: _rows_together(configurations, shared))
-    except TimeLimitError:  # each may take as long
+    except TimeLimitError:  # now each is simulated alone, with as much time
         together = [None] * len(batch)
     rows = [row or _row_within(time_limit_s, each, shared) for each, row in zip(configurations, together, strict=True)]
     return [(key, row) for (key, _), row in zip(batch, rows, strict=True)]
 
 
 def _row_within(time_limit_s: float, configuration: Configuration, shared: SharedByBatch) -> Row:
-    """Return the row of a configuration, which says so where it takes longer than it may."""
+    """Return the row of a configuration; that of one which exceeds the time limit is a failed one."""
     try:
         return run_within(time_limit_s, lambda: row_of(configuration, shared))
     except TimeLimitError as error:
@@ -217,7 +217,7 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
 
 
 def failed_row(configuration: Configuration, error: Exception) -> Row:
-    """Return the row of a configuration that ended otherwise than by itself."""
+    """Return the row of a configuration that an error ended."""
     strategy, parameters = configuration
     chosen = choose_strategy(strategy)
     name = strategy if isinstance(strategy, str) else chosen.name

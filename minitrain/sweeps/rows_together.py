@@ -1,7 +1,7 @@
 """Rows of configurations that differ in prices alone, by one execution: see `minitrain.vector`.
 
 The rows are those that a simulation of each configuration gives, to the last float. What cannot be executed so, or
-fails, is left to be simulated one configuration after the other, which also says properly why it fails.
+fails, is simulated one configuration after the other instead; each that fails then has an error of its own.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FEWEST = 3
 
 
 def structure_of(label: str, parameters: Parameters) -> str | None:
-    """Return a text that configurations share which may differ in prices alone; None for one that is left to itself.
+    """Return a text that configurations share if they differ in prices alone; None for one to simulate by itself.
 
     Args:
         label: what tells strategies apart.
         parameters: those of the configuration.
     """
     if parameters.get("log", "full") != "full":
-        return None  # the totals of such a run are asked for because its events are many
+        return None  # "summary" is asked for where there are too many events to keep
     if not any(name in parameters for name in PRICE_ONLY):
-        return None  # only configurations that are equal have its structure
+        return None  # it sets no price, so only an equal configuration could share its structure
     own = {name: plain(value) for name, value in sorted(parameters.items()) if name not in PRICE_ONLY}
     return json.dumps([label, own])
 
@@ -43,7 +43,7 @@ Summaries = list[dict[str, Any] | None]
 
 
 async def summaries_together(chosen: ChosenStrategy, configurations: Sequence[Parameters]) -> Summaries:
-    """Return the summary of each configuration; None for those that are left.
+    """Return the summary of each configuration; None for those that must be simulated one by one.
 
     Args:
         chosen: the strategy.
@@ -51,7 +51,7 @@ async def summaries_together(chosen: ChosenStrategy, configurations: Sequence[Pa
     """
     try:
         return await _summaries(chosen, configurations)
-    except Exception:  # a simulation of each says what is wrong with it
+    except Exception:  # the simulation of each reports what is wrong with it
         left: Summaries = [None] * len(configurations)
         sound = [place for place, parameters in enumerate(configurations) if _can_be_priced(chosen, parameters)]
         if FEWEST <= len(sound) < len(left):
@@ -62,7 +62,7 @@ async def summaries_together(chosen: ChosenStrategy, configurations: Sequence[Pa
 
 
 def _can_be_priced(chosen: ChosenStrategy, parameters: Parameters) -> bool:
-    """Return whether there is something that prices a configuration."""
+    """Return whether a configuration can be prepared to run, its prices among the rest."""
     try:
         prepare(chosen, parameters)
     except Exception:
@@ -81,7 +81,7 @@ async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters
     together = Configurations(common, columns)
     prepared = prepare(chosen, together.of(0))
     found: Summaries = [None] * len(configurations)
-    if together.reason_to_part(prepared.parameters) is not None:
+    if together.reason_to_simulate_each(prepared.parameters) is not None:
         return found
     for group in await execute(prepared, together.machines(prepared.parameters)):
         _take(group, [together.hardware(place) for place in group.places.tolist()], found)

@@ -1,4 +1,4 @@
-"""What the configurations of a batch share, so that each is made once: strategies, predictors, folding's history."""
+"""What the configurations of a batch share: strategies, predictors and folding's history, each made once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import ROOFLINE, Pricing
+from minitrain.hardware.pricing import PRICING_PARAMETERS, ROOFLINE, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.exclusions import AUTO
 from minitrain.run.parameters import DEFAULTS
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from minitrain.folding.early_divergence import DivergenceHistory
 
 _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
-_PRICING = ("fidelity", "platform", "without", "prices")
 
 
 class SharedByBatch:
-    """What the configurations of a batch share: loaded strategies, predictors, and what folding has found out."""
+    """What the configurations of a batch share: loaded strategies, predictors, and which ranks folding saw diverge."""
 
     def __init__(self) -> None:
         self._strategies: dict[str, ChosenStrategy] = {}
         self._histories: dict[bool, DivergenceHistory] = {}  # by whether folding was asked for
         self._predictors: dict[tuple[str, int, str, Pricing], Predictor] = {}
-        self._trainers: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
+        self._of_workloads: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
 
     def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
         """Return a strategy, which is loaded once if it has a name.
@@ -43,7 +42,7 @@ class SharedByBatch:
         return self._strategies[strategy]
 
     def parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters of `simulate` with what is shared in their place; the run is the same.
+        """Return parameters of `simulate` in which shared objects stand for their descriptions; the run is the same.
 
         Raises:
             MinitrainError: the hardware cannot be found or believed, or does not connect so many ranks.
@@ -53,28 +52,29 @@ class SharedByBatch:
         if machine is not None:
             if machine not in self._predictors:
                 self._predictors[machine] = make_predictor(*machine[:3], pricing=machine[3])
-            shared |= {name: DEFAULTS[name] for name in _PRICING if name in parameters}  # the predictor has it
+            # The predictor has these already.
+            shared |= {name: DEFAULTS[name] for name in PRICING_PARAMETERS if name in parameters}
             shared["hardware"] = self._predictors[machine]
         if parameters.get("workload") is not None:
-            shared |= self._trained(parameters, shared.get("hardware"))
+            shared |= self._with_workload(parameters, shared.get("hardware"))
         shared |= self._folding(parameters)
         return {**parameters, **shared}
 
     def structure(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters with what is shared in their place, but for what prices the run."""
+        """Return parameters like `parameters`, but without a shared predictor."""
         shared = self._folding(parameters)
         if parameters.get("workload") is not None:
-            shared |= self._trained(parameters, None)
+            shared |= self._with_workload(parameters, None)
         return {**parameters, **shared}
 
     def _folding(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how runs with some parameters fold, with what those before have found out."""
+        """Return the parameter `fold` with the divergences that earlier runs of the batch met, if runs may fold."""
         fold = parameters.get("fold", AUTO)
         is_known = fold is True or fold == AUTO
         return {"fold": self._divergence_history(was_asked_for=fold is True)} if is_known else {}
 
-    def _trained(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
-        """Return the workload that is meant, and the predictor that has remembered its prices on a machine."""
+    def _with_workload(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
+        """Return the parameters of a workload that is loaded, with the predictor that remembers its prices."""
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
 
         workload = find_workload(parameters["workload"], parameters.get("seq_len"))
@@ -82,14 +82,14 @@ class SharedByBatch:
         if machine is None:
             return found
         key = id(machine), id(workload)
-        if key not in self._trainers:
-            self._trainers[key] = machine.training(workload)
-        return {**found, "hardware": self._trainers[key]}
+        if key not in self._of_workloads:
+            self._of_workloads[key] = machine.training(workload)
+        return {**found, "hardware": self._of_workloads[key]}
 
     def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str, Pricing] | None:
-        """Return what the predictor of a run is made of; None where it cannot be shared.
+        """Return what the predictor of a run is made from; None where it cannot be shared.
 
-        A predictor keeps nothing of a run, and remembers prices: one serves all runs on a machine.
+        A predictor remembers prices and nothing of a run, so that one serves all runs on a machine.
         """
         hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
         if (
@@ -101,7 +101,7 @@ class SharedByBatch:
             return None
         if parameters.get("placement") is not None:
             return None
-        given = {name: parameters[name] for name in _PRICING if name in parameters}
+        given = {name: parameters[name] for name in PRICING_PARAMETERS if name in parameters}
         return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
 
     def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:

@@ -1,4 +1,4 @@
-"""What lies within an attention that is taken in steps: keys and values, what queries got, and gradients of these.
+"""The tensors within an attention that is computed in steps: keys and values, what queries got, and their gradients.
 
 Queries may see one block of keys and values after the other (see `minitrain.rank.attention`). `Attended` says which
 keys its queries have seen. What they got from different keys adds, by the log-sum-exp that each carries; so does the
@@ -22,8 +22,8 @@ _OF_HEADS: tuple[str, ...] = ("layer", "samples", "num_shards", "parts", "num_pa
 _OF_SHARDS_AND_HEADS: tuple[str, ...] = (*_OF_HEADS, "shards")
 
 
-def share_of_sequence(tensor: Any, size: int) -> int:
-    """Return what a tensor's shards of the sequence, and its part of the heads, have of a size."""
+def share_of_size(tensor: Any, size: int) -> int:
+    """Return the share of a size that a tensor's shards of the sequence and its part of the heads have."""
     found: int = size * len(tensor.shards) // tensor.num_shards // getattr(tensor, "num_parts", 1)
     return found
 
@@ -41,7 +41,7 @@ def merged(left: Any, right: Any, over: str, of: str) -> Any:
         left: a tensor.
         right: another one.
         over: the set that must differ between the two.
-        of: what it is a set of, for messages.
+        of: what the members of that set are, for messages.
 
     Raises:
         LawError: they are of different kinds, layers, samples or shards, or something is in both.
@@ -89,7 +89,7 @@ class KeysValues(Activation):
 
     def memory(self) -> int:
         """Return the size in elements: keys as large as the input, and values as large."""
-        return share_of_sequence(self, 2 * Activation.memory(self))
+        return share_of_size(self, 2 * Activation.memory(self))
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Attended(Activation):
 
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the activation's."""
-        return share_of_sequence(self, Activation.memory(self))
+        return share_of_size(self, Activation.memory(self))
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class AttendedGrad(ActivationGrad):
 
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the gradient's."""
-        return share_of_sequence(self, ActivationGrad.memory(self))
+        return share_of_size(self, ActivationGrad.memory(self))
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class QueriesGrad(ActivationGrad):
 
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the gradient's."""
-        return share_of_sequence(self, ActivationGrad.memory(self))
+        return share_of_size(self, ActivationGrad.memory(self))
 
 
 @dataclass(slots=True)
@@ -190,11 +190,11 @@ class KeysValuesGrad(ActivationGrad):
 
     def memory(self) -> int:
         """Return the size in elements: that of the keys and values."""
-        return share_of_sequence(self, 2 * ActivationGrad.memory(self))
+        return share_of_size(self, 2 * ActivationGrad.memory(self))
 
 
 OF_ATTENTION = (KeysValues, Attended, AttendedGrad, QueriesGrad, KeysValuesGrad)
-"""What lies within an attention that is taken in steps."""
+"""The kinds of tensor within an attention that is computed in steps."""
 
 SUMMED_OVER: Mapping[type[Any], str] = MappingProxyType(
     {Attended: "keys", QueriesGrad: "keys", KeysValuesGrad: "queries"}

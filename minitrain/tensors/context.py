@@ -5,7 +5,7 @@ has some tokens of each sample, and all weights. Tokens need one another in atte
 *attend* the keys and values of all. `Attended` says which keys its queries have seen; what they got from different keys
 adds, by the log-sum-exp that each carries. So the ring of the paper's figure reads:
 
-    attended = attended + model.attend(layer, x, keys_values)      # the block that is here; the next one is on its way
+    attended = attended + model.attend(layer, x, keys_values)      # of this block, while the next one is received
 
 Gradients mirror that. The gradient of queries adds over the keys, that of keys and values over the queries, and that of
 a weight covers some shards of the sequence until it is summed over the ranks.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minitrain.tensors.annotations import summed
-from minitrain.tensors.attention import OF_ATTENTION, SUMMED_OVER, merged, share_of_sequence
+from minitrain.tensors.attention import OF_ATTENTION, SUMMED_OVER, merged, share_of_size
 from minitrain.tensors.index_sets import union
 from minitrain.tensors.kinds import Activation, ActivationGrad, WeightGrad, require_same
 from minitrain.tensors.parts import PartialActivation, PartialActivationGrad, WeightGradPart
@@ -43,7 +43,7 @@ class ContextShard(Activation):
 
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the activation's."""
-        return share_of_sequence(self, Activation.memory(self))
+        return share_of_size(self, Activation.memory(self))
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class ContextGradShard(ActivationGrad):
 
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the gradient's."""
-        return share_of_sequence(self, ActivationGrad.memory(self))
+        return share_of_size(self, ActivationGrad.memory(self))
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class ContextWeightGrad(WeightGradPart):
 
 
 IN_CONTEXT = (ContextShard, ContextGradShard)
-"""What goes from layer to layer for some shards of the sequence."""
+"""The kinds of tensor that go from layer to layer for some shards of the sequence."""
 
 CONTEXT_KINDS: tuple[type[Any], ...] = (
     *IN_CONTEXT,
@@ -162,9 +162,9 @@ CONTEXT_KINDS: tuple[type[Any], ...] = (
 
 
 def num_summed(value: Any) -> int:
-    """Return of how many things a tensor is the sum: samples, or shards of the sequence, or each sample in each shard.
+    """Return how many things a tensor sums: samples, or shards of the sequence, or each sample in each shard.
 
-    Where two tensors have nothing in common, that of their sum is the sum of theirs.
+    Where two tensors have nothing in common, the number of their sum is the sum of their numbers.
     """
     kind = value.__class__
     if kind is WeightGrad:

@@ -1,4 +1,4 @@
-"""Experts among ranks: the two pieces of a layer with experts, and copies of tokens on their way (GShard, figure 3).
+"""Expert parallelism in the tensors' algebra: the pieces of a layer, and copies of tokens (GShard, figure 3).
 
 A layer with experts is two pieces where ranks share the experts. The *router* piece is what every rank holds: norm,
 router and shared experts. The *experts* are divided into parts, one a rank. So each piece has weights, gradients and
@@ -266,7 +266,7 @@ class RoutedTokensGrad(ActivationGrad):
 ROUTER_PIECES = (RouterWeight, RouterOptState, RouterGrad)
 EXPERT_PIECES = (ExpertWeight, ExpertOptState, ExpertGrad)
 PIECES = frozenset((*ROUTER_PIECES, *EXPERT_PIECES))
-"""What a rank holds of a layer with experts: of what all ranks hold, or of a part of the experts."""
+"""The kinds of tensor that a rank holds of a layer with experts: of the router piece, or of a part of the experts."""
 
 _COPIES_IN_ORDER = (RoutedTokens, ExpertOutputs, ExpertOutputsGrad, RoutedTokensGrad)
 COPIES: frozenset[type[Any]] = frozenset(_COPIES_IN_ORDER)
@@ -298,5 +298,5 @@ def turned_into(kind: type[P], copies: Any) -> P:
 
 
 def as_imbalance(imbalance: float | Sequence[float]) -> float | tuple[float, ...]:
-    """Return a factor as it is, and numbers of a sequence as a tuple, which can be looked up."""
+    """Return a factor as it is, and numbers of a sequence as a tuple, which is hashable."""
     return tuple(imbalance) if isinstance(imbalance, Sequence) and not isinstance(imbalance, str) else imbalance

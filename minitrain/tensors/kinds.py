@@ -167,7 +167,7 @@ class Sharded(Tensor, ABC, Generic[O]):
 
 
 class Passage:
-    """How an activation came about and went on; see `minitrain.rank.kept_for_backward`.
+    """How one layer made an activation and the next one used it; see `minitrain.rank.kept_for_backward`.
 
     Attributes:
         mode: how it went through its layer.
@@ -188,7 +188,7 @@ class Passage:
 
 
 def passage_of(tensor: Any) -> Passage:
-    """Return how an activation came about and went on, to be read and written."""
+    """Return how an activation was made and used, to be read and written."""
     found: Passage | None = getattr(tensor, "_passage", None)
     if found is None:
         found = tensor._passage = Passage()

@@ -1,7 +1,7 @@
 """Tensors as the engine makes them, by the thousand: whole layers, with their size.
 
-Each function does what the class of its tensor does, in less time: calling a class looks for its `__init__`, and a
-strict run has that look who calls. The size goes into the slot that it would be measured for.
+Each function does what the class of its tensor does, in less time: calling a class looks for its `__init__`, which in a
+strict run also looks at who calls. The size goes into the slot that measuring would fill.
 """
 
 from __future__ import annotations

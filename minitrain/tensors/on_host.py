@@ -22,7 +22,7 @@ class OnHost(Tensor):
     Args:
         kind: class of the tensor.
         fields: values of its fields.
-        passed: how an activation came about and went on (mode, made_in, logits); None for others.
+        passed: how an activation was made and used (mode, made_in, logits); None for others.
     """
 
     kind: type[Any]

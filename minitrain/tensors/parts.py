@@ -11,7 +11,7 @@ and only that goes on. So Megatron's figure (Shoeybi et al. 2019, figure 3) read
 An activation may also be cut along the sequence (Korthikanti et al. 2022, figure 5). `reduce_scatter` makes shards of
 the sequence of partial sums, and `all_gather` puts them together.
 
-Weights that parts do not divide (norms, biases behind a sum) are held by all of them. Where the sequence is cut between
+Weights that parts do not divide (norms, biases after a sum) are held by all of them. Where the sequence is cut between
 parts, each part's gradient covers some shards of the sequence for these, and `all_reduce` over the parts adds them.
 """
 
@@ -178,7 +178,7 @@ class PartialActivationGrad(ActivationGrad):
 
     Args:
         parts: the parts summed into it.
-        num_parts: number of parts that the layer behind is divided into.
+        num_parts: number of parts that the layer after it is divided into.
     """
 
     parts: frozenset[int] = _ALL
@@ -248,10 +248,10 @@ PARTIAL = (PartialActivation, PartialActivationGrad)
 """Sums that lack parts, or may."""
 
 SHARDS_OF_SEQUENCE = (ActivationShard, ActivationGradShard)
-"""What is cut along the sequence."""
+"""The kinds of tensor that are cut along the sequence."""
 
 WEIGHT_PARTS = (WeightPart, OptStatePart, WeightGradPart)
-"""What a rank holds of one part of a layer."""
+"""The kinds of tensor that a rank holds of one part of a layer."""
 
 PARTED_KINDS: tuple[type[Any], ...] = (*WEIGHT_PARTS, *PARTIAL, *SHARDS_OF_SEQUENCE)
 """The kinds of tensor that know parts or shards of the sequence, each a kind of one of the five."""

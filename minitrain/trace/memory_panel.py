@@ -23,9 +23,9 @@ from minitrain.analysis.memory_over_time import (
     memory_curve,
 )
 from minitrain.analysis.timeline import Floats
-from minitrain.trace.answer import name_of_ranks
 from minitrain.trace.bars import Bars
 from minitrain.trace.drawing import Properties, scatter
+from minitrain.trace.explanation_panel import name_of_ranks
 from minitrain.trace.layout import View
 
 MAX_CURVES = 16

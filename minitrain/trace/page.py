@@ -1,7 +1,7 @@
 """Figures as HTML pages that open without internet, of one run or of several, and as what a notebook shows.
 
-A page has its title and facts, then the answer (`minitrain.trace.answer`) or a table, then the figure. All but the
-figure is plain HTML, which wraps in a narrow window and is there even if Plotly's JavaScript is not.
+A page has its title and facts, then an explanation (`minitrain.trace.explanation_panel`) or a table, then the figure.
+All but the figure is plain HTML, which wraps in a narrow window and is there even if Plotly's JavaScript is not.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from minitrain.analysis.memory_over_time import Journals
 from minitrain.analysis.timeline import Timeline, Trace
 from minitrain.errors import UsageError
 from minitrain.files import write_text
-from minitrain.trace.answer import Line, answer, lines_table, section
 from minitrain.trace.bars import make_bars
 from minitrain.trace.comparison_figure import drawn_comparison
 from minitrain.trace.drawing import Drawing, figure_json, page_json, plotly_script
+from minitrain.trace.explanation_panel import Line, explanation_panel, lines_table, section
 from minitrain.trace.gantt import MAX_BARS, drawn_bars
 from minitrain.trace.layout import View
 from minitrain.trace.link_panel import link_panel
@@ -74,7 +74,9 @@ def write_html(
     drawing, num_fixed = drawn_bars(bars, view, journals, explained.critical_path)
     details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
     below = "" if view.links is None else link_panel(view.links)
-    return write_page(path, drawing, view.title, include_plotlyjs, details, answer(explained), view.facts, below)
+    return write_page(
+        path, drawing, view.title, include_plotlyjs, details, explanation_panel(explained), view.facts, below
+    )
 
 
 def write_compare_html(

@@ -1,6 +1,6 @@
-"""What members of a collective must have in common: the kind of their tensors, and some of its fields.
+"""The check that members of a collective bring tensors of one kind that agree in some fields.
 
-It is a file of its own, since sums of parts, of the context and of experts ask for it alike.
+It is a file of its own, since `partial_sums`, `context_sums` and `expert_exchange` all use it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 Mismatch = Callable[[str, Sequence[Any], Sequence[int], str], Exception]
-"""Makes an error of an operation, what members brought, their ranks, and what they must bring."""
+"""Makes the error from the operation, what the members brought, their ranks, and what they must bring."""
 
 
 def require_alike(
@@ -26,7 +26,7 @@ def require_alike(
         names: the fields.
 
     Raises:
-        Exception: the one of `mismatch`, where they do not.
+        Exception: they do not; `mismatch` makes it.
     """
     first, fields_of = values[0], attrgetter(*names)
     kind, fields = first.__class__, fields_of(first)

@@ -10,7 +10,7 @@ from minitrain.errors import LawError, UsageError
 
 
 class Barrier:
-    """Hold ranks until `target` of them have arrived; it can be used again at once.
+    """A barrier that holds ranks until `target` of them have arrived; it can be used again at once.
 
     Attributes:
         target: number of ranks that must arrive.
@@ -70,7 +70,7 @@ class Barrier:
             await self._round()
 
     def _round(self) -> asyncio.Future[None]:
-        """Return what this round's end wakes."""
+        """Return the future that is set at the end of this round."""
         waiter: asyncio.Future[None] = asyncio.Future()
         self._waiters.append(waiter)
         return waiter

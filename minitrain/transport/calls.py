@@ -109,7 +109,7 @@ class Call(ABC):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the outcome is wanted no longer: tasks have awaited the call, and all of them were cancelled."""
+        """Whether nobody wants the outcome any more: tasks have awaited the call, and all of them were cancelled."""
         return self.waiters is not None and not self.is_awaited
 
     def add_waiter(self, loop: AbstractEventLoop | None) -> Waiter:

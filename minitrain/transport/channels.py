@@ -17,8 +17,8 @@ class Channel:
 
     Args:
         capacity: how many messages may lie here before a blocking send waits, or None for no bound.
-        temporary_key: the key of a channel that is dropped once it is empty, as there is no end of tags; None for a
-            channel that stays.
+        temporary_key: the key of a channel that is dropped once it is empty, as a program may use ever new tags; None
+            for a channel that stays.
 
     Attributes:
         sent: messages that nobody has received, oldest first.

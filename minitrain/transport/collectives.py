@@ -47,7 +47,7 @@ _GATHERED_IN: Mapping[type[Any], Any] = MappingProxyType(
 
 
 def describe(value: Any) -> str:
-    """Return what a member brought in words: the facts of a tensor that must agree, or just its type."""
+    """Return what a member brought in words: the fields of a tensor that must agree, or just its type."""
     if isinstance(value, list):
         return "[" + ", ".join(describe(item) for item in value) + "]"
     if isinstance(value, str):  # a description already
@@ -58,7 +58,7 @@ def describe(value: Any) -> str:
 
 
 def _facts(tensor: Any) -> Iterator[str]:
-    """Yield the facts of a tensor that must agree, in words."""
+    """Yield the fields of a tensor that must agree, in words."""
     yield f"layer {tensor.layer}"
     for name, total in _SETS:
         if hasattr(tensor, name) and (name != "sequence_shards" or tensor.num_sequence_shards > 1):
@@ -78,7 +78,7 @@ _SETS = (
 
 
 def _brief(value: Any) -> str:
-    """Return a number, or a set of numbers as short as it can be read."""
+    """Return a number, or a set of numbers as ranges."""
     if not isinstance(value, frozenset):
         return str(value)
     numbers = sorted(value)
@@ -89,7 +89,14 @@ def _brief(value: Any) -> str:
 
 
 def _agree_on(name: str, op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
-    """Raise a CollectiveMismatchError unless all are gradients of one layer and the same samples, or shards."""
+    """Raise a CollectiveMismatchError unless all are gradients of one layer that agree in samples, or in shards.
+
+    Args:
+        name: the field that they must agree in: "samples" or "shards".
+        op: the operation.
+        values: what the members brought.
+        ranks: the members.
+    """
     first, numbers_of = values[0], attrgetter(name)
     layer, num_shards, numbers = first.layer, first.num_shards, numbers_of(first)
     for value in values:

@@ -62,7 +62,7 @@ class Communicator:
     """What the ranks of one group share.
 
     Attributes:
-        host: returns the transport, which would form a circle of references with its communicators otherwise.
+        host: a weak reference to the transport: a strong one would be a reference cycle.
         ranks: the members in ascending order.
         size: number of members.
         is_world: whether all ranks of the run are members.
@@ -116,7 +116,7 @@ class Communicator:
             StrategyError, CancelledError: the transport was closed by an error.
             LawError: the members' calls do not belong together; that closes the transport.
         """
-        host: Any = self.host()  # whoever calls holds it
+        host: Any = self.host()  # the caller keeps it alive
         if host.error is not None:
             host.refuse(call)
             return

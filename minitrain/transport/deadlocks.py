@@ -68,7 +68,7 @@ class DeadlockDetector:
         run_is_over: whether the run has ended already, well or not.
         watches_run: whether to look even while no call waits, as all ranks may wait for something else.
         on_deadlock: called with the unfinished tasks of a run that has come to a deadlock.
-        progress: returns what changes while ranks get on, asked for every few seconds; None to count operations.
+        progress: returns a value that changes while ranks get on, called every few seconds; None to count operations.
         num_reports: how often it has said that ranks still wait.
         housekeeping: called every million operations or so, between two of them.
     """
@@ -96,7 +96,7 @@ class DeadlockDetector:
     )
 
     def __init__(self, transport: WatchedTransport) -> None:
-        self._transport = ref(transport)  # a circle of references would stay until Python's cycle collector comes
+        self._transport = ref(transport)  # weak: a reference cycle would live until Python's cycle collector runs
         self.num_operations = 0
         self.claimed_ranks: set[int] = set()
         self.started_ranks: set[int] = set()
@@ -107,7 +107,7 @@ class DeadlockDetector:
         self.watches_run = False
         self.progress: Callable[[], object] | None = None
         self.num_reports = 0
-        self._last_progress: object = self  # equal to nothing that it could be
+        self._last_progress: object = self  # unequal to every real value
         self._waiting_since = self._next_look_s = 0.0  # on the loop's clock, s
         self._last_num_operations = self._last_housekeeping = 0
         self.is_active = False
@@ -118,7 +118,7 @@ class DeadlockDetector:
     def transport(self) -> WatchedTransport:
         """The transport, which must still be there."""
         transport = self._transport()
-        assert transport is not None  # whoever waits holds it
+        assert transport is not None  # the tasks that wait keep it alive
         return transport
 
     def claim_running_task(self, rank: int) -> None:
@@ -134,7 +134,7 @@ class DeadlockDetector:
     def activate(self) -> None:
         """Check for deadlocks from now on, as a call waits; a check of an earlier loop may never have come."""
         if self.is_active and self.loop is not None and self.loop.is_running():
-            return  # which is sooner asked than which loop runs: that takes a call of the operating system
+            return  # looked at first: to find the running loop takes a system call
         self.is_active = True
         self._pause_s = 0.0
         self._last_num_operations = self.num_operations

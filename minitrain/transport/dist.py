@@ -4,7 +4,7 @@ Collectives meet in the communicator of their group, messages in the channel of 
 call carries the clock of its rank. The transport knows nothing of seconds per byte: it gives each call its result and
 the clocks of the others, and the rank prices it. Waiting is done on futures, one suspension a rank and operation.
 
-What a `Model` asks of it stands in `minitrain.transport.protocol`.
+The interface that a `Model` uses is in `minitrain.transport.protocol`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MOST_REFUSALS = 16  # of one rank: a few tasks may clean up
 
 
 class Refusals:
-    """What was refused since an error has closed the transport of a run.
+    """The operations that were refused since an error closed the transport of a run.
 
     Attributes:
-        held: calls that never have an outcome, of tasks that have swallowed their cancellation.
+        held: calls that never get an outcome, of tasks that have swallowed their cancellation.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Refusals:
         self._num_calls: Counter[int] = Counter()  # by rank
 
     def refuse(self, call: Call) -> None:
-        """Cancel the running task, or hold its call if that is of no use.
+        """Cancel the running task, or hold its call for ever if cancelling does not end it.
 
         Raises:
             CancelledError: the task has not been refused anything yet, nor many tasks of its rank.
@@ -66,7 +66,7 @@ class Dist:
         barrier: the world's barrier.
         queue: channels by (source, dest), made when first used, or by (source, dest, tag) while a message is under way.
         whole_batches: sets known to hold every sample, by batch size and identity; the models of the ranks share it.
-        remembered: what these models remember of the prices of each predictor, by its identity.
+        remembered: the prices that these models have looked up, for each predictor by its identity.
         error: what has closed the transport, or None.
         detector: finds deadlocks among the ranks.
         world: the communicator of all ranks.
@@ -186,9 +186,9 @@ class Dist:
     def refuse(self, call: Call) -> None:
         """Refuse an operation after an error has closed the transport, so that no task can go on for ever.
 
-        In a run, that error is the verdict. The task is cancelled, which `except Exception` does not catch. If it
-        swallows this too and asks again, or if its rank makes new tasks again and again, the call is held: it never has
-        an outcome, so that its task gives way.
+        In a run, that error is what the run ends with. The task is cancelled, which `except Exception` does not catch.
+        If it swallows this too and calls again, or if its rank makes new tasks again and again, the call is held: it
+        never gets an outcome, so that its task waits and others can go on.
 
         Raises:
             StrategyError: outside of runs.

@@ -25,8 +25,8 @@ from minitrain.transport.agreement import Mismatch, require_alike, union_of
 def all_reduce(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return to each member the sum of partial sums, or the sum of gradients of its part.
 
-    Members with one part add samples. Members with a part each have nothing to add but what all parts hold, where each
-    has seen some shards of the sequence.
+    Members with the same part add samples. Members with a part each add only what all parts hold (norms), where each
+    member has seen some shards of the sequence.
     """
     first = values[0]
     if isinstance(first, PARTIAL):
@@ -100,7 +100,7 @@ def _sum_of_common(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismat
 
 
 def remember(result: Any, value: Any) -> Any:
-    """Let a result know how what it is made of was made: see `minitrain.rank.kept_for_backward`."""
+    """Pass on how the layer before went forward, from a value to the result: see `minitrain.rank.kept_for_backward`."""
     passage = getattr(value, "_passage", None)
     if passage is not None and passage.made_in is not None:  # gradients have none
         passage_of(result).made_in = passage.made_in
@@ -108,7 +108,7 @@ def remember(result: Any, value: Any) -> Any:
 
 
 def gathered(result: Any, shard: Any) -> Any:
-    """Let a gathered activation know the member's own shard, which stands for what its layer keeps."""
+    """Give a gathered activation the member's own shard, which stands for what its layer keeps."""
     if isinstance(result, Activation):
         passage_of(result).gathered_from = shard
     return remember(result, shard)

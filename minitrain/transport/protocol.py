@@ -1,8 +1,8 @@
-"""What a `Model` asks of a transport, so that other transports than `Dist` can carry the same ranks.
+"""The interface between a `Model` and its transport, so that other transports than `Dist` can carry the same ranks.
 
 `Dist` runs all ranks in one process and one event loop. Real processes (torch.distributed) can come later as a second
-implementation. A model therefore uses nothing of its transport but what stands here. It never touches asyncio itself:
-where its task has to wait, it yields what `suspend` returns, and it wakes tasks by `wake`.
+implementation. A model therefore uses only what is declared here. It never touches asyncio itself: where its task has
+to wait, it yields what `suspend` returns, and it wakes tasks by `wake`.
 
 A model hands its operations over as calls (see `minitrain.transport.calls.Call`). The transport matches the calls of
 different ranks, makes their results, and settles each call. It knows clocks and values, and no prices.
@@ -85,7 +85,7 @@ class Transport(Protocol):
 
     @property
     def remembered(self) -> dict[int, Any]:
-        """What models of one process remember together of the prices of each predictor, by its identity."""
+        """The prices that the models of one process have looked up, for each predictor by its identity."""
         ...
 
     def communicator(self, ranks: Iterable[int]) -> ProcessGroup:

@@ -16,7 +16,7 @@ Waiters = Waiter | list[Waiter] | None  # of nobody, of one task, or of several
 
 
 class _NoLoop:
-    """The part of an event loop that a future needs on which nobody waits."""
+    """The part of an event loop that a future needs if no task waits on it."""
 
     def get_debug(self) -> bool:
         """Say that nobody debugs it."""
@@ -37,7 +37,7 @@ def wake_all(waiters: Iterable[Waiters]) -> None:
     try:
         for waiter in rest:
             if waiter.__class__ is list:
-                wake_all(waiter)  # several tasks await the same
+                wake_all(waiter)  # several tasks await the same call
             elif waiter is not None:
                 steps: Any = waiter._callbacks  # type: ignore[union-attr]  # None after a task was cancelled
                 for step, context in steps or ():

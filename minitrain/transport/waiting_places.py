@@ -69,7 +69,7 @@ class Waits:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
-    """Return the first lines, and how many there are more."""
+    """Return the first lines, and one that says how many more there are."""
     if len(lines) <= MOST_LINES:
         return list(lines)
     return [*lines[:MOST_LINES], f"  ... and {len(lines) - MOST_LINES} more"]

@@ -1,9 +1,21 @@
 """Which layout trains a workload best on a machine: `tune` searches, and `Tuning` is what it has found.
 
 May import: `errors`, `files`, `tensors`, `workloads`, `events`, `hardware`, `rank`, `analysis`, `run`, `folding`,
-`sweeps`. Open `tune` first. `space` says which configurations there are, `search` goes through them, `work` is what a
-worker does, `rows` makes a row of each, and `findings` holds them. Layouts of pipelines are put together: `stages` cuts
-the model, `orders` executes a strategy for the order of its steps, `recording` and `pieces` for what a layer takes, and
-`layouts`, `memory` and `clocks` add these up for many layouts at once. `bounds` says what cannot win. `explanation`
-says why the best one does, `words` says it to other tools, `page` draws it.
+`sweeps`. Open `tune` first.
+
+Layouts of the strategy `megatron` are not simulated one by one. What a layer takes is recorded in short runs, as
+*pieces* (some operations with their seconds and memory). Many layouts at once are then put together from pieces. A
+*place* is a rank of the pipeline.
+
+| module | what it does |
+|---|---|
+| `tune`, `problem`, `space` | the call, what it tunes on which machine, and the configurations that there are |
+| `search`, `sampling`, `bounds` | which configurations are tried, and which cannot win |
+| `worker_tasks` | what a worker does: it prices layouts from pieces, or simulates |
+| `recording`, `piece_cutting`, `piece`, `executed_pieces` | execute short runs, and cut them into pieces |
+| `stages`, `orders` | how a model is cut into stages, and the order of a pipeline's steps |
+| `layouts`, `step_times`, `peak_memory` | put pieces together, for many layouts at once |
+| `rows`, `findings`, `result` | a row for each configuration, and all of them as `Tuning` |
+| `explanation`, `repricing` | why the best one wins, and which price would have to change |
+| `words`, `page`, `page_script` | a layout in the options of other tools, and a search as an HTML page |
 """

@@ -1,4 +1,4 @@
-"""What a step takes at least, before it is priced: bounds that are safe, so that nothing is pruned that could win.
+"""Lower bounds of a step's time and memory, before it is priced: no configuration that could win is pruned by them.
 
 A place of a pipeline is busy with the passes of all its microbatches, one after the other. FSDP computes every layer
 for every microbatch, and holds its shards of the model's states beside all that forward keeps of one microbatch. Any
@@ -16,7 +16,7 @@ import numpy as np
 from minitrain.analysis.timeline import Floats
 from minitrain.errors import UsageError
 from minitrain.tensors import Activation
-from minitrain.tuning.layouts import FIGURES, Columns
+from minitrain.tuning.layouts import END_FIGURES, Columns
 from minitrain.tuning.orders import BACKWARD, FORWARD
 from minitrain.tuning.problem import Machine
 from minitrain.tuning.space import Candidate
@@ -29,7 +29,7 @@ _ROUNDING = 1 - 1e-9
 @final
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a configuration takes at least.
+    """The least that a configuration takes.
 
     Args:
         step_time_s: s.
@@ -58,17 +58,17 @@ def _busy_of_place(columns: Columns, place: int) -> Floats:
         busy += passes * columns.num_microbatches
         for number in range(columns.num_layers(stage)):
             figures = columns.figures(stage, number)
-            busy += figures[FIGURES.index("load")] + figures[FIGURES.index("update")]
+            busy += figures[END_FIGURES.index("load")] + figures[END_FIGURES.index("update")]
     return busy
 
 
 def bound_of(candidate: Candidate, machine: Machine) -> Bound:
-    """Return what a configuration takes at least."""
+    """Return the least that a configuration takes."""
     if candidate.label == "fsdp" and machine.composes:
         try:
             return _Fsdp(candidate.options, machine).bound()
         except UsageError:
-            return Bound()  # it breaks a rule, which the strategy tells
+            return Bound()  # it breaks a rule, which its simulation reports
     peak, world_size = machine.predictor.peak_flop_per_s, machine.problem.world_size
     seconds = machine.useful_flop / (world_size * peak) if peak and machine.model is not None else 0.0
     return Bound(seconds * _ROUNDING, 0.0, seconds * world_size * _ROUNDING)
@@ -90,9 +90,9 @@ class _Fsdp:
         self._inner = range(1, machine.num_layers - 1)
 
     def bound(self) -> Bound:
-        """Return it."""
+        """Return the bound."""
         if self._share < 1 or self._shards < 1:
-            return Bound()  # it breaks a rule, which the strategy tells
+            return Bound()  # it breaks a rule, which its simulation reports
         computing = self._compute_seconds()
         seconds = max(computing, self._shards_seconds(), self._host_seconds()) * (self._share // self._size)
         busy = computing * (self._share // self._size) * self._machine.problem.world_size

@@ -1,4 +1,4 @@
-"""Why the best layout wins: what it spends where, what the next ones lose, what binds, and what would change that."""
+"""Why the best layout wins: where its time goes, what others lose, what limits it, and what would change that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.analysis.labels import GIB, duration
-from minitrain.tuning.repricing import Turn, turns
+from minitrain.tuning.repricing import TurningPoint, turns
 from minitrain.tuning.rows import OUT_OF_MEMORY, Row, value_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class TuningExplanation:
     capacity_bytes: float | None
     most_bytes: float
     too_large: Choice | None
-    turns: tuple[Turn, ...]
+    turns: tuple[TurningPoint, ...]
     contenders: tuple[Choice, ...]
     factors: tuple[float, ...]
 

@@ -1,4 +1,4 @@
-"""What a search has found as values: `Findings`, and `Choice`, one configuration of it."""
+"""What a search has found: `Findings`, and `Choice`, one configuration of it."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from minitrain.analysis.timeline import Floats
 from minitrain.events import SEND
+from minitrain.tuning.executed_pieces import Pieces
 from minitrain.tuning.orders import BACKWARD, FORWARD, Message, Order, order_of
 from minitrain.tuning.piece import EndKey, PassKey, Piece, StagePiece, Triple
-from minitrain.tuning.pieces import Pieces
 
-FIGURES = ("load", "cover", "total", "update", "gather", "net", "peak", "weight_shard")
+END_FIGURES = ("load", "cover", "total", "update", "gather", "net", "peak", "weight_shard")
 """What a layer takes beside its passes: seconds, and elements of memory when it is loaded."""
 
 Structure = tuple[int, int, int, str]
@@ -94,7 +94,7 @@ class Columns:
         return order_of(self.pp, self.num_chunks, self.num_microbatches, self.messages)
 
     def wide(self, values: Any) -> Floats:
-        """Return a value a layout, with what a single one needs beside it."""
+        """Return values, one a layout, as an array of `width` entries."""
         found = np.zeros(self.width)
         found[: self.count] = values
         return found
@@ -139,12 +139,12 @@ class Columns:
         return self._memory[key]
 
     def figures(self, stage: int, number: int) -> Floats:
-        """Return what a layer of a stage takes beside its passes, (len(FIGURES), width); 0 beyond the last."""
+        """Return what a layer of a stage takes beside its passes, (len(END_FIGURES), width); 0 beyond the last."""
         kinds = tuple(
             self.pieces.kind(stages[stage][number]) if number < len(stages[stage]) else -1 for stages, _ in self.blocks
         )
         if kinds not in self._figures:
-            found = np.zeros((len(FIGURES), self.width))
+            found = np.zeros((len(END_FIGURES), self.width))
             for kind, (_, columns) in zip(kinds, self.blocks, strict=True):
                 for column in columns if kind >= 0 else ():
                     found[:, column] = self.pieces.end_figures(self.layouts[column].ends, kind)
@@ -182,7 +182,7 @@ class Columns:
         )
 
     def _layer_keys(self, code: int, stage: int, number: int) -> list[Any]:
-        """Return what tells layers apart, a block each: the kinds around it, and what comes before the first."""
+        """Return what the piece of a layer depends on, a key a block: kinds around it, and what precedes the first."""
         return [self._layer_key(stages[stage], code, number) for stages, _ in self.blocks]
 
     def _layer_key(self, layers: range, code: int, number: int) -> tuple[Triple, int, int] | None:
@@ -211,7 +211,7 @@ class Columns:
         return chain
 
     def _sizes(self, pieces: Sequence[Piece | None]) -> tuple[Floats, Floats]:
-        """Return what pieces do to memory."""
+        """Return what pieces add to memory, and the most that they add meanwhile, elements, (width,) each."""
         known = [piece or Piece() for piece in pieces]
         return self.wide([piece.net for piece in known]), self.wide([piece.peak for piece in known])
 

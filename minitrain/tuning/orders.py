@@ -67,7 +67,7 @@ class Order:
     num_microbatches: int
 
     def turns(self) -> list[Turn]:
-        """Return what all ranks do, each thing after all that it waits for."""
+        """Return the steps of all ranks in one order, each after those that it waits for."""
         return _Turns(self).run()
 
 

@@ -120,7 +120,7 @@ def _varied(rows: Sequence[Row]) -> list[str]:
 
 
 def _coded(texts: Sequence[str]) -> dict[str, Any]:
-    """Return texts as numbers of different ones, in their order, and these."""
+    """Return texts as indices into the distinct ones, and the distinct ones in their order."""
     kinds = sorted(set(texts), key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text))
     numbers = {kind: number for number, kind in enumerate(kinds)}
     return {"kinds": kinds, "codes": [numbers[text] for text in texts]}

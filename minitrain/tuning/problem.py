@@ -15,7 +15,7 @@ from minitrain.hardware.topology import FlatTopology
 from minitrain.run.energy import dollars_of, watts_of
 from minitrain.run.parameters import RunParameters
 from minitrain.run.saved_runs import plain
-from minitrain.tuning.pieces import Pieces
+from minitrain.tuning.executed_pieces import Pieces
 
 
 @final

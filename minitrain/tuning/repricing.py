@@ -11,14 +11,14 @@ from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.device import Processor, Rate
 from minitrain.tuning.problem import Problem
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.work import Figures, price_pipelines, simulate_each
+from minitrain.tuning.worker_tasks import Figures, price_pipelines, simulate_each
 
 Change = Callable[[SystemConfig, float], SystemConfig]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurningPoint:
     """A price that, changed enough, lets another layout win.
 
     Args:
@@ -37,7 +37,7 @@ class Turn:
 
 
 def knobs(system: SystemConfig) -> Mapping[str, Change]:
-    """Return what can be changed of a machine, by what it is called."""
+    """Return the changes of single prices that are tried on a machine, by name."""
     found: dict[str, Change] = {
         "arithmetic rate": _rates,
         "memory bandwidth": lambda config, factor: replace(
@@ -82,7 +82,7 @@ def _rates(config: SystemConfig, factor: float) -> SystemConfig:
     return replace(config, processor=Processor(scaled(processor.matrix), scaled(processor.vector)))
 
 
-def turns(contenders: Sequence[Candidate], factors: Sequence[float]) -> list[Turn]:
+def turns(contenders: Sequence[Candidate], factors: Sequence[float]) -> list[TurningPoint]:
     """Return the least changes of single prices by which the first of some layouts is beaten by another of them.
 
     Args:
@@ -114,11 +114,11 @@ class _TurnSearch:
     def __init__(self, contenders: Sequence[Candidate], name: str, system: SystemConfig, change: Change) -> None:
         self._contenders, self._name, self._system, self._change = contenders, name, system, change
 
-    def at(self, factor: float) -> Turn | None:
-        """Return that the winner is beaten when the price is multiplied by a factor, or None."""
+    def at(self, factor: float) -> TurningPoint | None:
+        """Return which layout beats the winner when the price is multiplied by a factor; None where none does."""
         times = step_times(self._contenders, self._change(self._system, factor))
         best = min(range(len(times)), key=lambda place: (times[place], place))
-        return Turn(self._name, factor, best, times[best], times[0]) if times[best] < times[0] else None
+        return TurningPoint(self._name, factor, best, times[best], times[0]) if times[best] < times[0] else None
 
 
 def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[float]:

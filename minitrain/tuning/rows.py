@@ -13,7 +13,7 @@ from minitrain.errors import UsageError
 from minitrain.sweeps.batches import key_of
 from minitrain.tuning.problem import Machine
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.work import Figures
+from minitrain.tuning.worker_tasks import Figures
 
 Row = dict[str, Any]
 
@@ -145,7 +145,7 @@ def ranked(rows: Iterable[Row], objective: str) -> list[Row]:
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
-    """Return rows without those of a strategy whose step time and memory were there before."""
+    """Return rows, leaving out those with the strategy, step time and memory of an earlier one."""
     seen: dict[Any, Row] = {}
     for row in rows:
         seen.setdefault((row["strategy"], row["step_time_s"], row["peak_memory_bytes"]), row)

@@ -25,7 +25,7 @@ from minitrain.tuning.layouts import Structure
 from minitrain.tuning.problem import Machine, Problem
 from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, judged_again, key_of_candidate, row_of, value_of
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.work import Figures, Limit, price_pipelines, simulate_each
+from minitrain.tuning.worker_tasks import Figures, Limit, price_pipelines, simulate_each
 
 Progress = Callable[[int, int, Row | None], None]
 Task = list[tuple[int, Candidate]]
@@ -42,7 +42,7 @@ _MOST_INLINE = 2
 @final
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker is asked for.
+    """What is sent to a worker: configurations, and the function that makes their figures.
 
     Args:
         task: the configurations.
@@ -195,7 +195,7 @@ class Search:
         return Work([(place, candidate)], simulate_each, lambda: arguments)
 
     def _is_beaten(self, bound: Bound, candidate: Candidate) -> bool:
-        """Return whether something that is known is better for sure."""
+        """Return whether a known row is better than a configuration can be by its bound."""
         if self._prune == "none" or self._best is None or not bound.step_time_s:
             return False
         machine = candidate.problem.machine
@@ -207,7 +207,7 @@ class Search:
         return any(all(row[name] <= least[name] for name in columns) for row in self._points)
 
     def _limit(self, problem: Problem) -> Limit | None:
-        """Return what layouts must keep, where one objective that only the step time decides is all that counts."""
+        """Return the limit beyond which layouts need not be priced; None where more than the step time decides."""
         if self._prune != "best" or self.objective == "energy" or self._num_problems > 1:
             return None
         best = float("inf") if self._best is None else float(self._best["step_time_s"])

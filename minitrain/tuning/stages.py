@@ -1,4 +1,4 @@
-"""The stages of a pipeline, before it runs: how `megatron` cuts a model, and what other tools cannot cut so.
+"""The stages of a pipeline, before it runs: how `megatron` cuts a model, and which of its cuts Megatron-LM lacks.
 
 `megatron` cuts between attention and MLP too, so that no stage waits for the one that has the head. Megatron-LM has
 whole layers.

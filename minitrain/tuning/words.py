@@ -1,8 +1,8 @@
-"""A layout in other tools' words: Megatron-LM, torchtitan, DeepSpeed, PyTorch's FSDP, and Calculon.
+"""A layout in the options of other tools: Megatron-LM, torchtitan, DeepSpeed, PyTorch's FSDP, and Calculon.
 
 Names are those of Megatron-LM's `arguments.py`, torchtitan's `job_config.py`, DeepSpeed's `zero/config.py`,
 `torch.distributed.fsdp.fully_shard`, and the execution files of Calculon (`calculon/llm/llm.py`). What a tool has no
-word for is said, not left out.
+option for is written as a comment, or refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,15 @@
-"""Published measurements of training steps, simulated again, and how far the prices are off.
+"""Published measurements of training steps, simulated here, and how far the predictions are off.
 
-May import: the rooms up to `sweeps`. What is compared with lies beside the code as CSV files, each row with its source.
-`validate` reads them, makes of each row a model, a machine and a strategy (`cases`), simulates it, and reports errors.
-Open `validate` first.
+May import: the rooms up to `run`. Open `validate` first. The measurements lie beside the code as CSV files, each row
+with its source.
+
+| module | what it does |
+|---|---|
+| `validate`, `row_results` | simulates the rows of tables, and how each kind of table is predicted |
+| `tables_of_package`, `rows` | the package's tables, and the rows of a CSV file |
+| `cases` | what is simulated for a row, with its `models`, `machines`, `layouts` and `frameworks` |
+| `prediction`, `quickest_microbatch`, `sequence_shares` | simulate a case; microbatches that a row does not say; `cp` |
+| `layer_tables`, `model_states`, `cluster_tables` | tables in other columns: layers, ZeRO's states, mixed clusters |
+| `errors_by_table`, `page`, `page_script` | errors, summed up and as an HTML page |
+| `stored`, `similar_runs` | keep the errors, and say how far validated runs like a given one were off |
 """

@@ -59,19 +59,19 @@ class Case:
 
     @property
     def group(self) -> str:
-        """Return which figure of its table the row belongs to: weights in shards are another question than parts."""
+        """Return the group of its table that the row is summed up in: by device, and FSDP apart from other layouts."""
         device = self.system.name.split("_")[0].upper()
         return f"{device}, FSDP" if self.layout.zero >= 2 else device
 
     def bare(self) -> Case:
-        """Return the case without what no step depends on, so that equal steps are found to be equal."""
+        """Return the case without the fields that no step time depends on, so that equal steps compare equal."""
         layout = replace(self.layout, num_microbatches=1, assumed=())
         nothing = {"measured_s": None, "measured_bytes": None, "memory_kind": "", "assumed": (), "about": ""}
         return replace(self, table="", row_id="", layout=layout, **nothing)  # type: ignore[arg-type]  # each of its kind
 
     @property
     def period(self) -> int:
-        """Return by how many microbatches a step may grow at once: a whole round through the stages."""
+        """Return the microbatches of a round: with several chunks, a step grows by whole rounds through the stages."""
         return self.layout.pp if self.layout.num_chunks > 1 else 1
 
 
@@ -195,7 +195,7 @@ def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Plat
         gradient_accesses=framework.gradient_accesses if _sums_whole_gradients(layout) else 0.0,
     )
     if layout.tp == 1:
-        return replace(found, parts_exposed=1.0)  # what its ranks exchange within a node is no tensor parallelism's
+        return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
     if _hides_in_gradients(row, framework):
         return replace(found, parts_exposed=1.0, parts_overlap="gradients")
     return found

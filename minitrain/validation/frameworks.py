@@ -1,8 +1,8 @@
-"""What is known of the frameworks that were measured: which strategy they are, and which platform stands for them.
+"""The frameworks that were measured: their defaults, and the platform that stands for each.
 
-A framework is found by words of the row's column `framework`. What is said here is what its documentation or source
-code says, never what fits: the dropout it trains with by default, how it hides communication, and whether a stage's
-ranks send each a part of an activation (Narayanan et al. 2021, section 4.1, "scatter/gather").
+A framework is found by words of the row's column `framework`. Its fields come from its documentation or source code,
+never from a fit: the dropout it trains with by default, how it hides communication, and whether each of a stage's ranks
+sends a part of an activation (Narayanan et al. 2021, section 4.1, "scatter/gather").
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tables of layers' times: forward and backward of one layer, and forward and both halves of backward of a stage.
+"""Tables of measured times of layers: forward and backward of a layer, or forward and both backward halves of a stage.
 
 Columns of the first kind: hidden, n_heads, seq_len, tp, mbs, sp, recompute, fwd_ms, bwd_ms. A model of two layers and
 one of one layer are trained by `megatron`; what the second layer adds to forward and to backward is the layer's time.
-Sums over parts are hidden behind gradients of weights, and slow these by what driving them takes of the device.
+Sums over parts are hidden behind gradients of weights, and slow these by the share of the device that they need.
 
 Columns of the second kind: n_layers, hidden, n_heads, seq_len, mbs, pp, T_F_ms, T_B_ms, T_W_ms. A middle stage has
 (n_layers + 2) / pp layers, which embedding and head are counted among; its times are sums of prices.

@@ -1,8 +1,8 @@
 """Simulating a case: as many microbatches as the pipeline needs to become steady, and the rest by the steady rate.
 
-Beyond its start, a pipeline takes the same time for every further round of microbatches: that of its slowest circle of
-operations, whose durations do not change. So a step of many microbatches is simulated with few, twice, and the
-difference is the time of a round. `tests/validation/test_prediction.py` compares this with runs of all microbatches.
+Beyond its start, a pipeline takes the same time for every further round of microbatches. So a step of many microbatches
+is simulated twice with few, and the difference is the time of a round. `tests/validation/test_prediction.py` compares
+this with runs of all microbatches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TERMS = ("forward", "backward", "update", "communication", "waiting")
 @final
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a case was predicted to take.
+    """The predicted time and memory of a case.
 
     Args:
         seconds: the step time, s.

@@ -1,4 +1,4 @@
-"""What a row was predicted to take: the way from a row to its results, by the columns that its table has."""
+"""From a row to its results: how it is predicted depends on the columns of its table."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import final
 
 from minitrain.errors import MinitrainError
 from minitrain.hardware.platforms import Platform
+from minitrain.validation.cluster_tables import cluster_results
 from minitrain.validation.errors_by_table import RowResult, Skipped
 from minitrain.validation.layer_tables import layer_results, stage_results
 from minitrain.validation.model_states import state_results
+from minitrain.validation.quickest_microbatch import case_and_prediction
 from minitrain.validation.rows import LackingError, Row
-from minitrain.validation.sailor_runs import cluster_results
-from minitrain.validation.unpublished import case_and_prediction
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Question:
+class RowToPredict:
     """A row, and how it is to be predicted.
 
     Args:
@@ -34,31 +34,31 @@ class Question:
     without: tuple[str, ...] = ()
 
 
-def answer(question: Question) -> list[RowResult | Skipped]:
+def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
     """Return the results of a row, or the reason why there are none."""
-    row = question.row
+    row = task.row
     try:
-        return list(_kind_of(row)(question))
+        return list(_kind_of(row)(task))
     except (LackingError, MinitrainError) as error:
         return [Skipped(row.table, row.row_id, _one_line(error))]
 
 
-def _kind_of(row: Row) -> Callable[[Question], Iterator[RowResult]]:
-    """Return what makes results of a row, by its table's columns."""
+def _kind_of(row: Row) -> Callable[[RowToPredict], Iterator[RowResult]]:
+    """Return the function that predicts a row, by its table's columns."""
     if "fwd_ms" in row.values:
-        return lambda question: layer_results(question.row, question.platform, question.without)
+        return lambda task: layer_results(task.row, task.platform, task.without)
     if "T_F_ms" in row.values:
-        return lambda question: stage_results(question.row, question.platform, question.without)
+        return lambda task: stage_results(task.row, task.platform, task.without)
     if "zero_stage" in row.values:
-        return lambda question: state_results(question.row)
+        return lambda task: state_results(task.row)
     if "layers_by_stage" in row.values:
-        return lambda question: cluster_results(question.row, question.layers)
+        return lambda task: cluster_results(task.row, task.layers)
     return _common_results
 
 
-def _common_results(question: Question) -> Iterator[RowResult]:
+def _common_results(task: RowToPredict) -> Iterator[RowResult]:
     """Yield the result of a row in the common columns."""
-    case, found = case_and_prediction(question.row, question.platform, question.without)
+    case, found = case_and_prediction(task.row, task.platform, task.without)
     has_memory = case.measured_bytes is not None
     yield RowResult(
         table=case.table,

@@ -1,4 +1,4 @@
-"""Rows of a table of measurements, as text that says what it lacks.
+"""Rows of a table of measurements, with errors for values that are missing.
 
 A table is a CSV file in the common columns that `docs/accuracy.md` lists, or in those of one of the tables beside this
 file. Nothing is guessed: a value that is missing, or that is no number, makes the row one that cannot be simulated,

@@ -1,7 +1,8 @@
-"""Write what runs say of their sureness, and what a check compares with: `python -m minitrain.validation.stored`.
+"""Keep the errors of all validated runs in `stored.json`: `python -m minitrain.validation.stored`.
 
-With --check it compares instead, and fails where a mean is worse by more than half a point. `stored.json` holds the
-mean error of each table, and the error of each validated run by device, kind of model and ranks.
+The file holds the mean error of each table, and the error of each validated run by device, kind of model and ranks;
+runs say by it how sure their times are. With --check the errors are compared with the file instead of written, and a
+mean that is worse by more than half a point fails.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.files import write_text
-from minitrain.validation.nearest import family_of, stored_means
+from minitrain.validation.similar_runs import family_of, stored_means
 from minitrain.validation.validate import Validation, validate
 
 _GATED = ("llama", "internlm", "mistral", "grok")  # what begins the names of models with a gated MLP

@@ -1,4 +1,4 @@
-"""The tables that the package carries, what each holds, and what it was used for beside judging."""
+"""The tables of measurements in the package: what each holds, and what was fitted on it."""
 
 from __future__ import annotations
 

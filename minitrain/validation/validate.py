@@ -21,7 +21,7 @@ from minitrain.validation.errors_by_table import (
     summarize,
     time_errors,
 )
-from minitrain.validation.row_results import Question, answer
+from minitrain.validation.row_results import RowToPredict, predict_row
 from minitrain.validation.rows import read_rows
 from minitrain.validation.tables_of_package import TABLES, rows_of
 
@@ -137,32 +137,32 @@ def validate(
     table = None if layers is None else os.fspath(layers)
     if table is not None and not Path(table).is_file():  # even where no row is of a cluster, and none asks for it
         raise UsageError(f"there is no table of measured layers {table}; give a CSV file")
-    questions = [Question(row, chosen, table, tuple(terms)) for row in rows]
-    answers: list[RowResult | Skipped] = []
-    for place, found in enumerate(_answers(questions, jobs), 1):
-        answers += found
+    tasks = [RowToPredict(row, chosen, table, tuple(terms)) for row in rows]
+    results: list[RowResult | Skipped] = []
+    for place, found in enumerate(_results(tasks, jobs), 1):
+        results += found
         if progress is not None:
-            progress(place, len(questions))
+            progress(place, len(tasks))
     return Validation(
-        tuple(found for found in answers if isinstance(found, RowResult)),
-        tuple(found for found in answers if isinstance(found, Skipped)),
+        tuple(each for each in results if isinstance(each, RowResult)),
+        tuple(each for each in results if isinstance(each, Skipped)),
         tuple(terms),
     )
 
 
-def _answers(questions: Sequence[Question], jobs: int | None) -> Iterable[list[RowResult | Skipped]]:
-    """Return the answers in the order of the questions, made in some processes."""
+def _results(tasks: Sequence[RowToPredict], jobs: int | None) -> Iterable[list[RowResult | Skipped]]:
+    """Return the results of each row, in the order of the rows, from some processes."""
     num_jobs = jobs or os.cpu_count() or 1
-    if num_jobs == 1 or len(questions) <= _CHUNK:
-        return map(answer, questions)
-    return _in_processes(questions, num_jobs)
+    if num_jobs == 1 or len(tasks) <= _CHUNK:
+        return map(predict_row, tasks)
+    return _in_processes(tasks, num_jobs)
 
 
-def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
-    """Yield the answers; whoever stops listening ends the processes at once."""
+def _in_processes(tasks: Sequence[RowToPredict], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
+    """Yield the results of each row; the processes end at once if the caller stops iterating."""
     others = set(multiprocessing.active_children())
     with worker_pool(num_jobs) as pool:
-        chunks = [pool.submit(_answers_here, questions[i : i + _CHUNK]) for i in range(0, len(questions), _CHUNK)]
+        chunks = [pool.submit(_results_here, tasks[i : i + _CHUNK]) for i in range(0, len(tasks), _CHUNK)]
         try:
             for chunk in chunks:
                 yield from chunk.result()
@@ -172,6 +172,6 @@ def _in_processes(questions: Sequence[Question], num_jobs: int) -> Iterator[list
             raise
 
 
-def _answers_here(questions: Sequence[Question]) -> list[list[RowResult | Skipped]]:
-    """Return the answers, made in this process."""
-    return list(map(answer, questions))
+def _results_here(tasks: Sequence[RowToPredict]) -> list[list[RowResult | Skipped]]:
+    """Return the results of each row, made in this process."""
+    return list(map(predict_row, tasks))

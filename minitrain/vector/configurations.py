@@ -20,12 +20,9 @@ from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import varied_configs
 from minitrain.hardware.per_machine import Ints
 from minitrain.hardware.price import RankPredictors
-from minitrain.hardware.pricing import ROOFLINE, Pricing
+from minitrain.hardware.pricing import PRICING_PARAMETERS, ROOFLINE, Pricing
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.vector.execution import Config, Machines, Source
-
-_OF_PREDICTOR = ("fidelity", "platform", "without", "prices")
-"""Parameters that say how operations are priced on a hardware config: the fields of `Pricing`."""
 
 _ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "model_kind", "faults")
 """Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
@@ -142,7 +139,7 @@ class Configurations:
         """Return the parameters of one machine, as `simulate` takes them."""
         return {**self._parameters, **{name: values[machine] for name, values in self._own.items()}}
 
-    def reason_to_part(self, parameters: RunParameters) -> str | None:
+    def reason_to_simulate_each(self, parameters: RunParameters) -> str | None:
         """Return why machines must be simulated one by one; None where they need not."""
         found = [name for name in _ONE_AT_A_TIME if getattr(parameters, name)]
         return f"{found[0]} follows one machine at a time" if found else None
@@ -167,8 +164,8 @@ class Configurations:
 
     def _pricings(self) -> list[Pricing]:
         """Return how operations are priced on each machine."""
-        columns = {name: self._values(name) for name in _OF_PREDICTOR}
-        if not any(name in self._own for name in _OF_PREDICTOR):
+        columns = {name: self._values(name) for name in PRICING_PARAMETERS}
+        if not any(name in self._own for name in PRICING_PARAMETERS):
             given = {name: values[0] for name, values in columns.items()}
             return [_pricing(given)] * self._count
         return [_pricing(dict(zip(columns, own, strict=True))) for own in zip(*columns.values(), strict=True)]
@@ -176,7 +173,7 @@ class Configurations:
 
 def _pricing(given: Mapping[str, Any]) -> Pricing:
     """Return how operations are priced."""
-    return ROOFLINE if all(given[name] == DEFAULTS[name] for name in _OF_PREDICTOR) else Pricing(**given)
+    return ROOFLINE if all(given[name] == DEFAULTS[name] for name in PRICING_PARAMETERS) else Pricing(**given)
 
 
 def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | None:

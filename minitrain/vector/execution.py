@@ -1,9 +1,9 @@
-"""One execution of a strategy for several machines, and what is done where machines would part ways.
+"""One execution of a strategy for several machines, and one for each group of them where their choices differ.
 
-`execute` is the seam for whoever has predictors already (a sweep, a tuner): one structure, a prepared run, and what
-prices it on each machine. All machines take the path that the strategy takes. Where it would branch by a clock or a
-price so that machines go different ways, the execution ends, and each group of machines is executed by itself. A group
-of one machine is simulated as always.
+`execute` is for callers that have predictors (sweeps, `noise`): it takes a prepared run, and what prices it on each
+machine. All machines share one execution as long as no choice in it depends on a clock or a price. Where a choice
+differs between machines, the execution ends, and each group of machines is executed by itself. A group of one machine
+is simulated as always.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate_prepared
 from minitrain.run.variants import Variant
+from minitrain.vector.joint_figures import JointFigures
 from minitrain.vector.models import VectorFoldedModel, VectorModel
-from minitrain.vector.together import Together
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import Workload
 
@@ -122,7 +122,7 @@ class Machines:
                 parts.append(Part(np.array(found)[part.machines], priced))
         return ManyPredictors(with_kernel_fleets(parts))
 
-    def alone(self, place: int, prepared: PreparedRun) -> Predictor:
+    def predictor_of_one(self, place: int, prepared: PreparedRun) -> Predictor:
         """Return what prices a run on one of the machines."""
         source: Any = self.sources[place]
         if not isinstance(source, Config):
@@ -140,16 +140,16 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Machines that were executed at once, or that are left to be simulated one by one.
+    """Machines that were executed at once, or that must be simulated one by one.
 
     Args:
         places: which machines.
-        figures: theirs; None where they are left.
+        figures: theirs; None where they must be simulated.
         reason: why they were not executed with all others; None where they were.
     """
 
     places: Ints
-    figures: Together | None
+    figures: JointFigures | None
     reason: str | None = None
 
 
@@ -174,7 +174,7 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[Group]:
         watch = Watch(len(places), MOST_BYTES)
         try:
             groups.append(Group(places, await _execute_once(prepared, machines, places, watch), reason))
-        except Exception as error:  # whatever it is, a simulation of one machine says it properly
+        except Exception as error:  # the simulation of one machine reports it properly
             if watch.parts is None:
                 groups.append(Group(places, None, f"{type(error).__name__}: {error}"))
                 continue
@@ -193,12 +193,12 @@ async def step_times(prepared: PreparedRun, machines: Machines) -> Floats:
             found[group.places] = group.figures.step_time
             continue
         for place in group.places.tolist():
-            one: Any = replace(prepared, predictor=machines.alone(place, prepared))
+            one: Any = replace(prepared, predictor=machines.predictor_of_one(place, prepared))
             found[place] = (await simulate_prepared(one)).step_time
     return found
 
 
-async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints, watch: Watch) -> Together:
+async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints, watch: Watch) -> JointFigures:
     """Execute a strategy for machines that do the same, as far as is known."""
     token = WATCH.set(watch)
     try:
@@ -208,4 +208,4 @@ async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints,
         run = await simulate_prepared(VectorRun(**{**known, **own}, slowdowns=machines.slowdowns_of(places)))
     finally:
         WATCH.reset(token)
-    return Together(run, predictor)
+    return JointFigures(run, predictor)

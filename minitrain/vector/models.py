@@ -1,6 +1,6 @@
 """The models of a run on several machines: those of all ranks, or of classes of folded ranks.
 
-They are the engine's own but for their communications. Prices make the clocks of a rank numbers of several machines.
+They are the engine's own models, but for their communications. Clocks become arrays because prices are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Communications whose clocks are numbers of several machines at once.
+"""Communications whose clocks are arrays of one number a machine.
 
-Where the engine asks which of two clocks is later, one answer for all machines is not enough. Each place where it does
-is here once more: before the engine's own code asks, the clocks are replaced by the later ones, machine by machine, so
-that the answer is the same on all of them. Who was waited for differs between machines, and is not kept.
+The engine asks which of two clocks is later, and machines may differ in the answer. Each such place is overridden here:
+before the engine's own code compares, the clocks are replaced by the later ones, machine by machine, so that all
+machines agree. Which rank was waited for differs between machines, and is not kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class VectorOperation(Operation):
 
     @staticmethod
     def latest(clocks: Sequence[Any], ranks: Sequence[int]) -> tuple[Any, int]:
-        """Return when the last member of a group was ready on each machine; which one that was, nobody asks."""
+        """Return when the last member of a group was ready on each machine; which one it was is not needed."""
         return latest(clocks), ranks[0]
 
     def depart(self, price: Price) -> None:

@@ -9,10 +9,10 @@ from minitrain.run.event_loops import run_to_end
 from minitrain.run.prepared_run import PreparedRun, prepare
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
-from minitrain.vector.alone import Alone
 from minitrain.vector.configurations import Configurations, columns_of
 from minitrain.vector.execution import Group, execute
-from minitrain.vector.priced import Figured, Priced
+from minitrain.vector.priced import FiguresOfMachines, Priced
+from minitrain.vector.separate_figures import SeparateFigures
 
 
 def price(
@@ -66,9 +66,9 @@ async def price_async(
     one = {} if hardware is None or "hardware" in columns else {"hardware": hardware}
     configurations = Configurations({**parameters, **one}, columns)
     prepared = prepare(strategy, configurations.of(0))
-    reason = configurations.reason_to_part(prepared.parameters)
+    reason = configurations.reason_to_simulate_each(prepared.parameters)
     groups = await _groups(prepared, configurations, reason)
-    figured = [Figured(group.places, await _figures(strategy, configurations, group)) for group in groups]
+    figured = [FiguresOfMachines(group.places, await _figures(strategy, configurations, group)) for group in groups]
     return Priced(strategy, prepared.name, configurations, columns, figured, _notes(groups, len(configurations)))
 
 
@@ -83,7 +83,7 @@ async def _figures(strategy: str | Strategy, configurations: Configurations, gro
     """Return the figures of a group, whose machines are simulated one by one where they are left."""
     if group.figures is not None:
         return group.figures
-    alone = Alone()
+    alone = SeparateFigures()
     for machine in group.places.tolist():
         try:
             alone.add(await simulate_async(strategy, **configurations.of(machine)))

@@ -16,16 +16,16 @@ from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
-from minitrain.vector.alone import COLUMNS, Alone
 from minitrain.vector.configurations import Configurations
-from minitrain.vector.together import Together
+from minitrain.vector.joint_figures import JointFigures
+from minitrain.vector.separate_figures import COLUMNS, SeparateFigures
 
 _ROWS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Figured:
-    """Machines and where their figures are.
+class FiguresOfMachines:
+    """Some machines and their figures.
 
     Args:
         places: which machines.
@@ -33,7 +33,7 @@ class Figured:
     """
 
     places: Ints
-    figures: Together | Alone
+    figures: JointFigures | SeparateFigures
 
 
 @final
@@ -56,7 +56,7 @@ class Priced:
         name: str,
         configurations: Configurations,
         columns: Mapping[str, list[Any]],
-        groups: Sequence[Figured],
+        groups: Sequence[FiguresOfMachines],
         notes: Sequence[str],
     ) -> None:
         self.strategy = name

@@ -1,8 +1,8 @@
-"""The fields of a transformer: what it is made of, without what follows from it (see `transformer`).
+"""The fields of a transformer; `transformer` has what follows from them.
 
 Modelled: a decoder that predicts the next token. Every transformer layer is attention and then an MLP (or experts),
-each behind a norm and beside a residual connection; embeddings come before, a norm and the language-model head
-behind. Left out: encoders, cross attention, layers whose sizes differ, multi-token prediction.
+each after a norm and beside a residual connection; embeddings come before, a norm and the language-model head after.
+Left out: encoders, cross attention, layers whose sizes differ, multi-token prediction.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from minitrain.workloads.architecture_rules import completed
-from minitrain.workloads.faults import refuse
+from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.latent_attention import LatentAttention
 from minitrain.workloads.precision import PRECISIONS, Precision
 

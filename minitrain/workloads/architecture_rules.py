@@ -1,7 +1,7 @@
-"""What follows from the fields of a transformer that are given, and the rules that its fields obey.
+"""The defaults of a transformer's fields that follow from others, and the rules that its fields obey.
 
-A field is judged by itself first. Then what was not given is filled in, and rules between fields are asked where all
-fields that they look at are sound, so that one error can list every fault and nothing that only follows from another.
+Each field is checked by itself first. Then those that were not given are filled in. A rule between fields is checked
+only where all of its fields are valid, so that one error lists every fault, and none that only follows from another.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from minitrain.workloads.faults import choice_fault, count_fault, is_count, shown
+from minitrain.workloads.field_faults import choice_fault, count_fault, is_count, shown
 from minitrain.workloads.latent_attention import LatentAttention
 from minitrain.workloads.precision import PRECISIONS, precision_fault
 
@@ -51,7 +51,7 @@ def completed(given: Mapping[str, Any]) -> tuple[Fields, list[str]]:
 
 
 def _faults_of_fields(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Judge every field by itself: its name and what is wrong with it."""
+    """Check every field by itself: yield its name and what is wrong with it."""
     for name, value in given.items():
         fault = None if value is None and name in _MAY_BE_NONE else _field_fault(name, value)
         if fault:

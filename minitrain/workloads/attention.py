@@ -2,7 +2,7 @@
 
 Tensor parallelism gives each rank some heads. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's
 input and output, queries, keys and values, unfused attention's probabilities before and after dropout and the mask, the
-output projection's input and the mask of the dropout behind it. Flash attention saves the log-sum-exp of each query
+output projection's input and the mask of the dropout after it. Flash attention saves the log-sum-exp of each query
 instead of probabilities. Left out, as there: the norm's mean and variance. Rotary embeddings and ALiBi save nothing.
 Keys and values of grouped queries are saved once, not for every query head.
 """
@@ -37,7 +37,7 @@ def attention_unit(model: Architecture, layer: int) -> Unit:
             Projection("output", model.num_heads * core.value_dim, model.hidden_size, _heads(model), "k"),
         ),
         core=core,
-        saved=(*_saved_before_core(model), *_saved_by_core(model), *_saved_behind_core(model)),
+        saved=(*_saved_before_core(model), *_saved_by_core(model), *_saved_after_core(model)),
     )
 
 
@@ -101,7 +101,7 @@ def _latent_projections(model: Architecture, latent: LatentAttention) -> Iterato
 
 
 def _output_weights(model: Architecture) -> Iterator[WeightShape]:
-    """Yield the output projection; its bias is added once, behind the sum over ranks."""
+    """Yield the output projection; its bias is added once, after the sum over ranks."""
     yield WeightShape("output", (model.num_heads * _value_dim(model), model.hidden_size), _heads(model), 0)
     if model.output_bias:
         yield WeightShape("output.bias", (model.hidden_size,))
@@ -139,8 +139,8 @@ def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
         yield SavedTensor("dropped probabilities", model.num_heads, element, heads, ("none",), is_per_key=True)
 
 
-def _saved_behind_core(model: Architecture) -> Iterator[SavedTensor]:
-    """Yield what the output projection and the dropout behind it save."""
+def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what the output projection and the dropout after it save."""
     size = model.num_heads * _value_dim(model)
     yield SavedTensor("output projection input", size, model.precision.activation_bytes, _heads(model))
     if model.dropout:

@@ -1,4 +1,4 @@
-"""The kernels of an attention that is taken in steps; what the steps are is said in `attention_steps`.
+"""The kernels of an attention that is computed in steps; `attention_steps` describes the steps.
 
 The steps around the core run the kernels that an undivided attention runs there. Of the multiplications, all but the
 output projection belong to `keys_values`. Of the passes over memory, the residual connection and the gradients of
@@ -34,9 +34,9 @@ from minitrain.workloads.unit_kernels import (
 )
 from minitrain.workloads.workload import PassMode
 
-_BEHIND = frozenset({"residual", "dropout and residual", "residual gradient", "bias gradient"})
+_AFTER_CORE = frozenset({"residual", "dropout and residual", "residual gradient", "bias gradient"})
 _OF_CORE = frozenset({"softmax", "attention dropout", "gradient accumulation"})  # the last is listed with its product
-_LAUNCHES_BEHIND = 3  # the output projection, its bias and dropout, and the residual connection; twice in backward
+_LAUNCHES_AFTER = 3  # the output projection, its bias and dropout, and the residual connection; twice in backward
 
 
 def step_kernels(model: Architecture, unit: Unit, work: Work, typ: str, mode: PassMode, style: Style) -> KernelList:
@@ -55,7 +55,7 @@ def step_kernels(model: Architecture, unit: Unit, work: Work, typ: str, mode: Pa
     """
     is_backward = typ.startswith("backward")
     if not typ.endswith("attend"):
-        return _around_core(model, unit, work, style, is_behind=typ.endswith("project"), is_backward=is_backward)
+        return _around_core(model, unit, work, style, is_after=typ.endswith("project"), is_backward=is_backward)
     assert mode.context is not None  # steps are of some shards
     found = _core(model, unit, work, mode.context, style, is_backward=is_backward)
     assert unit.core is not None  # an attention has one
@@ -65,22 +65,22 @@ def step_kernels(model: Architecture, unit: Unit, work: Work, typ: str, mode: Pa
 
 
 def _around_core(
-    model: Architecture, unit: Unit, work: Work, style: Style, *, is_behind: bool, is_backward: bool
+    model: Architecture, unit: Unit, work: Work, style: Style, *, is_after: bool, is_backward: bool
 ) -> KernelList:
-    """Return the kernels before or behind the core."""
+    """Return the kernels before or after the core."""
     assert unit.core is not None  # as above
     listed = backward_kernels if is_backward else forward_kernels
     as_flash = replace(unit, core=replace(unit.core, is_flash=True))
-    projections = tuple(each for each in unit.projections if (each.name == "output") == is_behind)
+    projections = tuple(each for each in unit.projections if (each.name == "output") == is_after)
     products = listed(model, replace(as_flash, projections=projections), work, style).kernels
     everything = listed(model, as_flash, work, style)
     kernels = [kernel for kernel in products if _is_product(kernel)]
     for kernel in everything.kernels:
-        if isinstance(kernel, MemoryPass) and not _is_product(kernel) and (kernel.name in _BEHIND) == is_behind:
+        if isinstance(kernel, MemoryPass) and not _is_product(kernel) and (kernel.name in _AFTER_CORE) == is_after:
             kernels.append(kernel)
     launches = everything.num_launches - FLASH_LAUNCHES[is_backward]
-    behind = _LAUNCHES_BEHIND * (2 if is_backward else 1)
-    return KernelList(tuple(kernels), behind if is_behind else launches - behind)
+    after = _LAUNCHES_AFTER * (2 if is_backward else 1)
+    return KernelList(tuple(kernels), after if is_after else launches - after)
 
 
 def _is_product(kernel: Kernel) -> bool:

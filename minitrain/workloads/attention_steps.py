@@ -1,13 +1,13 @@
-"""What an attention costs and holds that is taken in steps, since keys and values come from several ranks.
+"""Costs and sizes of an attention that is computed in steps, since keys and values come from several ranks.
 
 Forward has three: `keys_values` (norm, and the multiplications that make queries, keys and values), `attend` (the core,
 of the rank's queries and some keys) and `project` (output projection and residual connection). Backward has their
 mirrors: `backward_project`, `backward_attend` and `backward_keys_values`. Over all ranks and all keys they have the
 operations of an undivided attention. The bytes are more, since queries are read again for every block of keys.
 
-The core is counted by area (see `context`): a block whose keys all lie behind the queries costs nothing. Flash
+The core is counted by area (see `context`): a block whose keys all come later than the queries costs nothing. Flash
 attention computes the pairs that the causal mask leaves; unfused attention computes all pairs of two shards if it
-computes any. Adding what two blocks gave costs nothing here: it is fused with the core, as in the published kernels.
+computes any. Adding the results of two blocks costs nothing here: it is fused with the core, as in published kernels.
 
 Keys and values are tensors of their own: what is on the wire is as large as what is kept, which is less than the
 queries where heads are grouped. A layer's input stands for all else that is kept.
@@ -20,10 +20,19 @@ from collections.abc import Iterator
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.context import Context
 from minitrain.workloads.degrees import Cut, Work
+from minitrain.workloads.kernels import FLASH_BACKWARD
 from minitrain.workloads.precision import STATISTIC_BYTES
 from minitrain.workloads.shapes import Gemm, SavedTensor
 from minitrain.workloads.unit import Unit
-from minitrain.workloads.unit_costs import FLASH_BACKWARD, Asked, gemm_asks, hidden_state_asks, weight_gemms
+from minitrain.workloads.unit_costs import (
+    MOVES_OF_NORM,
+    MOVES_OF_NORM_AND_RESIDUAL,
+    MOVES_OF_RESIDUAL,
+    Demand,
+    gemm_demand,
+    hidden_state_demand,
+    weight_gemms,
+)
 from minitrain.workloads.workload import Cost, PassMode
 
 STEPS = frozenset({"keys_values", "attend", "project", "backward_project", "backward_attend", "backward_keys_values"})
@@ -31,7 +40,8 @@ STEPS = frozenset({"keys_values", "attend", "project", "backward_project", "back
 
 _KEYS_AND_VALUES = frozenset({"keys", "values"})
 _OUTPUT = "output"
-_NORM, _RESIDUAL = 2 / 5, 3 / 5  # of what norm and residual connection read and write
+# Their shares of `hidden_state_demand`.
+_NORM, _RESIDUAL = (moves / MOVES_OF_NORM_AND_RESIDUAL for moves in (MOVES_OF_NORM, MOVES_OF_RESIDUAL))
 
 
 def step_cost(model: Architecture, unit: Unit, work: Work, typ: str, mode: PassMode) -> Cost:
@@ -52,29 +62,29 @@ def step_cost(model: Architecture, unit: Unit, work: Work, typ: str, mode: PassM
         if typ == "backward_attend":
             found = _core_backward(found, unit, mode)
         return Cost(found.flop, found.num_bytes)
-    total = sum(_around_core(model, unit, work, typ), Asked())
+    total = sum(_around_core(model, unit, work, typ), Demand())
     return Cost(total.flop, total.num_bytes)
 
 
-def _around_core(model: Architecture, unit: Unit, work: Work, typ: str) -> Iterator[Asked]:
-    """Yield what the steps before and behind the core ask."""
-    is_behind = typ.endswith("project")
+def _around_core(model: Architecture, unit: Unit, work: Work, typ: str) -> Iterator[Demand]:
+    """Yield the demand of the steps before and after the core."""
+    is_after = typ.endswith("project")
     is_backward = typ.startswith("backward")
     for gemm in weight_gemms(unit, work):
-        if (gemm.name == _OUTPUT) == is_behind:
+        if (gemm.name == _OUTPUT) == is_after:
             yield from _multiplications(model, gemm, is_backward=is_backward)
-    share = _RESIDUAL if is_behind else _NORM
-    yield hidden_state_asks(model, unit, work).times(share * (2 if is_backward else 1))
+    share = _RESIDUAL if is_after else _NORM
+    yield hidden_state_demand(model, unit, work).times(share * (2 if is_backward else 1))
 
 
-def _multiplications(model: Architecture, gemm: Gemm, *, is_backward: bool) -> Iterator[Asked]:
+def _multiplications(model: Architecture, gemm: Gemm, *, is_backward: bool) -> Iterator[Demand]:
     """Yield a multiplication forward, or the two of backward."""
-    yield gemm_asks(model, gemm, model.precision.parameter_bytes)
+    yield gemm_demand(model, gemm, model.precision.parameter_bytes)
     if is_backward:
-        yield gemm_asks(model, gemm, model.precision.gradient_bytes)
+        yield gemm_demand(model, gemm, model.precision.gradient_bytes)
 
 
-def _core(model: Architecture, unit: Unit, work: Work, context: Context | None) -> Asked:
+def _core(model: Architecture, unit: Unit, work: Work, context: Context | None) -> Demand:
     """Return the core forward, of some queries and keys."""
     core = unit.core
     assert core is not None  # an attention has one
@@ -86,15 +96,15 @@ def _core(model: Architecture, unit: Unit, work: Work, context: Context | None) 
     num_heads = work.num_samples * Cut("num_heads", core.num_heads).part(core.num_heads, work.degrees.tp)
     sizes = core.key_dim + core.value_dim
     ends = sizes * (num_queries + num_keys) + (0 if core.is_flash else 4 * num_pairs)
-    return Asked(2 * sizes * num_pairs * num_heads, model.precision.activation_bytes * num_heads * ends)
+    return Demand(2 * sizes * num_pairs * num_heads, model.precision.activation_bytes * num_heads * ends)
 
 
-def _core_backward(forward: Asked, unit: Unit, mode: PassMode) -> Asked:
+def _core_backward(forward: Demand, unit: Unit, mode: PassMode) -> Demand:
     """Return the core backward, with what is computed again of it."""
     core = unit.core
     assert core is not None  # an attention has one
     if core.is_flash:
-        return Asked(forward.flop * FLASH_BACKWARD, 2 * forward.num_bytes)
+        return Demand(forward.flop * FLASH_BACKWARD, 2 * forward.num_bytes)
     return forward.times(3 if mode.recompute == "selective" else 2)
 
 

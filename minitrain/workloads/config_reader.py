@@ -1,4 +1,4 @@
-"""A config of which each key is read once: what is missing, wrong or unknown is collected, and told at once."""
+"""Reading a model's config key by key: missing, wrong and unknown keys are collected for one error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from minitrain.workloads.faults import is_count, shown
+from minitrain.workloads.field_faults import is_count, shown
 
 _ABSENT = object()
 
@@ -89,11 +89,11 @@ class ConfigReader:
         self._value(key, None, expected, lambda value: value is None or set(value) <= {"full_attention"})
 
     def pass_over(self, *keys: str) -> None:
-        """Know keys that have no bearing in this family."""
+        """Accept keys that have no bearing in this family."""
         self._read.update(keys)
 
     def refuse_the_rest(self, family: str, ignore: Sequence[str]) -> None:
-        """Note a fault for every key that nobody reads."""
+        """Note a fault for every key that was not read."""
         known = self._read | _NO_BEARING | set(ignore)
         for key in self._config:
             if key not in known and not key.startswith("_"):

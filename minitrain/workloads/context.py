@@ -1,9 +1,9 @@
-"""Which shards of a sequence a pass is about, and how many pairs of a query and a key the causal mask leaves there.
+"""Context parallelism: the shards of a sequence that a pass works on, and the pairs that the causal mask leaves there.
 
 A sequence is cut into equal shards. A rank holds some of them, and its queries see keys of its own and of other shards.
-The work of attention is that of the pairs whose key is not behind the query, and within the window where there is one.
+The work of attention is that of the pairs whose key is not later than the query, and within the window if there is one.
 So it is counted by area: of two shards of c tokens, c^2 pairs where the keys lie before the queries, c (c + 1) / 2
-where they are the same, and none where they lie behind.
+where they are the same, and none where they come later.
 
 A rank with one shard of n has little work near the beginning of the sequence, and much near its end. With the shards i
 and 2n - 1 - i of 2n, all ranks have the same (Llama 3, section 3.3.2; "zigzag" in implementations of ring attention).
@@ -21,7 +21,7 @@ NONE: frozenset[int] = frozenset()
 @final
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The shards of the sequence that a pass is about.
+    """The shards of the sequence that a pass works on.
 
     Args:
         queries: the rank's own shards, whose tokens it takes through the network.
@@ -60,7 +60,7 @@ def num_pairs(distance: int, shard_len: int, window: int | None = None) -> int:
     """Return the pairs of a query and a key that the causal mask (and the window) leaves between two shards.
 
     Args:
-        distance: by how many tokens the shard of queries begins behind that of keys.
+        distance: by how many tokens the shard of queries begins after that of keys.
         shard_len: tokens of either.
         window: keys that a query sees at most; None for all.
 
@@ -73,7 +73,7 @@ def num_pairs(distance: int, shard_len: int, window: int | None = None) -> int:
 
 
 def _up_to(difference: int, size: int) -> int:
-    """Return the pairs of two numbers of 0..size-1 whose difference is at most some."""
+    """Return the pairs of two numbers of 0..size-1 that differ by at most `difference`."""
     if difference < 0:
         side = max(difference + size, 0)
         return side * (side + 1) // 2

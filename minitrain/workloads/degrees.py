@@ -1,4 +1,4 @@
-"""How ranks divide the work on a transformer: parallel degrees, what can be cut between what, and one rank's work."""
+"""How ranks divide the work on a transformer: parallel degrees, where a dimension can be cut, and one rank's work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import count_fault, refuse, shown
+from minitrain.workloads.field_faults import count_fault, refuse, shown
 
 
 @final
@@ -52,7 +52,7 @@ WHOLE = Degrees()
 @final
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a dimension consists of, where it can be cut between two of them.
+    """The things that a dimension consists of (heads, columns, experts): it can be cut between two of them.
 
     Args:
         what: the things, as `Transformer` calls their number: "num_heads".

@@ -1,4 +1,4 @@
-"""The kernels of layers whose experts are shared among ranks: what of a whole layer's kernels each pass runs.
+"""The kernels of layers whose experts are divided among ranks: which of a whole layer's kernels each pass runs.
 
 The multiplications of a rank's experts are one batch, each with the mean of its experts' tokens. Launches are shared
 out so that a layer's passes have those of the whole layer together.
@@ -50,7 +50,7 @@ def kernels_of_experts(
 
 
 def kernels_around_experts(model: Architecture, unit: Unit, typ: str, work: Work, style: Style) -> KernelList:
-    """Return what goes before the experts runs, or what goes behind.
+    """Return the kernels of a pass before the experts, or of one after them.
 
     Args:
         model: whose unit it is.

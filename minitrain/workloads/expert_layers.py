@@ -1,10 +1,10 @@
-"""Layers with experts as a workload where ranks share the experts: costs, sizes and memory of what each rank does.
+"""Layers whose experts are divided among ranks, as a workload: costs, sizes and memory of what each rank does.
 
 A whole layer with experts is one unit. Here it is taken apart as its passes are: `route` (norm and router) goes before
-the experts, `combine` (shared experts, the weighted sum and the residual connection) behind them. What the passes cost,
-hold and keep adds up to the unit's own figures, with the rank's tokens in the place of all where tokens are not
-balanced. Backward is the mirror: `backward_combine` is what must be done before gradients can go to the experts,
-`backward_route` the rest of `combine` and `route`.
+the experts, `combine` (shared experts, the weighted sum and the residual connection) after them. What the passes cost,
+hold and keep adds up to the unit's own figures; where tokens are not balanced, the rank's own tokens count. Backward is
+the mirror: `backward_combine` is what must be done before gradients can go to the experts, `backward_route` the rest of
+`combine` and `route`.
 
 Left out, as for whole units: the sorting of tokens, and padding to the capacity of experts.
 """
@@ -31,10 +31,10 @@ from minitrain.workloads.expert_kernels import kernels_around_experts, kernels_o
 from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.shapes import Gemm, Projection, SavedTensor
 from minitrain.workloads.unit import Unit
+from minitrain.workloads.unit_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import Cost, PassMode
 
-_MOVES_OF_NORM, _MOVES_OF_RESIDUAL = 2, 3  # of the hidden state, as in `unit_costs`
 _ROUTING = frozenset({"route", "combine", "backward_combine", "backward_route"})
 _SENT = (ExpertOutputs, ExpertOutputsGrad)
 
@@ -97,7 +97,7 @@ class ExpertLayers:
         self._copy_bytes = model.hidden_size * model.precision.activation_bytes
 
     def num_copies(self, num_samples: int, share: Fraction = Fraction(1)) -> int:
-        """Return the copies of tokens of some samples that a share of all is, rounded up."""
+        """Return how many copies of tokens of some samples a share of them is, rounded up."""
         whole = num_samples * self._seq_len * self._model.experts_per_token
         return int(-(-whole * share.numerator // share.denominator))
 
@@ -130,12 +130,12 @@ class ExpertLayers:
         )
 
     def cost(self, typ: str, num_samples: int, layer: int, mode: PassMode) -> Cost:
-        """Return the cost of a pass through the experts, or of one that goes before them or behind.
+        """Return the cost of a pass through the experts, or of one before or after them.
 
         Args:
             typ: "route", "combine", "backward_combine" or "backward_route"; for experts "forward", "backward",
                 "backward_input" or "backward_weight".
-            num_samples: samples of the rank; experts are asked by copies of tokens.
+            num_samples: samples of the rank; for the experts themselves, `mode` says how many copies of tokens.
             layer: the layer.
             mode: how it is passed through.
         """
@@ -152,7 +152,7 @@ class ExpertLayers:
         return kernels_around_experts(self._model, unit, typ, Work(num_samples, self._seq_len), style)
 
     def _experts(self, unit: Unit, typ: str, mode: ExpertPass) -> Iterator[tuple[float, float]]:
-        """Yield what a rank's experts ask for: their multiplications are one for each expert, together for all."""
+        """Yield FLOPs and bytes of a rank's experts: each multiplication is one for each expert, together for all."""
         sizes = self._model.precision
         weight_bytes = [getattr(sizes, name) for name in _MOVED_OF_WEIGHTS[typ]]
         work = Work(1, self._seq_len, Degrees(ep=mode.num_parts))
@@ -163,27 +163,27 @@ class ExpertLayers:
                     yield self._gemm(mode.num_copies, gemm, each, gemm.batch)
 
     def _around(self, unit: Unit, typ: str, num_samples: int) -> Iterator[tuple[float, float]]:
-        """Yield what goes before the experts asks for, or what goes behind."""
+        """Yield FLOPs and bytes of a pass before or after the experts."""
         work, sizes = Work(num_samples, self._seq_len), self._model.precision
         hidden = work.num_tokens * self._copy_bytes
         gemms = [projection.gemm(work) for projection in _shared(unit)]
         router = [projection.gemm(work) for projection in unit.projections if projection.name == "router"]
         if typ == "route":
-            yield 0, _MOVES_OF_NORM * hidden
+            yield 0, MOVES_OF_NORM * hidden
             yield from (self._gemm(gemm.m, gemm, sizes.parameter_bytes) for gemm in router)
         elif typ == "combine":
-            yield 0, _MOVES_OF_RESIDUAL * hidden
+            yield 0, MOVES_OF_RESIDUAL * hidden
             yield from (self._gemm(gemm.m, gemm, sizes.parameter_bytes) for gemm in gemms)
         elif typ == "backward_combine":
-            yield 0, 2 * _MOVES_OF_RESIDUAL * hidden
+            yield 0, 2 * MOVES_OF_RESIDUAL * hidden
         else:
-            yield 0, 2 * _MOVES_OF_NORM * hidden
+            yield 0, 2 * MOVES_OF_NORM * hidden
             for gemm in (*router, *gemms):
                 yield self._gemm(gemm.m, gemm, sizes.parameter_bytes)
                 yield self._gemm(gemm.m, gemm, sizes.gradient_bytes)
 
     def _gemm(self, num_rows: int, gemm: Gemm, weight_bytes: int, num_weights: int = 1) -> tuple[float, float]:
-        """Return what rows times a weight (or several, of which each row takes one) ask for."""
+        """Return FLOPs and bytes of rows times a weight, or times several, of which each row takes one."""
         activations = self._model.precision.activation_bytes * num_rows * (gemm.k + gemm.n)
         return 2 * num_rows * gemm.k * gemm.n, activations + num_weights * weight_bytes * gemm.k * gemm.n
 
@@ -220,7 +220,7 @@ _KEPT_BY_ROUTE = frozenset({"norm input", "mlp input", "router probabilities"})
 
 
 def _kept_by_experts(saved: Iterable[SavedTensor]) -> Iterator[SavedTensor]:
-    """Yield what experts keep; what they have made is kept where it is combined."""
+    """Yield what experts keep; their outputs are kept where they are combined."""
     return (tensor for tensor in saved if tensor.name.startswith("expert ") and tensor.name != "expert outputs")
 
 
@@ -230,7 +230,7 @@ def _shared(unit: Unit) -> Iterator[Projection]:
 
 
 def is_of_experts(typ: str, mode: PassMode) -> bool:
-    """Return whether a pass is one of a layer with experts that ranks share."""
+    """Return whether a pass is one of a layer whose experts are divided among ranks."""
     return typ in _ROUTING or mode.__class__ is ExpertPass
 
 

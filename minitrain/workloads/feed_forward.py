@@ -3,7 +3,7 @@
 Tensor parallelism gives each rank some columns of the first matrices and the same rows of the last one; expert
 parallelism gives it some experts. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's input and
 output, the activation function's input, the last matrix's input, and the mask of the dropout. ReLU's input is not
-saved, since its output says enough; SwiGLU is one kernel that saves both its inputs.
+saved, since its output suffices; SwiGLU is one kernel that saves both its inputs.
 
 Experts save, beside that, for every token and expert that it is sent to: the copy that the expert was sent and the
 result that comes back, whose product with the router's probability needs it. The router saves its probabilities. Routed
@@ -67,7 +67,7 @@ def moe_unit(model: Architecture, layer: int) -> Unit:
 
 
 def _mlp_weights(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[WeightShape]:
-    """Yield the weights of an MLP; the last one's bias is added once, behind the sum over ranks."""
+    """Yield the weights of an MLP; the last one's bias is added once, after the sum over ranks."""
     for name in _FIRST[model.mlp]:
         yield WeightShape(f"{prefix}{name}", (model.hidden_size, size), cut, 1)
         if model.mlp_bias:

@@ -5,7 +5,7 @@ is generated), or it is a fault: what cannot be modelled is never passed over in
 values that transformers gives them; sizes must be there.
 
 Three things are read as something else with the same parameters and multiplications: GPT-NeoX's parallel residual
-connections as one behind the other, rotary embeddings of a part of each head as of all of it, and the variants of GELU
+connections as one after the other, rotary embeddings of a part of each head as of all of it, and the variants of GELU
 as one. DeepSeek's multi-token prediction module is left out, as its published parameter counts do.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.workloads.config_reader import ConfigReader
-from minitrain.workloads.faults import closest, refuse, shown
+from minitrain.workloads.field_faults import closest, refuse, shown
 
 Fields = dict[str, Any]
 
@@ -150,7 +150,7 @@ def _qwen2(config: ConfigReader) -> Fields:
 
 
 def _deepseek_v3(config: ConfigReader) -> Fields:
-    """Read DeepSeek-V3 and R1: latent attention, and experts behind the first few layers."""
+    """Read DeepSeek-V3 and R1: latent attention, and experts after the first few layers."""
     from minitrain.workloads.latent_attention import LatentAttention  # noqa: PLC0415 - beside its only use
 
     config.only("attention_bias", False, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import final
 
-from minitrain.workloads.faults import count_fault, refuse
+from minitrain.workloads.field_faults import count_fault, refuse
 
 
 @final
@@ -15,7 +15,7 @@ class LatentAttention:
 
     The hidden state is projected down to a latent for queries, to one for keys and values, and to one rotary key that
     all heads share. Both latents are normalised and projected up to the heads. A head's query and key are its part
-    without rotation and the rotary part, one behind the other. In training the heads' keys and values are made in full.
+    without rotation and the rotary part, concatenated. In training the heads' keys and values are made in full.
 
     Args:
         kv_rank: size of the latent for keys and values.

@@ -54,7 +54,7 @@ class MatmulLayer:
         return HIDDEN_SIZE
 
     def has_attention(self, layer: int) -> bool:  # noqa: ARG002
-        """Return False: each token is multiplied by itself."""
+        """Return False: tokens do not depend on one another."""
         return False
 
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002

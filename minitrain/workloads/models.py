@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.workloads.faults import closest, shown
+from minitrain.workloads.field_faults import closest, shown
 from minitrain.workloads.latent_attention import LatentAttention
 from minitrain.workloads.transformer import Transformer
 

@@ -1,7 +1,7 @@
 """The kernels of an operation that the engine prices: a pass through a unit, half of one, the loss, an update.
 
-`unit_kernels` lists what a unit runs forward and backward; here is what of that an operation is, with what it computes
-again. The first half of a split backward is all but the gradients of weights, which are the second half.
+`unit_kernels` lists what a unit runs forward and backward. This file selects what one operation runs of that, and adds
+what it computes again. The first half of a split backward is all but the gradients of weights, which are the second.
 
 A workload whose operations can be priced by kernels has the methods of `ListsKernels`.
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.workloads.faults import closest, count_fault, refuse, shown
+from minitrain.workloads.field_faults import closest, count_fault, refuse, shown
 
 MASK_BYTES = 1
 """Bytes of an element of a dropout mask (Korthikanti et al. 2022, section 4)."""

@@ -163,7 +163,7 @@ class Projection:
 @final
 @dataclass(frozen=True, slots=True)
 class AttentionCore:
-    """What happens between queries, keys and values: scores, softmax, dropout, and the sum of values.
+    """The attention core, between queries, keys and values: scores, softmax, dropout, and the sum of values.
 
     Args:
         num_heads: heads.
@@ -196,7 +196,7 @@ class AttentionCore:
 
         Args:
             seq_len: tokens of the sequence.
-            causal: whether pairs are counted whose key is not behind the query; all keys of the window otherwise.
+            causal: whether only pairs are counted whose key is not later than the query; else all keys of the window.
 
         Example:
             >>> AttentionCore(8, 64, 64, True).num_pairs(4, causal=True)

@@ -1,6 +1,6 @@
 """A transformer's figures as plain data, ready for JSON.
 
-It is a file of its own, since the model itself knows nothing of what is printed of it.
+It is a file of its own, since the model itself does not know what is printed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from minitrain.workloads import attention_steps
 from minitrain.workloads.attention_step_kernels import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
-from minitrain.workloads.faults import count_fault, refuse
+from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.models import find_model
 from minitrain.workloads.pass_kernels import pass_kernels
@@ -163,7 +163,7 @@ class TransformerWorkload:
         """
         if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
             num_tokens: int = self.seq_len * len(tensor.samples)
-            return 3 * STATISTIC_BYTES * _share_of_sequence(tensor, num_tokens)
+            return 3 * STATISTIC_BYTES * _share_of_size(tensor, num_tokens)
         if is_copies(tensor):
             return self.experts.exchanged_bytes(tensor)
         if isinstance(tensor, _SAMPLED):
@@ -254,7 +254,7 @@ class TransformerWorkload:
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
         if after < 0:
             return 0
-        return _share_of_sequence(tensor, self._output_bytes[after] * len(tensor.samples))
+        return _share_of_size(tensor, self._output_bytes[after] * len(tensor.samples))
 
     def _bytes_within_attention(self, tensor: Any) -> int:
         """Return the bytes of what lies within an attention that is taken in steps."""
@@ -262,7 +262,7 @@ class TransformerWorkload:
         found = self._within.get(key)
         if found is None:
             found = self._within[key] = self._bytes_of_sample(*key)
-        return _share_of_sequence(tensor, found * len(tensor.samples))
+        return _share_of_size(tensor, found * len(tensor.samples))
 
     def _bytes_of_sample(self, kind: type[Any], layer: int, num_parts: int) -> int:
         """Return the bytes of such a tensor for one whole sample."""
@@ -275,7 +275,7 @@ class TransformerWorkload:
         return size_bytes + (attention_steps.log_sum_exp_bytes(unit, work) if kind is Attended else 0)
 
 
-def _share_of_sequence(tensor: Any, size: int) -> int:
+def _share_of_size(tensor: Any, size: int) -> int:
     """Return what a tensor has of a size, where it is cut along the sequence."""
     if not hasattr(tensor, "num_shards"):
         return size

@@ -11,7 +11,7 @@ from math import prod
 from typing import Literal, final
 
 from minitrain.workloads.degrees import WHOLE, Degrees, Work
-from minitrain.workloads.faults import choice_fault, refuse
+from minitrain.workloads.field_faults import choice_fault, refuse
 from minitrain.workloads.shapes import RECOMPUTE, AttentionCore, Gemm, Projection, Recompute, SavedTensor, WeightShape
 
 Kind = Literal["embedding", "attention", "mlp", "moe", "head"]

@@ -1,4 +1,4 @@
-"""What passes through a unit ask of a device: floating-point operations, and bytes read and written.
+"""The demand of a pass through a unit: floating-point operations, and bytes read and written.
 
 A matrix multiplication reads both operands and writes its result. Its backward is two of the same work: one for the
 gradient of its input, one for that of its weight, which is written in the precision of gradients. Flash attention reads
@@ -19,19 +19,22 @@ from typing import final
 
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Work
+from minitrain.workloads.kernels import FLASH_BACKWARD
 from minitrain.workloads.shapes import AttentionCore, Gemm
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.workload import Cost
 
-FLASH_BACKWARD = 2.5
-_MOVES_OF_HIDDEN_STATE = {"embedding": 2, "head": 2}  # a lookup reads and writes rows; the head has a norm alone
-_MOVES_OF_NORM_AND_RESIDUAL = 5
+MOVES_OF_NORM, MOVES_OF_RESIDUAL = 2, 3
+"""How often a norm and a residual connection read or write the hidden state, forward."""
+MOVES_OF_NORM_AND_RESIDUAL = MOVES_OF_NORM + MOVES_OF_RESIDUAL
+_MOVES_OF_LOOKUP = 2  # a lookup reads and writes rows
+_MOVES_OF_HIDDEN_STATE = {"embedding": _MOVES_OF_LOOKUP, "head": MOVES_OF_NORM}
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Operations and bytes that add up.
+class Demand:
+    """Operations and bytes, which add up.
 
     Args:
         flop: floating-point operations.
@@ -41,12 +44,12 @@ class Asked:
     flop: float = 0
     num_bytes: float = 0
 
-    def __add__(self, other: Asked) -> Asked:
-        return Asked(self.flop + other.flop, self.num_bytes + other.num_bytes)
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.flop + other.flop, self.num_bytes + other.num_bytes)
 
-    def times(self, factor: float) -> Asked:
+    def times(self, factor: float) -> Demand:
         """Return a multiple."""
-        return Asked(self.flop * factor, self.num_bytes * factor)
+        return Demand(self.flop * factor, self.num_bytes * factor)
 
 
 def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: str) -> Cost:
@@ -65,7 +68,7 @@ def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: 
     Raises:
         UsageError: heads, columns, experts or the sequence do not divide by their degree.
     """
-    parts: Iterable[Asked]
+    parts: Iterable[Demand]
     if typ == "forward":
         parts = _forward(model, unit, work)
     elif typ == "backward_weight":
@@ -74,39 +77,39 @@ def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: 
         parts = [*_backward_input(model, unit, work), *_again(model, unit, work, recompute)]
         if typ == "backward":
             parts += _backward_weight(model, unit, work)
-    total = sum(parts, Asked())
+    total = sum(parts, Demand())
     return Cost(total.flop, total.num_bytes)
 
 
-def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[Asked]:
+def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
     for gemm in weight_gemms(unit, work):
-        yield gemm_asks(model, gemm, model.precision.parameter_bytes)
+        yield gemm_demand(model, gemm, model.precision.parameter_bytes)
     if unit.core is not None:
         yield _core(model, unit.core, work)
-    yield hidden_state_asks(model, unit, work)
+    yield hidden_state_demand(model, unit, work)
 
 
-def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[Asked]:
+def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
     for gemm in weight_gemms(unit, work):
-        yield gemm_asks(model, gemm, model.precision.parameter_bytes)
+        yield gemm_demand(model, gemm, model.precision.parameter_bytes)
     if unit.core is not None:
         forward = _core(model, unit.core, work)
-        yield Asked(forward.flop * (FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
-    yield hidden_state_asks(model, unit, work).times(2)
+        yield Demand(forward.flop * (FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
+    yield hidden_state_demand(model, unit, work).times(2)
 
 
-def _backward_weight(model: Architecture, unit: Unit, work: Work) -> Iterator[Asked]:
+def _backward_weight(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
     for gemm in weight_gemms(unit, work):
-        yield gemm_asks(model, gemm, model.precision.gradient_bytes)
+        yield gemm_demand(model, gemm, model.precision.gradient_bytes)
 
 
-def gemm_asks(model: Architecture, gemm: Gemm, weight_bytes: int) -> Asked:
-    """Return one of the three multiplications of a weight: they differ in what is read and what is written."""
+def gemm_demand(model: Architecture, gemm: Gemm, weight_bytes: int) -> Demand:
+    """Return the demand of one of the three multiplications of a weight, which differ in what they read and write."""
     activations = model.precision.activation_bytes * gemm.m * (gemm.k + gemm.n)
-    return Asked(gemm.flop, gemm.batch * (activations + weight_bytes * gemm.k * gemm.n))
+    return Demand(gemm.flop, gemm.batch * (activations + weight_bytes * gemm.k * gemm.n))
 
 
-def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Iterator[Asked]:
+def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Iterator[Demand]:
     """Yield what backward computes again."""
     if recompute == "full" and unit.layer is not None:
         yield from _forward(model, unit, work)
@@ -119,18 +122,18 @@ def weight_gemms(unit: Unit, work: Work) -> Iterator[Gemm]:
     return (gemm for gemm in unit.gemms(work) if gemm.has_weight)
 
 
-def _core(model: Architecture, core: AttentionCore, work: Work) -> Asked:
-    """Return the forward of what happens between queries and keys."""
+def _core(model: Architecture, core: AttentionCore, work: Work) -> Demand:
+    """Return the demand of the attention core, forward."""
     scores, values = core.gemms(work)
     ends = scores.m * scores.k + scores.n * scores.k + values.n * values.k + values.m * values.n
     element = model.precision.activation_bytes * scores.batch
     if not core.is_flash:
-        return Asked(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
+        return Demand(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
     share = core.num_pairs(work.seq_len, causal=True) / work.seq_len**2
-    return Asked((scores.flop + values.flop) * share, element * ends)
+    return Demand((scores.flop + values.flop) * share, element * ends)
 
 
-def hidden_state_asks(model: Architecture, unit: Unit, work: Work) -> Asked:
-    """Return what norm and residual connection, or a lookup, read and write."""
-    moves = _MOVES_OF_HIDDEN_STATE.get(unit.kind, _MOVES_OF_NORM_AND_RESIDUAL)
-    return Asked(0, moves * work.num_tokens_between * model.hidden_size * model.precision.activation_bytes)
+def hidden_state_demand(model: Architecture, unit: Unit, work: Work) -> Demand:
+    """Return the demand of norm and residual connection, or of a lookup."""
+    moves = _MOVES_OF_HIDDEN_STATE.get(unit.kind, MOVES_OF_NORM_AND_RESIDUAL)
+    return Demand(0, moves * work.num_tokens_between * model.hidden_size * model.precision.activation_bytes)

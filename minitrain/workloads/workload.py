@@ -1,4 +1,4 @@
-"""What the simulator asks of a trained model: what its layers cost, and how large their tensors are.
+"""The interface between the simulator and a trained model: what its layers cost, and how large their tensors are.
 
 A workload is any object with the methods of `Workload`. It knows no hardware: a predictor makes seconds of its FLOPs
 and bytes. The default is `minitrain.workloads.matmul`.
@@ -12,7 +12,7 @@ from minitrain.workloads.context import Context
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an operation asks of the processor and of its memory.
+    """The work of an operation: for the processor, and for its memory.
 
     Args:
         work_flop: floating-point operations.
@@ -53,7 +53,7 @@ USUAL = PassMode()
 
 
 class Workload(Protocol):
-    """What the simulator asks of a trained model: the cost of an operation on a layer, and the size of a tensor.
+    """A trained model as the simulator sees it: the cost of an operation on a layer, and the size of a tensor.
 
     A tensor knows its layer, so that sizes may differ between layers too: an `Activation` of layer k is the input of
     layer k and the output of layer k - 1, and an `ActivationGrad` of layer k belongs to the output of layer k.
@@ -80,7 +80,7 @@ class Workload(Protocol):
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = ...) -> Cost:
         """Return the cost of a pass of some samples, such as forward, loss, backward, backward_input, backward_weight.
 
-        The loss is of layer `num_layers`, one after the last. It is asked for another `mode` than `USUAL` where layers
+        The loss is of layer `num_layers`, one after the last. `mode` is another one than `USUAL` only where layers
         differ, or are divided into parts.
         """
         ...
@@ -108,12 +108,12 @@ class Workload(Protocol):
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:
         """Return the elements that a layer's forward keeps for its backward, its input included.
 
-        It is asked only where layers differ.
+        It is called only where layers differ.
         """
         ...
 
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
-        """Return the operations that a backward does again, counted as in `training_flop`; asked as `kept_elements`."""
+        """Return the FLOPs that a backward does again, counted as in `training_flop`; called as `kept_elements` is."""
         ...
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:

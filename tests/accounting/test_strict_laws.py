@@ -1,4 +1,4 @@
-"""What strict/computing.py and strict/stores.py write out for speed agrees with what it stands for."""
+"""What strict/computation.py and strict/stores.py write out for speed agrees with what it stands for."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.options import strategy_options
-from minitrain.cli.priced import parse_durations
+from minitrain.cli.pricing_options import parse_durations
 from minitrain.cli.prove import BATCH, LAYERS, WORLD_SIZE
 from minitrain.hardware import shipped_configs
 from minitrain.run.comparison import DEFAULT_STRATEGIES

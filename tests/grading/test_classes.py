@@ -18,9 +18,8 @@ from minitrain.grading.classes import grade_all
 from minitrain.grading.report import as_csv
 from minitrain.grading.sandbox import LONGEST_SOURCE, Limits
 from minitrain.grading.submissions import find_submissions, imported
-from tests.grading.sources import changed
+from tests.exercises.sources import DDP, changed
 
-DDP = (Path(__file__).parent / "submissions" / "ddp_as_it_goes.py").read_text()
 OWN = "range(model.rank, model.global_batch_size, model.world_size)"
 WITH_HELPER = changed(DDP, (OWN, "share(model)"), before="from helper import share\n")
 HELPER = f"from tools.deep import number\n\n\ndef share(model):\n    return {OWN}\n"

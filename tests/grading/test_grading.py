@@ -37,9 +37,8 @@ from minitrain.grading.wire import MOST_STEPS, decoded, encoded
 from minitrain.grading.worker import Guard, RefusedError, readable_folders, run_case
 from minitrain.numerics import arithmetic
 from minitrain.tensors import Weight
+from tests.exercises.sources import RIGHT
 
-SUBMISSIONS = Path(__file__).parent / "submissions"
-RIGHT = SUBMISSIONS / "ddp_as_it_goes.py"
 WITHOUT_REDUCTION = "        grads[k] = await model.all_reduce(grads[k], k)\n"
 
 
@@ -560,19 +559,3 @@ def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     found = json.loads(results.read_text())
     assert found["score"] == 0
     assert "submission: it is for no exercise: neither its name (such as 02_ddp.py) nor" in found["output"]
-
-
-@pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)
-def test_shipped_exercises_are_sound(exercise: Exercise) -> None:
-    assert faults_of(exercise) == []
-    assert len(exercise.public) >= 1
-    assert len(exercise.hidden) >= 1
-    assert "**Closed form.**" in exercise.statement
-    assert "```text" in exercise.statement or "```" in exercise.statement
-    assert f"async def {exercise.function}(" in exercise.starter
-
-
-def test_exercises_are_numbered_without_a_gap() -> None:
-    numbers = [exercise.number for exercise in shipped_exercises()]
-    assert numbers == [f"{number:02}" for number in range(len(numbers))]
-    assert len(numbers) >= 15

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from minitrain.cli import app
 from minitrain.grading import grade, load_exercise, shipped_exercises
-from minitrain.grading.hints import FILE, HINTS, NAMES, command_for, hint_for
+from minitrain.grading.hints import HINTS, NAMES, hint_for
 from minitrain.grading.result import CHECKS
 from minitrain.grading.sandbox import Limits
-from tests.grading.sources import changed
+from tests.exercises.sources import DDP, changed
 
-DDP = (Path(__file__).parent / "submissions" / "ddp_as_it_goes.py").read_text()
 REDUCE = "        grads[k] = await model.all_reduce(grads[k], k)\n"
 FINAL = "        model.set_final_weight(k, weights[k])\n"
 SHARE = "range(model.rank, model.global_batch_size, model.world_size)"
@@ -104,24 +100,3 @@ def test_every_check_has_a_hint_and_every_name_is_a_mistake() -> None:
     assert set(HINTS) == set(CHECKS)
     known = NAMES | set(CHECKS)
     assert all(set(exercise.hints_by_check) <= known for exercise in shipped_exercises())
-
-
-@pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)
-def test_the_command_of_a_hint_is_one_that_runs(
-    exercise: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = load_exercise(exercise.name)  # type: ignore[attr-defined]  # an exercise
-    Path("mine.py").write_text(found.starter)
-    words = shlex.split(command_for(found, found.public[0]).strip("`").replace(FILE, "mine.py"))
-    assert words[:2] == ["minitrain", "run"]
-    result = CliRunner().invoke(app, [*words[1:], "--no-trace"])
-    assert "has no final weight" in result.stderr, result.stderr  # the starter's fault, and the only one
-
-
-@pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)
-def test_every_statement_has_the_card_and_the_rule_of_the_stores(exercise: object) -> None:
-    found = load_exercise(exercise.name)  # type: ignore[attr-defined]  # an exercise
-    for words in ("`await model.all_reduce(grad, layer)`", "`model.backward(layer, ", "**Stores.**", "until the call"):
-        assert words in found.page
-    assert f"see {found.name}.md" in found.starter

@@ -25,9 +25,8 @@ from minitrain.grading.confinement import PROPERTIES, not_held
 from minitrain.grading.isolation import Isolation, from_worker
 from minitrain.grading.report import as_gradescope, as_json, as_junit, as_text
 from minitrain.grading.sandbox import Limits
+from tests.exercises.sources import DDP, RIGHT
 
-RIGHT = Path(__file__).parent / "submissions" / "ddp_as_it_goes.py"
-DDP = RIGHT.read_text()
 REFERENCE = load_exercise("02").folder / "reference.py"
 STRATEGY = Path(mt.strategies()["ddp"].__code__.co_filename)
 
@@ -264,8 +263,8 @@ def weakened(monkeypatch: pytest.MonkeyPatch, *replacements: tuple[str, str]) ->
     """Take means away: no bubblewrap, no seccomp, and what is replaced in the process's own code."""
     stage = sandbox._stage
 
-    def staged(home: Path, file: Path, beside: Sequence[Path]) -> Path:
-        path = stage(home, file, beside)
+    def staged(home: Path, file: Path, beside: Sequence[Path], *, own_copy: bool) -> Path:
+        path = stage(home, file, beside, own_copy=own_copy)
         module = home / "minitrain" / "grading" / "confinement.py"
         text = module.read_text()
         for old, new in replacements:

@@ -15,9 +15,7 @@ from minitrain.grading import load_exercise
 from minitrain.grading.package import write_package
 from minitrain.grading.secret_sizes import with_secret_sizes
 from minitrain.grading.wheel import students_wheel
-
-SUBMISSIONS = Path(__file__).parent / "submissions"
-RIGHT = (SUBMISSIONS / "ddp_as_it_goes.py").read_text()
+from tests.exercises.sources import DDP
 
 
 def empty_environment(folder: Path) -> Path:
@@ -69,11 +67,11 @@ def test_students_check_their_work_with_a_wheel_without_references(tmp_path: Pat
     work = tmp_path / "work"
     work.mkdir()
     assert "wrote 02_ddp.py" in learn(python, work, "start", "02")[0]
-    (work / "02_ddp.py").write_text(RIGHT)
+    (work / "02_ddp.py").write_text(DDP)
     assert "02_ddp: 100 of 100 points" in learn(python, work, "check", "02")[0]
     assert "02_ddp: 100 of 100 points" in learn(python, work, "grade", "02_ddp.py")[0]  # of the public sizes
     assert "is not part of this installation; ask your teacher" in learn(python, work, "solution", "02")[1]
-    hoards = RIGHT.replace("        del activations[k]\n", "").replace("grads.pop(k)", "grads[k]")
+    hoards = DDP.replace("        del activations[k]\n", "").replace("grads.pop(k)", "grads[k]")
     (work / "02_ddp.py").write_text(hoards)
     assert "failed  memory" in learn(python, work, "check", "02")[0]
     page = (work / "02_ddp.check.html").read_text()
@@ -104,7 +102,7 @@ def test_the_gradescope_zip_works_where_nothing_of_ours_is(tmp_path: Path) -> No
     work = tmp_path / "autograder" / "submission"
     work.mkdir()
     share = "range(model.rank, model.global_batch_size, model.world_size)"
-    (work / "ddp.py").write_text("from helper import share\n" + RIGHT.replace(share, "share(model)"))
+    (work / "ddp.py").write_text("from helper import share\n" + DDP.replace(share, "share(model)"))
     (work / "helper.py").write_text(f"def share(model):\n    return {share}\n")
     results = tmp_path / "results.json"
     environment = {"PATH": os.environ["PATH"], "MINITRAIN_SUBMISSION": str(work), "MINITRAIN_RESULTS": str(results)}

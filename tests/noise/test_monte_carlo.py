@@ -17,9 +17,9 @@ from minitrain.analysis.critical_path import critical_path
 from minitrain.analysis.dependencies import make_graph
 from minitrain.analysis.timeline import Floats
 from minitrain.analysis.what_if import retime
+from minitrain.noise.activities import Activities, make_activities
 from minitrain.noise.draws import Draws
 from minitrain.noise.tail import PathFinder
-from minitrain.noise.works import Works, make_works
 
 _SIZES: Any = {"world_size": 8, "num_layers": 16, "global_batch_size": 64}
 _NAMES = sorted(set(mt.strategies()) - {"single"})
@@ -33,9 +33,9 @@ def small(name: str = "zero3", **more: Any) -> mt.Run:
     return mt.simulate(name, **{"world_size": 4, "num_layers": 8, "global_batch_size": 16, **more})
 
 
-def factors_of(works: Works, noise: mt.Noise, samples: int) -> Floats:
-    """Return what noise multiplies the duration of each work with, also where that is 0, (num_works, samples)."""
-    lasting = replace(works, duration=np.ones(works.num_works))
+def factors_of(activities: Activities, noise: mt.Noise, samples: int) -> Floats:
+    """Return what noise multiplies each activity's duration with, also where that is 0, (num_activities, samples)."""
+    lasting = replace(activities, duration=np.ones(activities.num_activities))
     return Draws(lasting, noise, 1).durations(np.arange(samples))
 
 
@@ -56,30 +56,30 @@ def test_one_rank_alone_is_as_slow_as_simulated() -> None:
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_smallest_graph_gives_the_clocks_of_the_run(name: str) -> None:
     run = mt.simulate(name, **_SIZES)
-    works = make_works(run.timeline)
-    moments = works.levels.moments(works.duration[:, None])[:, 0]
-    np.testing.assert_array_equal(moments[works.begin[works.of_event]], run.timeline.time)
-    np.testing.assert_array_equal(moments[works.submitted], run.timeline.launched)
+    activities = make_activities(run.timeline)
+    moments = activities.levels.moments(activities.duration[:, None])[:, 0]
+    np.testing.assert_array_equal(moments[activities.begin[activities.of_event]], run.timeline.time)
+    np.testing.assert_array_equal(moments[activities.submitted], run.timeline.launched)
     assert mt.monte_carlo(run, mt.Noise(), samples=3).step_times.tolist() == [run.step_time] * 3
 
 
 @pytest.mark.parametrize("name", ["zero3_prefetch", "pp_zero1", "zbv"])
 def test_a_sample_is_the_run_timed_again_and_its_path_is_as_long_as_the_step(name: str) -> None:
-    works = make_works(mt.simulate(name, **_SIZES).timeline)
-    durations = Draws(works, mt.Noise(jitter=0.2, straggler=(0.2, 3.0)), 5).durations(np.arange(6))
-    steps, path = works.step_times(durations), PathFinder(works).path(durations)
-    graph = make_graph(works.timeline)
+    activities = make_activities(mt.simulate(name, **_SIZES).timeline)
+    durations = Draws(activities, mt.Noise(jitter=0.2, straggler=(0.2, 3.0)), 5).durations(np.arange(6))
+    steps, path = activities.step_times(durations), PathFinder(activities).path(durations)
+    graph = make_graph(activities.timeline)
     for sample in range(6):
-        lasts = durations[works.of_event, sample]
+        lasts = durations[activities.of_event, sample]
         times = retime(graph, lasts)
         assert (times + lasts).max() == steps[sample]
-        line = replace(works.timeline, time=times, end=times + lasts, duration=lasts)
-        submitted = works.levels.moments(durations)[works.submitted, sample]
+        line = replace(activities.timeline, time=times, end=times + lasts, duration=lasts)
+        submitted = activities.levels.moments(durations)[activities.submitted, sample]
         line = replace(line, launched=submitted)
         known = critical_path(make_graph(line))
         assert path.seconds[path.sample == sample].sum() == pytest.approx(steps[sample], rel=1e-12)
-        counted = set(works.of_event[known.event[known.counts & (lasts[known.event] > 0)]].tolist())
-        assert set(path.work[path.sample == sample].tolist()) == counted
+        counted = set(activities.of_event[known.event[known.counts & (lasts[known.event] > 0)]].tolist())
+        assert set(path.activity[path.sample == sample].tolist()) == counted
 
 
 @settings(max_examples=20, deadline=None)
@@ -120,11 +120,11 @@ def test_a_run_that_was_saved_gives_the_same_samples(tmp_path: Any) -> None:
 
 
 def test_jitter_keeps_the_mean_of_every_operation_and_is_one_for_a_collective_and_a_message() -> None:
-    works = make_works(small("pp_dp", pp=2, microbatch_size=1).timeline)
-    factors = factors_of(works, mt.Noise(jitter=0.3), 4000)
+    activities = make_activities(small("pp_dp", pp=2, microbatch_size=1).timeline)
+    factors = factors_of(activities, mt.Noise(jitter=0.3), 4000)
     assert np.all(np.abs(factors.mean(axis=1) - 1) < 6 * 0.31 / math.sqrt(4000))
     assert np.log(factors).std() == pytest.approx(0.3, rel=0.01)
-    line, of_event = works.timeline, works.of_event
+    line, of_event = activities.timeline, activities.of_event
     sends, receives = (np.flatnonzero(line.on_stream(kind)) for kind in ("send", "recv"))
     assert len(sends)
     assert sorted(factors[of_event[sends], 0].tolist()) == sorted(factors[of_event[receives], 0].tolist())
@@ -133,10 +133,10 @@ def test_jitter_keeps_the_mean_of_every_operation_and_is_one_for_a_collective_an
 
 
 def test_a_type_of_event_goes_before_its_kind() -> None:
-    works = make_works(small().timeline)
+    activities = make_activities(small().timeline)
     noise = mt.Noise(jitter={"communication": 0.0, "computing": 0.2, "forward": 0.0})
-    changed = np.ptp(Draws(works, noise, 0).durations(np.arange(3)), axis=1) > 0
-    names = {works.timeline.typs[code] for code in works.timeline.typ[works.event[changed]].tolist()}
+    changed = np.ptp(Draws(activities, noise, 0).durations(np.arange(3)), axis=1) > 0
+    names = {activities.timeline.typs[code] for code in activities.timeline.typ[activities.event[changed]].tolist()}
     assert names == {"load_weights", "backward", "update"}
 
 
@@ -157,12 +157,12 @@ def test_the_worst_decile_is_the_slowest_and_its_paths_are_its_mean_step() -> No
 
 
 def test_only_messages_and_collectives_that_use_a_slow_link_are_slow() -> None:
-    works = make_works(small("pp_dp", pp=2, microbatch_size=1).timeline)
-    line = works.timeline
+    activities = make_activities(small("pp_dp", pp=2, microbatch_size=1).timeline)
+    line = activities.timeline
 
     def slow(link: mt.SlowLink) -> set[str]:
-        factors = factors_of(works, mt.Noise(slow_links=[link]), 2)
-        events = works.event[(factors == 3.0).all(axis=1)]
+        factors = factors_of(activities, mt.Noise(slow_links=[link]), 2)
+        events = activities.event[(factors == 3.0).all(axis=1)]
         return {f"{line.typs[line.typ[event]]} {line.rank[event]}" for event in events.tolist()}
 
     messages = slow(mt.SlowLink(1.0, 3.0, pair=(0, 1)))
@@ -196,11 +196,11 @@ def test_a_run_from_a_file_does_not_know_its_tiers(tmp_path: Any) -> None:
 
 
 def test_measured_durations_are_drawn_around_their_median() -> None:
-    works = make_works(small().timeline)
+    activities = make_activities(small().timeline)
     histogram = mt.Histogram.of([2.0, 3.0, 4.0, 5.0, 40.0], num_bins=19)
     noise = mt.Noise(jitter=0.5, measured={"all_gather": histogram})
-    durations = factors_of(works, noise, 2000)
-    gathers = durations[works.timeline.of_types(["all_gather"])[works.event]]
+    durations = factors_of(activities, noise, 2000)
+    gathers = durations[activities.timeline.of_types(["all_gather"])[activities.event]]
     assert np.median(gathers) == pytest.approx(1.0, rel=0.02)
     assert gathers.min() >= 2 / 4.5  # the shortest over the middle of the median's bin
     assert gathers.min() < 0.5

@@ -7,11 +7,15 @@ import pickle
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import minitrain.lib as lib
 from minitrain.errors import TensorTypeError
+from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.rank.memory_by_kind import KindStore
+from minitrain.workloads.matmul import MatmulLayer
 
 KEYS = st.sampled_from(["a", "b", 0, (1, 2)])
 TENSORS: st.SearchStrategy[Any] = st.one_of(
@@ -22,12 +26,22 @@ TENSORS: st.SearchStrategy[Any] = st.one_of(
 PLACES = st.integers(0, 4)
 
 
+class LayersThatDiffer(MatmulLayer):
+    """The specified layers, declared to differ."""
+
+    is_uniform = False
+
+
 class Stores(RuleBasedStateMachine):
     """Random dict operations on the five stores and on five plain dicts, which must stay equal."""
 
+    def make_model(self) -> Any:
+        """Return a model of layers that are alike, whose stores are plain ones."""
+        return lib.Model()
+
     @initialize()
     def start(self) -> None:
-        self.model: Any = lib.Model()
+        self.model: Any = self.make_model()
         self.stores: Any = self.model.storage()
         self.plain: list[dict[Any, Any]] = [{} for _ in self.stores]
         self.peak = 0.0
@@ -107,6 +121,23 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStores = Stores.TestCase
+
+
+class StoresByKind(Stores):
+    """The same operations on stores that also add up what they hold of each kind, as where layers differ."""
+
+    def make_model(self) -> Any:
+        return lib.Model(runtime_predictor=FixedPredictor().training(LayersThatDiffer()))
+
+    @invariant()
+    def kinds_add_up_to_the_memory(self) -> None:
+        assert {type(store) for store in self.stores} == {KindStore}
+        assert sum(self.model._account.held) == self.model._account.units
+        assert sum(self.model.peak_by_kind.values()) == pytest.approx(self.model.peak_memory, rel=1e-12, abs=1e-9)
+
+
+TestStoresByKind = StoresByKind.TestCase
+TestStoresByKind.settings = settings(max_examples=20)
 
 
 def test_the_peak_sees_what_is_gone_before_the_next_event() -> None:

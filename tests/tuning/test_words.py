@@ -15,7 +15,7 @@ from minitrain.tuning.problem import Problem
 from minitrain.tuning.rows import row_of
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.words import of_calculon
-from minitrain.tuning.work import Figures
+from minitrain.tuning.worker_tasks import Figures
 from tests.tuning.models import SMALL
 
 _MEGATRON = {

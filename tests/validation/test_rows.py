@@ -13,9 +13,9 @@ from minitrain.hardware.platforms import find_platform
 from minitrain.validation.cases import Case, case_of
 from minitrain.validation.layouts import balanced_layers, stage_layers, unit_stages
 from minitrain.validation.prediction import predict
+from minitrain.validation.quickest_microbatch import case_and_prediction
 from minitrain.validation.rows import LackingError, Row, read_rows
 from minitrain.validation.sequence_shares import workload_of
-from minitrain.validation.unpublished import case_and_prediction
 from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import USUAL as USUAL_PASS
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.validation import nearest
-from minitrain.validation.nearest import NOTHING_LIKE_IT, StoredError, how_sure, stored_errors, stored_means
+from minitrain.validation import similar_runs
+from minitrain.validation.similar_runs import NOTHING_LIKE_IT, StoredError, how_sure, stored_errors, stored_means
 from minitrain.validation.stored import stored, worse
 from minitrain.validation.tables_of_package import tables_folder
 
@@ -66,7 +66,7 @@ def test_a_run_at_the_roofline_says_nothing_of_it() -> None:
 def test_likeness_is_device_then_kind_and_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     near = [StoredError("t", "a100", is_gated=True, world_size=64, error=0.01 * k) for k in range(10)]
     far = [StoredError("t", "a100", is_gated=False, world_size=4096, error=0.5)] * 8
-    monkeypatch.setattr(nearest, "stored_errors", lambda: (*near, *far))
+    monkeypatch.setattr(similar_runs, "stored_errors", lambda: (*near, *far))
     found = how_sure("a100_80g", is_gated=True, world_size=128)
     assert found is not None
     assert (found.num_runs, found.error) == (10, 0.08)

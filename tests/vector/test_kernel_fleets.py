@@ -19,7 +19,7 @@ from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.measured_layers import LayerTime
 from minitrain.hardware.per_machine import values_of
 from minitrain.hardware.pricing import Pricing
-from minitrain.vector.together import Together
+from minitrain.vector.joint_figures import JointFigures
 from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.workload import Cost
 from tests.small_transformers import LLAMA_LIKE
@@ -45,7 +45,7 @@ _FIGURES: dict[str, Any] = {
 
 def priced_parts(priced: mt.Priced) -> list[Any]:
     """Return what has priced each part of the machines of each execution."""
-    executed = [group.figures for group in priced._groups if isinstance(group.figures, Together)]
+    executed = [group.figures for group in priced._groups if isinstance(group.figures, JointFigures)]
     return [part.predictor for figures in executed for part in figures._predictor.parts]
 
 

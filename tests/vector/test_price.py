@@ -14,7 +14,7 @@ import minitrain as mt
 from minitrain.events import LAUNCHED, MEMORY, PRICE, SAMPLES, STRIDE, TIME, TYP
 from minitrain.hardware.config import load_config
 from minitrain.hardware.per_machine import values_of
-from minitrain.vector.together import Together
+from minitrain.vector.joint_figures import JointFigures
 from tests.small_transformers import LLAMA_LIKE
 
 _SIZES: dict[str, Any] = {"world_size": 8, "num_layers": 16, "global_batch_size": 16}
@@ -36,17 +36,17 @@ def require_equal_to_separate(priced: mt.Priced) -> None:
     assert [note for note in priced.notes if "flat networks beside" not in note] == []  # not when ranks fold
     summaries = priced.summary()
     for group in priced._groups:
-        assert isinstance(group.figures, Together) or len(group.places) == 1
+        assert isinstance(group.figures, JointFigures) or len(group.places) == 1
         for place, machine in enumerate(group.places.tolist()):
             separate = priced[machine]
             wanted = separate.summary()
             assert summaries[machine] == wanted
             assert list(map(type, summaries[machine].values())) == list(map(type, wanted.values()))
-            if isinstance(group.figures, Together):
+            if isinstance(group.figures, JointFigures):
                 _require_equal_logs(group.figures, place, separate)
 
 
-def _require_equal_logs(figures: Together, place: int, separate: mt.Run) -> None:
+def _require_equal_logs(figures: JointFigures, place: int, separate: mt.Run) -> None:
     """Require that all events of one execution are those of a separate run on one machine."""
     ours, theirs = (getattr(run, "class_logs", run.logs) for run in (figures._run, separate))
     if len(ours) != len(theirs):  # a machine alone may fold where all together do not

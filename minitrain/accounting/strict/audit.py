@@ -1,4 +1,4 @@
-"""Whether a finished run is what the operations made of it: its parts, its logs and clocks, and its final weights."""
+"""The audit of a finished run: that its parts, logs, clocks and final weights are what the operations made of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minitrain.transport.collectives import describe
 
 
 def audit(models: Sequence[StrictModel]) -> None:
-    """Look whether transport, clocks, logs, stores and final weights were left to the operations.
+    """Check that only operations have changed transport, clocks, logs, stores and final weights.
 
     Args:
         models: the model of each rank, after the run.

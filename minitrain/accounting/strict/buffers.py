@@ -41,7 +41,7 @@ class PartialOverwrite(Overwrite):
 
     Args:
         latest: what overwrote a shard last.
-        version: the version of the buffer until then; one that is partial too is nobody's any more.
+        version: the version of the buffer until then; if it is partial too, this object takes over what it knows.
         place: the shard, as (shard, num_shards).
 
     Attributes:

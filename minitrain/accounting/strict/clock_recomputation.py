@@ -1,4 +1,4 @@
-"""Whether the times in the logs of a finished run are what the clock arithmetic gives.
+"""The check that the times in the logs of a finished run are what the clock arithmetic gives.
 
 Every row of a log must follow from the other rows: an operation is launched when its rank's compute stream has done
 what came before and awaited what it needed; a collective begins when the last member is there and the group's stream is
@@ -103,13 +103,13 @@ class ClockRecomputation:
         for place, (typ, stream, time, price, launched, note) in enumerate(zip(*columns, strict=True)):
             if awaits and awaits.get(place, 0.0) > clock:
                 clock = awaits[place]
+            if stream is ON_COMPUTE and time == launched == clock:
+                clock += price.seconds
+                continue
             if launched != clock:
                 raise clock_error(rank, f"the launch of event {place}", launched, clock)
             if stream is ON_COMPUTE:
-                if time != clock:
-                    raise clock_error(rank, f"the start of event {place}", time, clock)
-                clock += price.seconds
-                continue
+                raise clock_error(rank, f"the start of event {place}", time, clock)
             end = None if price is PENDING else time + price.seconds
             self._note(rank, typ, stream, note, launched, time, end)
             went_on = end if note is None else _end_of_wait(note, end, awaits)

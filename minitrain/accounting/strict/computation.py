@@ -57,8 +57,9 @@ class StrictComputation(Model):
     """The operations on a rank's compute stream.
 
     Each adds to what `minitrain.rank` does: it requires valid tensors, notes what is held outside the stores while it
-    begins, and gives its results an origin. While it runs, tensors need not look who makes them: the engine does. The
-    operations that it extends are looked up once for each model, since `super()` takes as long as checking a tensor.
+    begins, and gives its results an origin. While it runs, constructors need not look at who calls: it is the engine.
+    The operations that it extends are looked up once for each model, since `super()` takes as long as checking a
+    tensor.
 
     Attributes:
         ledger: what the rank holds over all tensors alive.
@@ -264,13 +265,14 @@ class StrictComputation(Model):
         """Take an optimizer step, in place; see `Model.update`."""
         ledger = self._ledger
         try:
+            summed, trained, kept = weight_grad._origin, weight._origin, opt_state._origin
             usual = (
-                weight_grad._origin.usable_by is ledger
-                and weight._origin.usable_by is ledger
-                and opt_state._origin.usable_by is ledger
-                and weight_grad._origin.fields == fields_of_weight_grad(weight_grad)
-                and weight._origin.fields == fields_of_weight(weight)
-                and opt_state._origin.fields == fields_of_opt_state(opt_state)
+                summed.usable_by is ledger
+                and trained.usable_by is ledger
+                and kept.usable_by is ledger
+                and summed.fields == fields_of_weight_grad(weight_grad)
+                and trained.fields == fields_of_weight(weight)
+                and kept.fields == fields_of_opt_state(opt_state)
             )
         except AttributeError:
             usual = False

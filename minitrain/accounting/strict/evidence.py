@@ -1,8 +1,8 @@
-"""What a strict run is judged by, compared before and after it: the machine's description, and the engine's own code.
+"""What a strict run is checked by, compared before and after it: the machine's description, and the engine's own code.
 
-The description is what a predictor can be asked for: its workload, device, network and rates. The code is the functions
-and classes of the rooms that judge a run. What a program changes and puts back again before the end shows in the prices
-that are computed again, or not at all.
+The description is the public attributes of a predictor: its workload, device, network and rates. The code is the
+functions and classes of the rooms that check a run. A change that is undone before the end shows in the recomputed
+prices, or not at all.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
-from operator import is_
+from functools import cached_property, lru_cache
+from itertools import chain
+from operator import is_, methodcaller
 from types import ModuleType
 from typing import Any
 
@@ -21,8 +22,10 @@ _ROOMS = ("tensors", "workloads", "hardware", "events", "transport", "rank", "ac
 _PREFIXES = tuple(f"minitrain.{room}" for room in _ROOMS)
 _OF_PYTHON = frozenset({"__annotations__", "__doc__", "__warningregistry__", "__builtins__"})
 _MISSING = object()
+_values = methodcaller("values")
 
-_Get = Callable[[Any, Any], Any]
+_Getter = Callable[[Any, Any, Any], Any]
+_Namespace = Mapping[str, Any]
 
 
 class _Description:
@@ -35,7 +38,7 @@ class _Description:
     """
 
     def __init__(self, name: str, value: Any, seen: set[int]) -> None:
-        self._parts: list[tuple[str, _Get, Any, Any]] = []  # name, how its owner is asked, attribute or key, value
+        self._parts: list[tuple[str, _Getter, Any, Any, Any]] = []  # name, getter, owner, attribute or key, value
         self._sizes: list[tuple[str, Any, int]] = []
         self._objects: list[tuple[str, Any, frozenset[str]]] = []  # with the names of their own attributes
         self.identities: set[int] = set()
@@ -43,7 +46,7 @@ class _Description:
 
     def changes(self) -> Iterator[str]:
         """Yield the names of what is not as it was."""
-        yield from (name for name, get, key, value in self._parts if get(key, _MISSING) is not value)
+        yield from (name for name, part, owner, key, value in self._parts if part(owner, key, _MISSING) is not value)
         yield from (name for name, owner, size in self._sizes if len(owner) != size)
         for name, owner, names in self._objects:
             yield from (f"{name}.{new}" for new in vars(owner).keys() - names if _hides(type(owner), new))
@@ -54,11 +57,11 @@ class _Description:
         self.identities.add(id(value))
         if hasattr(value, "__dict__") and type(value).__module__.startswith("minitrain."):
             self._objects.append((name, value, frozenset(vars(value))))
-        get, is_item = _getter(value), isinstance(value, Mapping | tuple | list)
+        getter = _getter(value)
         for key in _keys(value):
-            part = get(key, _MISSING)
-            place = f"{name}[{key!r}]" if is_item else f"{name}.{key}"
-            self._parts.append((place, get, key, part))
+            part = getter(value, key, _MISSING)
+            place = f"{name}.{key}" if getter is getattr else f"{name}[{key!r}]"
+            self._parts.append((place, getter, value, key, part))
             if isinstance(part, Mapping | list):
                 self._sizes.append((place, part, len(part)))
             if id(part) not in seen and not isinstance(part, int | float | str):
@@ -85,7 +88,7 @@ def _described(machine: _Machine) -> _Description:
 
 
 class Evidence:
-    """What a run is judged by, as it is now.
+    """What a run is checked by, as it is now.
 
     Args:
         predictors: what prices the operations of the ranks.
@@ -100,7 +103,8 @@ class Evidence:
                 self._descriptions.append(_description_of(_Machine(system)))
                 seen |= self._descriptions[-1].identities
             self._descriptions.append(_Description("model.runtime_predictor", predictor, seen))
-        self._code = [(name, space, vars(space).copy()) for name, space in _code(len(sys.modules))]
+        self._code = _code(len(sys.modules))
+        self._before = [namespace.copy() for _, namespace in self._code]
 
     def require_unchanged(self) -> None:
         """Require that all is as it was.
@@ -118,9 +122,8 @@ class Evidence:
         """Yield the names of what is not as it was."""
         for description in self._descriptions:
             yield from description.changes()
-        for name, space, before in self._code:
-            now = vars(space)  # compared by identity: what takes a function's place may say that it equals it
-            if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
+        if not _are_same(self._before, [namespace for _, namespace in self._code]):
+            for before, (name, now) in zip(self._before, self._code, strict=True):
                 yield from (f"{name}.{key}" for key in _changed_code(before, now))
 
 
@@ -147,31 +150,39 @@ def _keys(value: Any) -> Iterator[Any]:
             yield from (name for name in kind.__dict__.get("__slots__", ()) if name[0] != "_")
 
 
-def _getter(owner: Any) -> _Get:
-    """Return what is asked for the parts of an object or of a container: a function of a key and a default."""
+def _getter(owner: Any) -> _Getter:
+    """Return what gets a part of an object or of a container, given its key and what to return without it."""
     if isinstance(owner, Mapping):
-        return owner.get
-    return partial(_item if isinstance(owner, tuple | list) else getattr, owner)
+        return type(owner).get
+    return _item if isinstance(owner, tuple | list) else getattr
 
 
 def _item(owner: Sequence[Any], index: int, default: Any) -> Any:
-    """Return an item of a sequence, as a mapping does."""
+    """Return an item of a sequence, or a default if it is too short."""
     return owner[index] if index < len(owner) else default
 
 
 @lru_cache(maxsize=1)
 def _code(num_modules: int) -> list[tuple[str, Any]]:  # noqa: ARG001  (looked for again when there are more modules)
-    """Return the modules of the rooms that judge a run, and the classes that they define, with their names."""
+    """Return the namespaces of the modules that check a run, and of the classes that they define, with their names."""
     found: list[tuple[str, Any]] = []
     for name, module in list(sys.modules.items()):
         if name.startswith(_PREFIXES) and module is not None:
-            found.append((name, module))
+            found.append((name, vars(module)))
             kinds = (value for value in vars(module).values() if isinstance(value, type))
-            found += [(f"{name}.{kind.__qualname__}", kind) for kind in kinds if kind.__module__ == name]
+            found += [(f"{name}.{kind.__qualname__}", vars(kind)) for kind in kinds if kind.__module__ == name]
     return found
 
 
-def _changed_code(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _are_same(before: Sequence[_Namespace], after: Sequence[_Namespace]) -> bool:
+    """Return whether namespaces hold the very same objects: what takes a function's place may say that it equals it."""
+    if [*map(len, before)] != [*map(len, after)]:
+        return False
+    old, new = (chain.from_iterable(map(_values, spaces)) for spaces in (before, after))
+    return all(map(is_, old, new))
+
+
+def _changed_code(before: _Namespace, after: _Namespace) -> Iterator[str]:
     """Yield the names of changed code in a module or class; what is private and no code is its state."""
     for key in before.keys() | after.keys():
         old, new = before.get(key, _MISSING), after.get(key, _MISSING)

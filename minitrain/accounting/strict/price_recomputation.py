@@ -1,4 +1,4 @@
-"""Whether the prices in the logs of a finished run are those of its hardware, for every row.
+"""The check that the prices in the logs of a finished run are those of its hardware, for every row.
 
 A row does not say how many shards an update worked on, or which tensor a collective moved. The models of a strict run
 write that down when it happens (see `Moved`). When the run has ended, each operation is priced once more, by a copy of

@@ -109,7 +109,7 @@ class Origin(Buffer):
         place = shard, result.num_shards
         if self.views is None:
             self.views = {}
-        elif not len(self.views) & (len(self.views) - 1):  # seldom enough to look at them all, and often enough
+        elif not len(self.views) & (len(self.views) - 1):  # at 2**n views: drop dead ones
             self.views = {of: found for of, found in self.views.items() if found() is not None}
         found = self.views.get(place)
         known = None if found is None else found()

@@ -13,6 +13,7 @@ from minitrain.rank.stores import JournalledStore, Store
 V = TypeVar("V")
 
 
+_get = dict.get
 _keep = dict.setdefault
 _replace = dict.__setitem__
 _take = dict.pop
@@ -34,7 +35,7 @@ class FollowedStore(Store[V]):
             units = value._units  # type: ignore[attr-defined]  # a slot of tensors, as those below
         except AttributeError:
             units = account.size(value)
-        is_known = key in self
+        before = _get(self, key, _MISSING)
         try:
             origin = value._origin  # type: ignore[attr-defined]
             if origin.usable_by is None:
@@ -46,11 +47,11 @@ class FollowedStore(Store[V]):
             if stored == 1:
                 origin.ledger.stored += origin.units
                 origin.line.outside -= origin.units
-        if is_known:  # a value that shares its buffer has entered above
-            self._leave(self[key])
-            _replace(self, key, value)
-        else:
+        if before is _MISSING:
             _keep(self, key, value)
+        else:  # a value that shares its buffer has entered above
+            self._leave(before)
+            _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
         if account.launched_tensors:
             account.recount_launched(value, stored=True)

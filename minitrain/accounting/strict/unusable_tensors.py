@@ -2,7 +2,7 @@
 
 The slot of a valid tensor holds its `Origin` (see `minitrain.accounting.strict.provenance`). The slot of a tensor that
 must not be used holds an `Unusable`. Most of these tensors were made by hand: while a strict run lasts, the tensors'
-constructors look who calls them and note the line of the strategy.
+constructors look at who calls them and note the line of the strategy.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _mark_handmade(tensor: Any, frame: FrameType | None) -> None:
 
 
 class _HandmadeDetection:
-    """Whether the constructors of tensors look who calls them.
+    """Whether the constructors of tensors look at who calls them.
 
     Looking doubles the cost of making a tensor. Operations make most tensors, and all of theirs are the engine's, so
     they switch the detection off while they run. They leave it on if several strict runs go on in the process, as the
@@ -216,7 +216,7 @@ _INITS: Mapping[type, Callable[..., None]] = MappingProxyType(
 
 
 def _install() -> None:
-    """Give the classes of tensors the `__init__`s that can look who calls.
+    """Give the classes of tensors the `__init__`s that can look at who calls.
 
     They stay for the rest of the process. Changing a class discards the specialised code that Python has compiled for
     its use, which would cost every later run more than the look at `HANDMADE_DETECTION`.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class SummaryRun(Run):
-    """A run whose `logs` know their length and what they came to, and refuse to be read."""
+    """A run whose `logs` know their length and their totals; to read an event of them is an error."""
 
     @property
     def _totals(self) -> list[RankTotals]:

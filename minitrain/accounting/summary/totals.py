@@ -1,7 +1,7 @@
-"""What the events of one rank come to, and the log that stands for them.
+"""The totals of one rank's events, and the log that takes their place.
 
 Totals are taken from portions of the rows, from the beginning of the log on. The log of such a rank knows its length
-and the totals, and refuses to be read.
+and the totals; to read an event of it is an error.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class RankTotals:
 
 
 class SummaryLog(ReadOnlyLog):
-    """How many events a rank had, and what they came to.
+    """A log without events: how many there were, and their totals.
 
     Args:
         rank: whose log it is.
         rows: the rows that are not in the totals yet.
-        totals: what the others come to.
+        totals: those of the other rows.
     """
 
     __slots__ = ("_rank", "_rows", "_totals")
@@ -82,7 +82,7 @@ class SummaryLog(ReadOnlyLog):
 
     @property
     def totals(self) -> RankTotals:
-        """What the events came to that are not in rows any more."""
+        """The totals of the events that are not in rows any more."""
         return self._totals
 
     def __len__(self) -> int:

@@ -7,8 +7,8 @@
 All devices of a group are alike: one hardware config, one speed, one cap. Ranks take the devices in the order of the
 groups, node by node, unless a run has a `placement`. Nodes are numbered in the same order.
 
-A hardware config says what a device reaches inside its node and between nodes; a group may say otherwise. What carries
-transfers between groups is said here alone, as no config knows it.
+A hardware config says what a device reaches inside its node and between nodes; a group may say otherwise. Links between
+groups are given here alone, as no config has them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Cluster:
         """Read a cluster from a YAML or JSON file, that of a shipped name, or the data of one.
 
         Raises:
-            HardwareConfigError: the file cannot be read or believed; all faults are told, by key path.
+            HardwareConfigError: the file cannot be read or believed; all faults are listed by key path.
         """
         from minitrain.hardware.clusters.cluster_files import read_cluster  # noqa: PLC0415 - only where there is a file
 

@@ -1,4 +1,4 @@
-"""Clusters as files, YAML or JSON: what each key holds, and what is said when it does not.
+"""Clusters as files, YAML or JSON: what each key holds, and how faults are reported.
 
     name: two generations
     groups:
@@ -8,8 +8,8 @@
       - {between: [new, old], bytes_per_s: 3.1e9, latency_s: 20e-6}
 
 The keys of a group are the fields of `Devices`; those of a link are the fields of `Link`, and `between` the two groups.
-Keys that nobody knows are refused, since a cap or a link that is spelled wrongly would change every figure. All faults
-are told at once, by key path.
+Unknown keys are refused, since a cap or a link that is spelled wrongly would change every figure. All faults are
+reported at once, by key path.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_cluster(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str
     """Return the arguments that make the cluster of a file, of a shipped name, or of the data itself.
 
     Raises:
-        HardwareConfigError: it cannot be read or believed; all faults are told.
+        HardwareConfigError: it cannot be read or believed; all faults are listed.
     """
     if isinstance(source, Mapping):
         return _Reader("cluster", Path()).read(source)
@@ -168,7 +168,7 @@ class _Reader:
         return isinstance(data, Mapping)
 
     def _require_known(self, data: Mapping[str, Any], known: frozenset[str], where: Location) -> bool:
-        """Note a fault for each key that nobody knows; return whether there was none."""
+        """Note a fault for each unknown key; return whether there was none."""
         unknown = [key for key in data if key not in known]
         for key in unknown:
             self.faults.append(

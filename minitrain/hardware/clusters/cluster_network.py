@@ -1,4 +1,4 @@
-"""What ranks of a cluster do together costs: by the links that they cross.
+"""The cost of what ranks of a cluster do together: by the links that they cross.
 
 **Within a group of devices** the group's own predictor prices it, as in a run on that hardware alone.
 
@@ -237,5 +237,5 @@ def tier_of(link: Link, part: float, size: int) -> Network:
 
 
 def _wider(tier: Network, num_rails: int) -> Network:
-    """Return what several devices of a node have into a tier together."""
+    """Return a tier at the bandwidth that several devices of a node have into it together."""
     return replace(tier, bandwidth=tier.bandwidth * num_rails)

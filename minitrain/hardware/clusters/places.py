@@ -41,11 +41,11 @@ class Places:
                 f"{cluster.num_devices} ranks, or add devices",
                 world_size=world_size,
             )
-        rooms = [room for group in cluster.devices for room in rooms_of(group)]
+        sizes = [size for group in cluster.devices for size in node_sizes(group)]
         if placement is None:
-            self.nodes = tuple([node for node, room in enumerate(rooms) for _ in range(room)][:world_size])
+            self.nodes = tuple([node for node, size in enumerate(sizes) for _ in range(size)][:world_size])
         else:
-            self.nodes = _checked(placement, world_size, rooms, cluster)
+            self.nodes = _checked(placement, world_size, sizes, cluster)
         self._members: dict[str, list[int]] = {}
         self._local = [self._enlist(rank) for rank in range(world_size)]
 
@@ -91,28 +91,28 @@ class Places:
         return tuple(self._local[rank] for rank in ranks)
 
 
-def rooms_of(group: Devices) -> list[int]:
+def node_sizes(group: Devices) -> list[int]:
     """Return how many devices each node of a group has; the last one may have fewer.
 
     >>> from minitrain.hardware.clusters.device_groups import Devices
-    >>> rooms_of(Devices("a100_80g", 12))
+    >>> node_sizes(Devices("a100_80g", 12))
     [8, 4]
     """
     size = group.devices_per_node
     return [min(size, group.count - start) for start in range(0, group.count, size)]
 
 
-def _checked(placement: Sequence[int], world_size: int, rooms: Sequence[int], cluster: Cluster) -> tuple[int, ...]:
+def _checked(placement: Sequence[int], world_size: int, sizes: Sequence[int], cluster: Cluster) -> tuple[int, ...]:
     """Return a placement as a tuple, or say what does not fit."""
     nodes = node_of_each_rank(placement, world_size)
     for node, number in sorted(Counter(nodes).items()):
-        if not 0 <= node < len(rooms):
+        if not 0 <= node < len(sizes):
             raise UsageError(
-                f"a placement's nodes must be in 0..{len(rooms) - 1}, those of {cluster.name}, not {node}", node=node
+                f"a placement's nodes must be in 0..{len(sizes) - 1}, those of {cluster.name}, not {node}", node=node
             )
-        if number > rooms[node]:
+        if number > sizes[node]:
             raise UsageError(
-                f"node {node} of {cluster.name} has {rooms[node]} devices, and the placement puts {number} ranks "
+                f"node {node} of {cluster.name} has {sizes[node]} devices, and the placement puts {number} ranks "
                 "there; spread them over more nodes",
                 node=node,
                 num_ranks=number,

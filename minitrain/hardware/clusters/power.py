@@ -6,7 +6,7 @@ cube of its clock: switching takes C V^2 f, and the voltage follows the clock. U
     share = ((P - idle) / (rated - idle)) ^ (1/3),    at most 1
 
 of the usual one. Arithmetic takes 1 / share as long; memory and links have clocks of their own and stay as they are.
-The law takes it that a device which computes draws its rated power. One that would draw less loses less.
+The law assumes that a device which computes draws its rated power. One that would draw less loses less.
 
 **The law of heat** (first order, assumed). With thermal resistance R, capacity C and the temperature of the room,
 

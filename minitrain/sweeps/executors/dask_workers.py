@@ -1,6 +1,6 @@
 """Workers of Dask: tasks go to a `dask.distributed` client.
 
-The scheduler itself does the tasks of a lost worker again, and gives up a task that has lost four workers (its setting
+The scheduler itself repeats the tasks of a lost worker, and gives up a task that has lost four workers (its setting
 `allowed-failures`). When the scheduler is lost, the client waits some seconds for one at the same address, to which the
 tasks are sent again.
 """
@@ -82,14 +82,14 @@ class DaskWorkers(ClusterWorkers):
 
     def _end(self, tasks: Sequence[SentTask]) -> None:
         self._is_closed.set()
-        with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be lost by now, which was said
+        with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be lost by now
             if self._client.status == "running":
                 self._note_replaced_workers()
                 if handles := [task.handle for task in tasks if task.handle is not None]:
                     self._client.cancel(handles, force=True)
 
     def _note_replaced_workers(self) -> None:
-        """Have said that workers were lost whose tasks the scheduler has done again by itself."""
+        """Warn of lost workers whose tasks the scheduler itself has repeated."""
         if not self._was_restarted:
             events = (event for seconds, event in self._client.get_events("all") if seconds > self._last_event_s)
             if any(map(_is_loss, events)):
@@ -113,7 +113,7 @@ class DaskWorkers(ClusterWorkers):
                 self._suspects.append(task)
         except self._lost_connection:
             self._send_again(task, "scheduler")
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # in a callback, it would reach nobody
             if done.cancelled():
                 self._send_again(task, str(getattr(error, "reason", "")))
             else:
@@ -136,7 +136,7 @@ class DaskWorkers(ClusterWorkers):
             task: the task.
             reason: why it was forgotten, in words of Dask; a result may also be lost with its worker.
         """
-        while self._client.status == "connecting":  # the client tells nobody when it is connected
+        while self._client.status == "connecting":  # the client offers nothing to wait on
             if self._is_closed.wait(0.1):
                 break
         if not self._is_wanted(task):

@@ -1,4 +1,4 @@
-"""Workers that may be lost: what they were doing is done again, which is said once."""
+"""Workers that may be lost: their tasks are repeated, and a warning says so once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minitrain.errors import MinitrainError
 
 
 class LostWorkersWarning(RuntimeWarning):
-    """Workers were lost, and what they were doing is done again; each kind of loss is said once a sweep."""
+    """Workers were lost, and their tasks are repeated; a sweep warns once of each kind of loss."""
 
 
 class WorkerLostError(MinitrainError):
@@ -41,10 +41,10 @@ class SentTask:
 
 
 @dataclass(slots=True)
-class _News:
-    """What is to be said, each text once."""
+class _Warnings:
+    """Warnings, each of which is given once."""
 
-    said: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
     pending: list[str] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ class LossyWorkers(Executor):
         self._most_losses = most_losses
         self._lock = threading.Lock()
         self._tasks: set[SentTask] = set()
-        self._news = _News()
+        self._warnings = _Warnings()
 
     @abstractmethod
     def _call(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -78,7 +78,7 @@ class LossyWorkers(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Send a call, and return the future of its result."""
         assert not kwargs  # tasks are calls by position
-        self._say_news()
+        self._warn()
         task = SentTask(self._call(fn, args), Future())
         with self._lock:
             self._tasks.add(task)
@@ -87,23 +87,23 @@ class LossyWorkers(Executor):
 
     @final
     def close(self) -> None:
-        """Have everything forgotten that is not done, and say what is left to be said."""
+        """Cancel what is not done, and give the warnings that are pending."""
         with self._lock:
             tasks = list(self._tasks)
             self._tasks.clear()
         for task in tasks:
             task.future.cancel()
         self._end(tasks)
-        self._say_news()
+        self._warn()
 
     def _succeeded(self, task: SentTask, result: Any) -> None:
-        """Note what a task came to."""
+        """Hand a task's result to its caller."""
         self._forget(task)
         with suppress(InvalidStateError):  # it was cancelled
             task.future.set_result(result)
 
     def _failed(self, task: SentTask, error: BaseException) -> None:
-        """Note why a task came to nothing."""
+        """Hand a task's error to its caller."""
         self._forget(task)
         with suppress(InvalidStateError):
             task.future.set_exception(error)
@@ -126,18 +126,18 @@ class LossyWorkers(Executor):
             self._tasks.discard(task)
 
     def _note_loss(self) -> None:
-        """Have said that a worker was lost."""
+        """Warn that a worker was lost."""
         self._note("a worker was lost (killed, or out of the machine's own memory?); what it was doing is done again")
 
     def _note(self, text: str) -> None:
-        """Have something said once, by the thread that submits."""
+        """Give a warning once, from the thread that submits tasks."""
         with self._lock:
-            if text not in self._news.said:
-                self._news.said.add(text)
-                self._news.pending.append(text)
+            if text not in self._warnings.given:
+                self._warnings.given.add(text)
+                self._warnings.pending.append(text)
 
-    def _say_news(self) -> None:
+    def _warn(self) -> None:
         with self._lock:
-            texts, self._news.pending = self._news.pending, []
+            texts, self._warnings.pending = self._warnings.pending, []
         for text in texts:
             warnings.warn(text, LostWorkersWarning, stacklevel=3)

@@ -1,6 +1,6 @@
-"""A sweep's own processes: one that is lost is replaced, and what it was doing is done again.
+"""A sweep's own processes: one that is lost is replaced, and its task is repeated.
 
-Each is a pool of one process, so that it is known what a lost process was doing, and nothing else is lost with it.
+Each is a pool of one process, so that the task of a lost process is known, and no other task is lost with it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MOST_FAILED_STARTS = 3
 @final
 @dataclass(eq=False, slots=True)
 class _Process:
-    """A process, or its remains.
+    """A process, which may have ended.
 
     Args:
-        pool: has it alone.
-        start: is done when it works.
+        pool: of this process alone.
+        start: done when the process works.
     """
 
     pool: ProcessPoolExecutor
@@ -65,7 +65,7 @@ class OwnProcesses(LossyWorkers):
             list(threads.map(lambda process: process.pool.shutdown(cancel_futures=True), self._processes))
 
     def _begin(self) -> None:
-        """Give what waits to processes that have nothing to do."""
+        """Give waiting tasks to idle processes."""
         while (given := self._next()) is not None:
             task, process = given
             try:
@@ -76,7 +76,7 @@ class OwnProcesses(LossyWorkers):
                 done.add_done_callback(partial(self._take, task, process))
 
     def _next(self) -> tuple[SentTask, _Process] | None:
-        """Return a task that waits and a process for it, if there are both."""
+        """Return a waiting task and an idle process, if there are both."""
         with self._lock:
             if not self._waiting or not (self._idle or self._num_missing):
                 return None
@@ -87,7 +87,7 @@ class OwnProcesses(LossyWorkers):
             return self._waiting.popleft(), self._idle.pop()
 
     def _take(self, task: SentTask, process: _Process, done: Future[Any]) -> None:
-        """Take what came of a task, in the thread of its pool."""
+        """Take the outcome of a task, in the thread of its pool."""
         if done.cancelled() or not self._is_wanted(task):
             return
         error = done.exception()
@@ -105,7 +105,7 @@ class OwnProcesses(LossyWorkers):
             self._failed(task, error)
 
     def _replace(self, process: _Process, task: SentTask, *, was_at_work: bool) -> None:
-        """Have a lost process replaced, and its task done again unless that was the cause too often."""
+        """Replace a lost process, and repeat its task unless that has lost too many."""
         if process.start.exception() is None:
             is_wanted = not was_at_work or self._lost(task)
         elif self._is_last_start():

@@ -1,7 +1,7 @@
 """Workers of Ray: each task is a remote function, as Ray has no executor of `concurrent.futures`.
 
-Ray would begin the task of a lost worker again by itself, without a word; here it is told not to, so that a loss is
-said and a task that ends its process is given up.
+Ray would repeat the task of a lost worker without a warning. That is switched off here, so that a loss is reported, and
+a task that ends its process is given up.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class RayWorkers(ClusterWorkers):
         self._ray = ray
         self._do = ray.remote(max_retries=0)(do_sent_work)
         self._losses = tuple(getattr(ray.exceptions, name) for name in _LOSSES)
-        self._takes = ThreadPoolExecutor(1, "minitrain-ray")  # Ray must not wait for us in the thread that tells
+        self._takes = ThreadPoolExecutor(1, "minitrain-ray")  # so that Ray's own thread does not wait for us
 
     def _send(self, task: SentTask) -> None:
         task.handle = self._do.remote(task.call)
@@ -80,12 +80,12 @@ class RayWorkers(ClusterWorkers):
         self._takes.shutdown()
 
     def _have_taken(self, task: SentTask, done: Future[Any]) -> None:
-        """Have what Ray says of a task taken by another thread."""
+        """Let another thread take the outcome of a task."""
         with contextlib.suppress(RuntimeError):  # closed: nobody waits
             self._takes.submit(self._take, task, done)
 
     def _take(self, task: SentTask, done: Future[Any]) -> None:
-        """Take what Ray says of a task."""
+        """Take the outcome of a task."""
         if not self._is_wanted(task):
             return
         try:
@@ -93,5 +93,5 @@ class RayWorkers(ClusterWorkers):
         except self._losses:
             if self._lost(task):
                 self._send(task)
-        except (Exception, CancelledError) as error:  # nobody else would hear of it
+        except (Exception, CancelledError) as error:  # in this thread, it would reach nobody
             self._failed(task, with_remedy(getattr(error, "cause", None) or error))

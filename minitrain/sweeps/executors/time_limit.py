@@ -1,8 +1,8 @@
-"""A time limit for a call: what hangs in Python, or waits in its event loop, is left.
+"""A time limit for a call: it interrupts what hangs in Python, or waits in its event loop.
 
 In the main thread of a process an alarm interrupts whatever Python does, sleeping too. In another thread (a worker of
 Dask) Python raises an exception there when the next line runs; an event loop that waits is woken for that. A library's
-call that never comes back to Python cannot be left.
+call that never comes back to Python cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from minitrain.run.event_loops import run_to_end
 
 T = TypeVar("T")
 
-_AGAIN_S = 1.0  # until what was caught on its way is raised again
-_AWAKE_S = 0.25  # how late a limit may be heard of
+_AGAIN_S = 1.0  # after which the exception is raised again, in case the strategy caught it
+_AWAKE_S = 0.25  # how often an event loop wakes up, and so how late a limit may act
 
 
 class TimeLimitError(MinitrainError):
@@ -28,11 +28,11 @@ class TimeLimitError(MinitrainError):
 
 
 class _OverTimeError(KeyboardInterrupt):
-    """The limit is over; simulations are left as they are on Ctrl-C, whatever they do."""
+    """The time is over; it is a KeyboardInterrupt, so that a simulation ends as on Ctrl-C, whatever it does."""
 
 
 def require_time_limit(seconds: float | None) -> None:
-    """Require a time limit that is one, or None.
+    """Require a positive number of seconds, or None.
 
     Raises:
         UsageError: it is no positive number.
@@ -52,14 +52,14 @@ def run_within(seconds: float, start: Callable[[], Coroutine[Any, Any, T]]) -> T
         TimeLimitError: it took longer.
     """
     is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-    bell = _Alarm(seconds) if is_main else _Timer(seconds)
+    alarm = _Alarm(seconds) if is_main else _Timer(seconds)
     try:
         try:
             return run_to_end(lambda: _awake(start))
         finally:
-            bell.stop()
+            alarm.stop()
     except _OverTimeError:
-        bell.stop()  # it may have rung while it was being stopped
+        alarm.stop()  # it may have raised while it was being stopped
         raise TimeLimitError(
             f"the simulation did not end within time_limit_s={seconds:g}; give it more time, or simulate it alone to "
             "see where it hangs",
@@ -68,7 +68,7 @@ def run_within(seconds: float, start: Callable[[], Coroutine[Any, Any, T]]) -> T
 
 
 async def _awake(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Await a coroutine in a loop that never waits for long: a thread hears of the limit between two lines alone."""
+    """Await a coroutine in a loop that wakes often: in a thread, only a line that runs can raise the exception."""
     loop = asyncio.get_running_loop()
     ticks: list[asyncio.TimerHandle] = []
 
@@ -90,16 +90,16 @@ class _Alarm:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._before = signal.signal(signal.SIGALRM, _ring)
+        self._before = signal.signal(signal.SIGALRM, _raise)
         signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
 
     def stop(self) -> None:
-        """Ring no more."""
+        """Send no more signals."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._before)
 
 
-def _ring(_signal: int, _frame: Any) -> None:
+def _raise(_signal: int, _frame: Any) -> None:
     raise _OverTimeError
 
 
@@ -117,13 +117,13 @@ class _Timer:
         threading.Thread(target=self._run, args=(seconds,), name="minitrain-time-limit", daemon=True).start()
 
     def stop(self) -> None:
-        """Ring no more, and take back what has not been heard."""
+        """Raise no more, and take back an exception that was not raised yet."""
         self._stopped.set()
         with self._lock:
             _raise_in(self._thread_id, None)
 
     def _run(self, seconds: float) -> None:
-        """Wait and ring."""
+        """Wait and raise, until it is stopped."""
         while not self._stopped.wait(seconds):
             with self._lock:
                 if not self._stopped.is_set():

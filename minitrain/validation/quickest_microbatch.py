@@ -1,7 +1,7 @@
-"""Rows that do not say their microbatch, of runs whose authors were free to choose it: "quickest" in the column mbs.
+"""Rows that do not say their microbatch: "quickest" in the column mbs.
 
-Who publishes what a system reaches has chosen the microbatch for it. So what is simulated is the power of two that is
-predicted to be quickest among those whose memory fits. What was measured has no part in the choice.
+Authors who publish what a system reaches have chosen its best microbatch. So the simulated one is the power of two that
+is predicted to be quickest among those that fit into memory. The measured time has no part in the choice.
 """
 
 from __future__ import annotations

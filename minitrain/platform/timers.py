@@ -1,8 +1,8 @@
-"""Exact moments on a SimPy environment.
+"""Events at exact moments of a SimPy environment, and a timer that can be moved or cancelled.
 
-`env.timeout(delay)` happens at `env.now + delay`. Where the moment is what is known, the difference is rounded, and the
-sum again, so that the moment is missed by the last digit. And a timeout that is no longer wanted stays in the queue, so
-that `env.run()` ends too late. `Timer` does neither. It is the one place that reaches into SimPy's queue.
+`env.timeout(delay)` happens at `env.now + delay`. Where the moment is known and not the delay, both the difference and
+the sum are rounded, so that the event is off in the last digit. A timeout that is no longer wanted stays in the queue,
+so that `env.run()` ends too late. `at` and `Timer` avoid both; nothing else here touches SimPy's queue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NORMAL = 1
 
 
 def at(env: Environment, time: float, happen: Callable[[Any], None], value: Any = None) -> Event:
-    """Let something happen at a moment.
+    """Call a function at a moment.
 
     Args:
         env: whose clock counts.
@@ -42,7 +42,7 @@ def at(env: Environment, time: float, happen: Callable[[Any], None], value: Any 
 
 @final
 class Timer:
-    """Something that happens once, at a moment that may be moved.
+    """Calls a function once, at a moment that may be moved.
 
     Args:
         env: whose clock counts.
@@ -58,15 +58,15 @@ class Timer:
         self._time = 0.0
 
     def set(self, time: float) -> None:
-        """Choose the moment, instead of one that was chosen before."""
+        """Set the moment, in place of one that was set before."""
         if self._entry is not None:
             if self._time == time:
                 return
             self.cancel()
-        self._entry, self._time = at(self._env, time, self._ring), time
+        self._entry, self._time = at(self._env, time, self._expire), time
 
     def cancel(self) -> None:
-        """Let it not happen."""
+        """Cancel the call, if one is set."""
         if self._entry is None:
             return
         queue = self._env._queue
@@ -74,6 +74,6 @@ class Timer:
         heapify(queue)
         self._entry = None
 
-    def _ring(self, _: Event) -> None:
+    def _expire(self, _: Event) -> None:
         self._entry = None
         self._happen()

@@ -3,7 +3,7 @@
 The strategy `megatron` does the same for a layer whatever the number of stages, of microbatches and of replicas. So it
 is executed on short pipelines of few layers (`minitrain.tuning.recording`), and what each layer takes is cut out of
 their logs. A layer's piece depends on the layers beside it in its stage, as the engine keeps less for a layer whose
-input can be made again. Long pipelines are put together from these pieces in `minitrain.tuning.clocks`, by the same
+input can be made again. Long pipelines are put together from these pieces in `minitrain.tuning.step_times`, by the same
 additions in the same order, so that times are those of a whole simulation to the last float.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from minitrain.tuning.piece import NOTHING, EndKey, EndPiece, Passes, PassKey, Piece, StagePiece, joined, triples_of
-from minitrain.tuning.reading import StageReader, end_piece
+from minitrain.tuning.piece_cutting import StageReader, end_piece
 from minitrain.tuning.recording import PricesOfFirst, record
 
 _LONGEST = 7
@@ -138,7 +138,7 @@ class Pieces:
             StageReader(operations, key, layers, num_layers, kinds).read(passes, min(pp - 1 - place, 2))
 
     def end_figures(self, key: EndKey, kind: int) -> Sequence[float]:
-        """Return what a kind of layer takes beside its passes, in the order of `minitrain.tuning.layouts.FIGURES`."""
+        """Return what a kind of layer takes beside its passes, in the order of `layouts.END_FIGURES`."""
         if (key, kind) not in self._figures:
             one = self.ends(key)[kind]
             shard = self.workload.load_bytes(1, 1, kind, key.tp) / key.dp

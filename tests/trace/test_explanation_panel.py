@@ -1,4 +1,4 @@
-"""The answer above a picture: where the time goes, why ranks wait, and what would help."""
+"""The explanation above a figure: where the time goes, why ranks wait, and what would help."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import BUBBLE, duration
 from minitrain.events import Event
-from minitrain.trace.answer import MAX_LINES, answer, lines_table, rank_lines
 from minitrain.trace.colors import USES, WAITING, dark_kinds, kind_of
+from minitrain.trace.explanation_panel import MAX_LINES, explanation_panel, lines_table, rank_lines
 
 
 def _text(page: str) -> str:
@@ -27,11 +27,11 @@ def run() -> mt.Run:
 
 
 def test_the_answer_names_the_bubble_of_the_run_and_what_it_is(run: mt.Run) -> None:
-    assert f"the bubble , {run.bubble_fraction:.1%}: {BUBBLE}." in _text(answer(run.explain()))
+    assert f"the bubble , {run.bubble_fraction:.1%}: {BUBBLE}." in _text(explanation_panel(run.explain()))
 
 
 def test_the_answer_gives_the_reasons_of_waiting_in_milliseconds_the_largest_first(run: mt.Run) -> None:
-    told = _text(answer(run.explain()))
+    told = _text(explanation_panel(run.explain()))
     mean = run.explain().gaps.seconds().mean(axis=0)
     assert mean[0] == mean.max()
     assert f"longest wait warm-up bubble {duration(mean[0])} {mean[0] / run.step_time:.1%}" in told
@@ -39,16 +39,16 @@ def test_the_answer_gives_the_reasons_of_waiting_in_milliseconds_the_largest_fir
 
 
 def test_the_answer_says_what_the_step_would_take_if_something_took_no_time(run: mt.Run) -> None:
-    told, free = _text(answer(run.explain())), run.explain().what_ifs["messages"]
+    told, free = _text(explanation_panel(run.explain())), run.explain().what_ifs["messages"]
     assert f"messages {free * 1e3:.4g} ms {1 - free / run.step_time:.1%}" in told
     assert "minitrain trace explain RUN" in told
 
 
 def test_a_run_in_which_nobody_waits_says_so() -> None:
-    assert "No rank ever waits." in answer(
+    assert "No rank ever waits." in explanation_panel(
         mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=4).explain()
     )
-    assert answer(Explanation(as_timeline([[], []]), 2)) == ""
+    assert explanation_panel(Explanation(as_timeline([[], []]), 2)) == ""
 
 
 def test_every_rank_of_a_few_has_a_bar_whose_parts_add_up(run: mt.Run) -> None:
@@ -79,7 +79,7 @@ def test_many_ranks_that_all_differ_are_shown_in_groups_of_neighbours() -> None:
 
 def test_names_in_the_answer_are_escaped() -> None:
     log = [Event("<own>", 0, 0, 0.0, 1.0, 0)]
-    assert "<own>" not in answer(Explanation(as_timeline([log, []]), 2))
+    assert "<own>" not in explanation_panel(Explanation(as_timeline([log, []]), 2))
 
 
 def test_the_names_of_many_scattered_ranks_are_cut_short() -> None:

@@ -1,14 +1,14 @@
-"""Tables of runs on clusters whose layers' times were measured: stages and replicas on nodes of one kind or several.
+"""Tables of runs on clusters of one or several kinds of nodes, priced by measured times of layers.
 
 Columns: case, cluster, model, microbatch, global_batch, pp, dp, layers_by_stage ("0-11;12-25", the embedding is layer 0
 and the head the last one), "replicas_by_stage (GPU x tp)" ("RTX-3090 x8+RTX-2080 x8;..."), iteration_s and, if there is
 one, peak_memory_bytes. Training is in single precision, on samples of 2048 tokens, by Megatron-DeepSpeed (1F1B).
 
-Times of layers come from a table (n1 of the package, or `--layers`), which contain the sums over parts. What nodes
-exchange takes what the network was measured to carry: 25 GB/s an interface and GPU between GH200 nodes. The mixed
-cluster is a `mt.Cluster`: a node of it carries 2.86 GB/s to nodes of its own kind, and 0.115 GB/s to others (n3 of the
-same source). DeepSpeed's stages send and receive in turn. A message that fits into NCCL's buffer is out of the sender's
-way at once, so that the stage receives meanwhile; a larger one is not.
+Times of layers come from a table (n1 of the package, or `--layers`) and contain the sums over parts. Communication
+between nodes is priced by measured bandwidths: 25 GB/s an interface and GPU between GH200 nodes. The mixed cluster is a
+`mt.Cluster`: a node of it carries 2.86 GB/s to nodes of its own kind, and 0.115 GB/s to others (n3 of the same source).
+The source is the paper on Sailor. DeepSpeed's stages send and receive in turn. A send whose message fits into NCCL's
+buffer returns at once, so that the stage receives meanwhile; a larger one does not.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _NCCL_BUFFER_BYTES = 4 << 20  # between two ranks, the default of NCCL_BUFFSIZE 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What runs where.
+class ClusterLayout:
+    """The devices and layers of each stage.
 
     Args:
         stages: for each stage the device of each replica.
@@ -120,7 +120,7 @@ def cluster_results(row: Row, layers: str | None = None) -> Iterator[RowResult]:
     )
 
 
-def _about(row: Row, layout: Layout) -> str:
+def _about(row: Row, layout: ClusterLayout) -> str:
     """Return what tables call a row."""
     devices = " and ".join(layout.devices)
     return f"{row.text('model')}, {devices}, {layout.world_size} ranks, pp {len(layout.stages)}"
@@ -131,7 +131,7 @@ def _about(row: Row, layout: Layout) -> str:
 class _Step:
     """A training step on a cluster, with as many microbatches as are asked for."""
 
-    layout: Layout
+    layout: ClusterLayout
     model: Transformer
     tables: dict[str, MeasuredLayers]
     microbatch: int
@@ -182,7 +182,7 @@ class _Step:
         return {"hardware": device, "workload": self.model, "prices": self.tables[device], "fold": True}
 
 
-def _mixed_cluster(layout: Layout, tables: Mapping[str, MeasuredLayers]) -> tuple[Cluster, list[int]]:
+def _mixed_cluster(layout: ClusterLayout, tables: Mapping[str, MeasuredLayers]) -> tuple[Cluster, list[int]]:
     """Return a cluster with a node for each replica of each stage, and the node of each rank."""
     nodes = [device for stage in layout.stages for device in stage]  # in the order of the ranks
     cluster = Cluster(
@@ -214,7 +214,7 @@ def _table(path: str | None, device: str, model: str) -> MeasuredLayers:
 
 
 def _at_most_that_of_more(row: LayerTime, table: MeasuredLayers) -> LayerTime:
-    """Return a row whose times are no longer than those of larger microbatches, which a first, cold one may be."""
+    """Return a row of times that are at most those of larger microbatches: the first measurement was made cold."""
     alike = [
         other
         for other in table.rows
@@ -239,7 +239,7 @@ _DEVICE_NAMES = {
 }
 
 
-def _layout(row: Row) -> Layout:
+def _layout(row: Row) -> ClusterLayout:
     """Return what runs where.
 
     Raises:
@@ -253,7 +253,7 @@ def _layout(row: Row) -> Layout:
     units = _units(row.text("layers_by_stage"))
     if len(units) != len(stages):
         raise LackingError(f"layers_by_stage has {len(units)} stages, and replicas_by_stage {len(stages)}")
-    return Layout(tuple(tuple(device for device, _ in stage) for stage in stages), degrees.pop(), units)
+    return ClusterLayout(tuple(tuple(device for device, _ in stage) for stage in stages), degrees.pop(), units)
 
 
 def _replicas(text: str, row: Row) -> list[tuple[str, int]]:

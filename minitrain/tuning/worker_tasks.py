@@ -17,10 +17,10 @@ from minitrain.run.strategy_loading import Strategy
 from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
 from minitrain.sweeps.shared_by_batch import SharedByBatch
 from minitrain.tuning.bounds import least_times
-from minitrain.tuning.clocks import steps_of
 from minitrain.tuning.layouts import Columns, Pipeline
-from minitrain.tuning.memory import peaks_of
+from minitrain.tuning.peak_memory import peaks_of
 from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.step_times import steps_of
 
 MOST_COLUMNS = 512
 
@@ -52,7 +52,7 @@ class Figures:
 @final
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What layouts must keep to be priced.
+    """The step time and memory that a layout must not exceed to be priced.
 
     Args:
         step_time_s: the best step time that is known, s; infinity where none is.

@@ -1,4 +1,4 @@
-"""What prices a run on the command line: --hw, --network, --fidelity and what goes with it, or --durations."""
+"""How the options that price a run become arguments: --hw, --network, --fidelity with its own, or --durations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def machine(
 
 
 def _require_none(of_machine: Mapping[str, Any]) -> None:
-    """Require that nothing is said of a machine, for which durations by hand stand."""
+    """Require that no machine is given beside --durations, which stand for one."""
     for name, value in of_machine.items():
         if value is not None:
             raise UsageError(f"--durations stands for a machine of its own; give it or {OWN_OPTIONS[name]}, not both")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from minitrain.analysis.timeline import Floats
-from minitrain.tuning.layouts import FIGURES, Columns
+from minitrain.tuning.layouts import END_FIGURES, Columns
 from minitrain.tuning.orders import BACKWARD, FORWARD, LAUNCHED, RECEIVE, SEND, WAIT, Order, order_of
 
-_NET, _PEAK, _SHARD = (FIGURES.index(name) for name in ("net", "peak", "weight_shard"))
+_NET, _PEAK, _SHARD = (END_FIGURES.index(name) for name in ("net", "peak", "weight_shard"))
 _PERIODS = 3
 """Rounds of microbatches after which memory repeats: one to fill the pipeline, one that is steady, one to empty it."""
 
@@ -25,7 +25,7 @@ def peaks_of(columns: Columns) -> Floats:
 
 
 def _num_microbatches(columns: Columns) -> int:
-    """Return a number of microbatches with which memory is as high, and not more than there are."""
+    """Return as few microbatches as have the same peak."""
     return min(columns.num_microbatches, _PERIODS * columns.pp)
 
 
@@ -54,7 +54,7 @@ def _loaded(columns: Columns, place: int) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=4096)
 def _steps_of(asked: tuple[tuple[int, int], ...]) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Return the steps of a place as numbers of different ones, and these."""
+    """Return the steps of a place as indices into the distinct ones, and the distinct ones."""
     numbers: dict[tuple[int, int, int], int] = {}
     seen: set[tuple[int, int]] = set()
     steps = []

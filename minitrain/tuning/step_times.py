@@ -2,7 +2,7 @@
 
 Each column is made of the same additions, in the same order, as a simulation of that layout. What a layout lacks adds
 0.0, which changes no float. Waiting, and so energy, is a sum in another order, and may differ in its last digits;
-where messages are launched, it may be off by what a message does within a wait.
+where messages are launched, it may be off by the time that a message takes during a wait.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.analysis.timeline import Floats
-from minitrain.tuning.layouts import FIGURES, Columns
+from minitrain.tuning.layouts import END_FIGURES, Columns
 from minitrain.tuning.orders import BACKWARD, FORWARD, LAUNCHED, RECEIVE, SEND
 
 _LOAD, _COVER, _TOTAL, _UPDATE, _GATHER = (
-    FIGURES.index(name) for name in ("load", "cover", "total", "update", "gather")
+    END_FIGURES.index(name) for name in ("load", "cover", "total", "update", "gather")
 )
 _NEVER = -np.inf
 
@@ -43,7 +43,7 @@ def steps_of(columns: Columns) -> Steps:
 
 
 class _Clocks:
-    """The clocks of all places, (width,) each, and what is under way."""
+    """The clocks of all places, (width,) each, and the messages and collectives that are under way."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -69,7 +69,7 @@ class _Clocks:
         return [known[message] for message in self._messages]
 
     def run(self) -> Steps:
-        """Let all places do all they do."""
+        """Take the steps of all places."""
         columns = self._columns
         for place in range(columns.pp):
             self._load(place)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from minitrain.grading.exercise import load_exercise
-from tests.grading.sources import changed
-from tests.grading.verdicts import Wrong, require_full_marks, require_own_reason
+from tests.exercises.sources import changed
+from tests.exercises.verdicts import Wrong, require_full_marks, require_own_reason
 
 TENSOR, SEQUENCE = (load_exercise(number).folder.joinpath("reference.py").read_text() for number in ("13", "14"))
 

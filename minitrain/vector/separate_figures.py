@@ -1,4 +1,4 @@
-"""The figures of machines that were simulated one after the other, as the columns that `Together` has."""
+"""The figures of machines that were simulated one after the other, as columns like those of `JointFigures`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
         "num_events": "num_events",
     }
 )
-"""The columns that there are by the attribute that has them, and what they are called beside others."""
+"""The columns: the attribute that has each, and its name in tables."""
 
 _ASKED_OTHERWISE: Mapping[str, Callable[[Run], Any]] = MappingProxyType(
     {"computing_fraction": lambda run: run.breakdown.computing_fraction, "fits": lambda run: run.oom is None}
 )
-"""Figures that a run has under no attribute of that name."""
+"""Columns that are no attribute of a run: what gives them."""
 
 
-class Alone:
-    """Figures of machines, from a run of each, which is dropped."""
+class SeparateFigures:
+    """Figures of machines, taken from a run of each; the runs are not kept."""
 
     def __init__(self) -> None:
         self._figures: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "oom")}
@@ -56,7 +56,7 @@ class Alone:
         except KeyError:
             raise AttributeError(f"machines that were simulated alone have no column {name!r}") from None
 
-    def names(self, hardware: Sequence[Any]) -> list[str]:  # noqa: ARG002  (a parameter of `Together.names`)
+    def names(self, hardware: Sequence[Any]) -> list[str]:  # noqa: ARG002  (a parameter of `JointFigures.names`)
         """Return what runs call the hardware of each machine."""
         return [summary["hardware"] for summary in self._summaries]
 

@@ -1,13 +1,13 @@
-"""What an orchestrated workload did, step by step, and how long that takes where devices and links are shared.
+"""The steps of an orchestrated workload, and when each happens by prices, on shared devices and links.
 
-The steps are those of a run of real arithmetic: operations, moves, and devices that died. Their timeline is simulated:
-an operation lasts what its device's config prices, and begins when its operands have come, its device is free, and the
-power budget allows it; moves share the links of the devices fairly (`minitrain.platform`). Nothing of the computing
-machine's own speed is in it, so that it is the same every time.
+The steps are those of a run of real arithmetic: operations, moves, and devices that died. Their timeline is simulated.
+An operation lasts as long as its price on its device, and begins when its operands have come, its device is free, and
+the power budget allows it. Moves share the links of the devices fairly (`minitrain.platform`). The speed of the machine
+that computes does not matter, so that the timeline is the same every time.
 
-Power is the devices' own share: each draws its rated power while it computes and its idle power otherwise, as for the
-energy of runs. Under a budget an operation waits until it fits in. Left out: clocks that fall instead, the power of
-links and hosts, and how long it takes to notice that a device has died.
+Each device draws its rated power while it computes and its idle power otherwise, as for the energy of runs. Under a
+budget an operation waits until its power is available. Left out: clocks that fall instead, the power of links and
+hosts, and the time until a death is noticed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Step:
 @final
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step and when it was.
+    """A step, and when it happened.
 
     Args:
         step: what happened.
@@ -72,7 +72,7 @@ class TimedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When the steps of an orchestrated workload were.
+    """When the steps of an orchestrated workload happened.
 
     Args:
         steps: in the order of the run.
@@ -97,7 +97,7 @@ def timeline(
     devices: Sequence[HardwareCapabilityProfile],
     power_budget_W: float | None = None,  # noqa: N803
 ) -> Timeline:
-    """Return when each step was.
+    """Return when each step happens.
 
     Args:
         steps: each needs only such before it.
@@ -106,13 +106,13 @@ def timeline(
 
     Raises:
         UsageError: a config does not say what its device draws, and there is a budget; or it is too small for the
-            devices at rest, with the hungriest at work.
+            idle devices together with the working one that draws most.
     """
     from simpy import Environment  # noqa: PLC0415 - where a timeline is made, it is loaded
 
     require_power(devices, {step.device for step in steps if step.kind == "compute"}, power_budget_W)
     env = Environment()
-    run = _Run(env, steps, devices, power_budget_W)
+    run = _TimelineSimulation(env, steps, devices, power_budget_W)
     for number in range(len(steps)):
         env.process(run.step(number))
     env.run()
@@ -126,7 +126,7 @@ def require_power(
     working: set[str],
     power_budget_W: float | None,  # noqa: N803
 ) -> None:
-    """Require a power budget that lets every working device work, beside the others at rest.
+    """Require a power budget that allows each device to compute while the others idle.
 
     Raises:
         UsageError: it is too small, or a config does not say what its device draws.
@@ -161,7 +161,7 @@ def _idle(device: HardwareCapabilityProfile) -> float:
 
 @final
 class _Power:
-    """What devices draw, and who waits until there is enough."""
+    """The power that devices draw, and the devices that wait for power."""
 
     def __init__(self, env: Environment, devices: Sequence[HardwareCapabilityProfile], budget: float) -> None:
         self.env = env
@@ -189,7 +189,7 @@ class _Power:
         return self.joules + self.rest * until_s
 
     def _admit(self) -> None:
-        """Let those begin, in their order, that the budget allows."""
+        """Start waiting devices, in their order, as far as the budget allows."""
         while self.waiting and self.now + self.more[self.waiting[0][0]] <= self.budget:
             device, allowed = self.waiting.popleft()
             self.now += self.more[device]
@@ -198,7 +198,7 @@ class _Power:
 
 
 @final
-class _Run:
+class _TimelineSimulation:
     """A timeline under way."""
 
     def __init__(
@@ -223,7 +223,7 @@ class _Run:
         }
 
     def step(self, number: int) -> Generator[Event, None, None]:
-        """Let a step happen."""
+        """Simulate one step."""
         step = self.steps[number]
         needed = (*step.after, *self.before[number])
         yield self.env.all_of([self.ended[other] for other in needed])

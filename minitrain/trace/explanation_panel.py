@@ -1,7 +1,7 @@
-"""The answer above a picture, as HTML: where the time goes, why ranks wait, and what would shorten the step.
+"""The HTML above a figure that explains the step time: where it goes, why ranks wait, and what would shorten it.
 
-It holds in short what `minitrain trace explain` prints. Ranks whose time goes alike share a line, so that it is as
-short for a thousand ranks as for eight.
+It is a short form of what `minitrain trace explain` prints. Ranks that spend their time alike share a line, so that it
+is as short for a thousand ranks as for eight.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Line:
     link: str = ""
 
 
-def answer(explained: Explanation) -> str:
-    """Return the answer of one run."""
+def explanation_panel(explained: Explanation) -> str:
+    """Return the panel of one run."""
     split = explained.breakdown
     if not split.step_time_s:
         return ""

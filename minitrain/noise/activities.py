@@ -1,9 +1,9 @@
-"""A run as works that wait for one another: the smallest graph whose longest path is the step time.
+"""A run as activities that wait for one another: the smallest graph whose longest path is the step time.
 
-A *work* is what lasts: an operation of one rank, or a whole collective, since its members begin and end together. The
-graph of the log (`minitrain.analysis.dependencies`) has two moments an event. Many of them are one: a compute operation
-begins when it is submitted. What is left here is about a quarter, and thousands of samples are timed on it at once.
-A maximum of floats is exact in any order, so that the times are those of the whole graph to the last float.
+An *activity* is an operation of one rank, or a whole collective, since its members begin and end together. The graph of
+the log (`minitrain.analysis.dependencies`) has two moments an event. Many of them coincide: a compute operation begins
+when it is submitted. About a quarter is left here, and thousands of samples are timed on it at once. A maximum of
+floats is exact in any order, so that the times are those of the whole graph to the last float.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from minitrain.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Works:
-    """The works of a run and what they wait for.
+class Activities:
+    """The activities of a run and what they wait for.
 
     Args:
         timeline: the recorded run.
-        event: one event of each work; of a collective, that of its lowest rank, (num_works,), like the next three.
+        event: an event of each activity; of a collective, its lowest rank's, (num_activities,), like the next three.
         begin: the moment when it begins.
         draw: what it is drawn with: both sides of a message, and all members of a collective, share one.
         duration: how long it lasted in the record, s.
-        of_event: the work of each event, (num_events,).
+        of_event: the activity of each event, (num_events,).
         submitted: the moment when each event is submitted, (num_events,).
-        last: works that nothing waits for, of which one ends the step.
-        is_shared: whether a work is a whole collective, (num_works,).
+        last: activities that nothing waits for, of which one ends the step.
+        is_shared: whether an activity is a whole collective, (num_activities,).
         levels: the moments, by the order in which they can be timed.
     """
 
@@ -48,24 +48,28 @@ class Works:
     levels: Levels
 
     @property
-    def num_works(self) -> int:
-        """How many works there are."""
+    def num_activities(self) -> int:
+        """How many activities there are."""
         return len(self.event)
 
-    def ends(self, moments: Floats, durations: Floats, works: Ints) -> Floats:
-        """Return when some works end, s, (len(works), num_samples)."""
-        ends: Floats = moments[self.begin[works]] + durations[works]
+    def ends(self, moments: Floats, durations: Floats, activities: Ints) -> Floats:
+        """Return when some activities end, s, (len(activities), num_samples)."""
+        ends: Floats = moments[self.begin[activities]] + durations[activities]
         return ends
 
     def step_times(self, durations: Floats) -> Floats:
-        """Return the step time of each sample, s, (num_samples,), given how long works last, (num_works, samples)."""
+        """Return the step time of each sample, s, (num_samples,).
+
+        Args:
+            durations: how long activities last, s, (num_activities, num_samples).
+        """
         moments = self.levels.moments(durations)
         steps: Floats = self.ends(moments, durations, self.last).max(axis=0, initial=0.0)
         return steps
 
 
-def make_works(timeline: Timeline) -> Works:
-    """Return the works of a run.
+def make_activities(timeline: Timeline) -> Activities:
+    """Return the activities of a run.
 
     Raises:
         UsageError: operations wait for one another in a circle, which no real log has.
@@ -81,7 +85,7 @@ def make_works(timeline: Timeline) -> Works:
     levels = levels_of_edges(len(event), len(kept), source, target, ending)
     if levels is None:
         raise UsageError("the log is damaged: some of its operations wait for one another in a circle")
-    return Works(
+    return Activities(
         timeline,
         event,
         moments[event],
@@ -96,9 +100,9 @@ def make_works(timeline: Timeline) -> Works:
 
 
 def _shared(timeline: Timeline, members: Ints, places: Ints) -> Ints:
-    """Return the event that stands for each one's work: of members of a collective, the first.
+    """Return the event that stands for each one's activity: of the members of a collective, the first.
 
-    Members of a measured log may last differently. Then each is a work of its own.
+    Members of a measured log may last differently. Then each is an activity of its own.
     """
     shared = np.arange(timeline.num_events)
     first = np.repeat(members[places[:-1]], np.diff(places))

@@ -10,10 +10,8 @@ import pytest
 import minitrain as mt
 from minitrain.grading import grade
 from minitrain.grading.sandbox import Limits
-from tests.grading.sources import changed, shipped_source
-from tests.grading.verdicts import Wrong, require_own_reason
-
-HERE = Path(__file__).parent / "submissions"
+from tests.exercises.sources import DDP, SUBMISSIONS, changed, shipped_source
+from tests.exercises.verdicts import Wrong, require_own_reason
 
 HANDWRITTEN = {
     "ddp_as_it_goes": "02",
@@ -43,7 +41,7 @@ SHIPPED = {  # exercise by strategy: where a shipped strategy, given as a file o
 
 @pytest.mark.parametrize("name", HANDWRITTEN)
 def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
-    found = grade(HERE / f"{name}.py", HANDWRITTEN[name])
+    found = grade(SUBMISSIONS / f"{name}.py", HANDWRITTEN[name])
     assert found.score == found.max_score, str(found)
 
 
@@ -57,11 +55,10 @@ def test_shipped_strategies_have_full_marks(name: str, tmp_path: Path) -> None:
     assert found.score == found.max_score, str(found)
 
 
-DDP = (HERE / "ddp_as_it_goes.py").read_text()
-ZERO3 = (HERE / "zero3_kept_apart.py").read_text()
-ZERO1 = (HERE / "zero1_at_once.py").read_text()
-GPIPE = (HERE / "gpipe_last_in_first_out.py").read_text()
-ACCUMULATE = (HERE / "accumulate_backwards.py").read_text()
+ZERO3 = (SUBMISSIONS / "zero3_kept_apart.py").read_text()
+ZERO1 = (SUBMISSIONS / "zero1_at_once.py").read_text()
+GPIPE = (SUBMISSIONS / "gpipe_last_in_first_out.py").read_text()
+ACCUMULATE = (SUBMISSIONS / "accumulate_backwards.py").read_text()
 
 
 REDUCE = "        grads[k] = await model.all_reduce(grads[k], k)\n"

@@ -29,7 +29,7 @@ from minitrain.vector.busy_times import RankTimes, pass_times, rank_times, sum_o
 from minitrain.vector.capacities import first_excesses
 
 
-class Together:
+class JointFigures:
     """Figures of several machines that one execution has made.
 
     Args:

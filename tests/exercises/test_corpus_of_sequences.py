@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from minitrain.grading.exercise import load_exercise
-from tests.grading.sources import changed
-from tests.grading.verdicts import require_full_marks, require_own_reason
+from tests.exercises.sources import changed
+from tests.exercises.verdicts import require_full_marks, require_own_reason
 
 RING = load_exercise("15").folder.joinpath("reference.py").read_text()
 

@@ -1,4 +1,4 @@
-"""How the faults of a description are written: rule, value found, remedy, and all of them in one error."""
+"""Faults of the fields of a description, in words: rule, value found, remedy, and all of them in one error."""
 
 from __future__ import annotations
 

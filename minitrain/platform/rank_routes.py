@@ -1,4 +1,4 @@
-"""What the transfers of a run put on links: flows over the ways between its ranks.
+"""The flows that the transfers of a run put on links, over the routes between its ranks.
 
 A collective is one flow over the links between neighbours of its ring. The hierarchical algorithm has three such
 flows, one after the other: inside the nodes, between them, and inside again.
@@ -41,11 +41,11 @@ class Phase:
 
 
 @final
-class Wiring:
-    """The ways between the ranks of a run, and between each and its host.
+class RankRoutes:
+    """The routes between the ranks of a run, and between each and its host.
 
     Args:
-        route: the way from one endpoint to another.
+        route: returns the lanes from one endpoint to another.
         endpoints: the endpoint of each rank.
         node_of: the node of each rank.
         hosts: the endpoint of each rank's host; none where copies to it are not shared.
@@ -67,13 +67,13 @@ class Wiring:
         self.tiers = tiers
         self._by_size = {tier.size: tier for tier in tiers}
 
-    def _way(self, source: int, dest: int) -> tuple[Lane, ...]:
+    def _route(self, source: int, dest: int) -> tuple[Lane, ...]:
         return self.route(self.endpoints[source], self.endpoints[dest])
 
     def message(self, source: int, dest: int, price: Price) -> list[Phase]:
         """Return what a message puts on the links."""
         tier = self._by_size.get(price.tier_size)
-        lanes = Counter(self._way(source, dest))
+        lanes = Counter(self._route(source, dest))
         return [self._phase(tier, "p2p", 2, lanes, price.size_bytes, price.seconds)]
 
     def host_copy(self, rank: int, price: Price, *, to_host: bool) -> list[Phase]:
@@ -97,7 +97,7 @@ class Wiring:
         for ranks in groups:
             if len(ranks) > 1:
                 for source, dest in pairwise([*ranks, ranks[0]]):
-                    lanes.update(self._way(source, dest))
+                    lanes.update(self._route(source, dest))
         return lanes
 
     def _hierarchical(self, op: str, ranks: Sequence[int], price: Price, outer: Network) -> list[Phase]:

@@ -1,12 +1,12 @@
 """The profiler's benchmark suite: operations through the abstraction layer, timed and compared with NumPy's results.
 
-Three ladders for each datatype: square matrix multiplications, a scaling of arrays of many sizes (which is limited by
-some level of the memory hierarchy), and one of a single element, which is all dispatch. Seconds are those of the
-layer: measured for backends that compute on this machine, prices for simulated ones. A sample is one call; a rung's
-time is the median of its samples, and its noise their interquartile range over it.
+Each datatype has three series: square matrix multiplications, scalings of arrays of many sizes (which some level of the
+memory hierarchy limits), and a scaling of one element, whose time is dispatch alone. Seconds are those of the layer:
+measured for backends that compute on this machine, prices for simulated ones. A sample is one call. A benchmark's time
+is the median of its samples, and its noise their interquartile range over the median.
 
-Results are compared with NumPy's in double precision. Products of random signs tell whether a multiplication was done:
-a backend that is quick because it computes something else is found out.
+Results are compared with NumPy's in double precision. The numbers have random signs, so that a backend that is quick
+because it computes something else has large errors.
 """
 
 from __future__ import annotations

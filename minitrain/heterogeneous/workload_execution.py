@@ -1,6 +1,6 @@
-"""A workload under way on several devices: what lies where, what moves, and how it goes on when a device dies.
+"""The execution of a workload on several devices: what lies where, what moves, and how a device's death is survived.
 
-The orchestrator prepares it and says what came of it.
+The orchestrator starts it and reports its result.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from minitrain.heterogeneous.backends import DeviceFailure
 from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile, HardwareClass, Key
 from minitrain.heterogeneous.data_movement import HOST, DataMovementOptimizer, DeviceMapping
 from minitrain.heterogeneous.list_scheduling import ListScheduler
-from minitrain.heterogeneous.steps import Step
+from minitrain.heterogeneous.step_timeline import Step
 from minitrain.heterogeneous.workloads import WorkloadOperation, WorkloadProfile
 
 
 class DeviceCoordinator(Protocol):
-    """What lets devices of a class compute."""
+    """How devices of a class compute an operation."""
 
     def compute(
         self, hal: HardwareAbstractionLayer, key: Key, operation: WorkloadOperation, inputs: Mapping[str, Any]
@@ -50,13 +50,13 @@ class LayerCoordinator:
 @final
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What was done after a device had died.
+    """What was done after a device died.
 
     Args:
-        device: which died.
+        device: the one that died.
         found_by: the operation that could not be computed, or whose operand could not be fetched.
         lost: arrays that only it held and that were still needed.
-        again: operations that were computed a second time for them.
+        again: operations that were computed a second time to make these.
         moved_to: by device, the operations that it took over.
     """
 
@@ -77,7 +77,7 @@ class _Copy:
 
 
 @final
-class Orchestration:
+class WorkloadExecution:
     """A workload that is being computed.
 
     Args:
@@ -85,7 +85,7 @@ class Orchestration:
         workload: its inputs are arrays.
         device_mapping: the device of each operation.
         devices: those and the spares, by name.
-        coordinators: what lets the devices of a class compute; the abstraction layer otherwise.
+        coordinators: by class of hardware, how its devices compute; others use the abstraction layer.
         movement: says how long moves take.
 
     Attributes:
@@ -201,7 +201,7 @@ class Orchestration:
             )
 
     def _free(self, done: str) -> None:
-        """Drop what no later operation reads and nobody wants; inputs stay on the host."""
+        """Drop arrays that no later operation reads, unless they are wanted results; inputs stay on the host."""
         needed = {read for name in self.pending if name != done for read in self.workload.by_name[name].reads()}
         for name in {*self.workload.by_name[done].reads(), done} - needed - set(self.workload.wanted):
             self.copies[name] = {place: copy for place, copy in self.copies[name].items() if place == HOST}
@@ -237,7 +237,7 @@ class Orchestration:
         self.recoveries.append(Recovery(dead, found_by, lost, again, moved_to))
 
     def _lost(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the arrays that are needed and held by nobody, and the operations to be done again for them."""
+        """Return the arrays that are needed and that no device holds, and the operations that make them again."""
         pending = set(self.pending)
         needed = [read for name in self.pending for read in self.workload.by_name[name].reads()]
         needed += self.workload.wanted
@@ -255,7 +255,7 @@ class Orchestration:
         return tuple(sorted(lost, key=order.index)), tuple(sorted(again, key=order.index))
 
     def _divide_again(self) -> None:
-        """Let the devices that are left take over what is to be done."""
+        """Divide the remaining operations among the devices that are left."""
         holders = {name: tuple(copies) for name, copies in self.copies.items() if copies}
         devices = list(self.alive.values())
         self.mapping |= ListScheduler(self.workload, devices, self.pending, holders).schedule().device_mapping

@@ -1,11 +1,11 @@
 """How far validated runs like a given one were off: "+- 6 % (90 % of 45 validated A100 runs)".
 
-A validated run is like another if its device is of the same family (A100, H100 ...) and so is its model (gated MLP or
-not), and if its ranks are no more than eight times as many or as few. The error that is said is the one that nine in
-ten of these do not exceed. With fewer than eight such runs, those of the device alone count; with fewer than eight of
-these, nothing like it was validated.
+A validated run is like another if both have devices of one family (A100, H100 ...) and models of one kind (gated MLP or
+not), and if their numbers of ranks differ by a factor of at most eight. The stated error is the one that nine in ten of
+these runs do not exceed. With fewer than eight such runs, all runs of the device count; with fewer than eight of these,
+nothing like it was validated.
 
-The errors come from `stored.json`, which `python -m minitrain.validation.stored` writes anew.
+The errors come from `stored.json`, which `python -m minitrain.validation.stored` writes.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class StoredError:
 @final
 @dataclass(frozen=True, slots=True)
 class Sureness:
-    """How sure a prediction is.
+    """How far a prediction may be off, by validated runs like it.
 
     Args:
-        num_runs: validated runs that it is like.
-        error: what nine in ten of these do not exceed.
+        num_runs: how many there are.
+        error: the error that nine in ten of these do not exceed.
         what: what they have in common, in words.
     """
 
@@ -113,7 +113,7 @@ def _stored() -> dict[str, Any]:
 
 
 def _sureness(found: Sequence[StoredError], what: str) -> Sureness | None:
-    """Return what nine in ten do not exceed, if there are enough."""
+    """Return the error that nine in ten do not exceed; None where there are too few."""
     if len(found) < _LEAST:
         return None
     summary = summarize([each.error for each in found])

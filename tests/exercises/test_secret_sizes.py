@@ -1,0 +1,43 @@
+"""Hidden sizes of a teacher's own secret: legal, the same for the same secret, and fair to right submissions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from minitrain.grading import Exercise, grade, load_exercise, shipped_exercises
+from minitrain.grading.secret_sizes import with_secret_sizes
+from minitrain.grading.verify import faults_of
+from minitrain.run.strategy_loading import load_strategy
+from tests.exercises.sources import SUBMISSIONS
+from tests.exercises.test_corpus import HANDWRITTEN, SHIPPED
+
+EXERCISES = shipped_exercises()
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+@pytest.mark.parametrize("secret", ["one"])
+def test_drawn_sizes_are_legal_and_new(exercise: Exercise, secret: str) -> None:
+    found = with_secret_sizes(exercise, secret)
+    keys = [case.key for case in found.hidden]
+    assert len({*keys, *(case.key for case in (*exercise.public, *exercise.hidden))}) == len(keys) + len(
+        exercise.public
+    ) + len(exercise.hidden)
+    assert all(case.hidden for case in found.hidden)
+    assert faults_of(replace(found, public=found.hidden[:1])) == []
+    assert any(case.world_size > 1 for case in found.hidden) or exercise.number in ("00", "01")
+
+
+@pytest.mark.parametrize("secret", ["x", "y"])
+@pytest.mark.parametrize("name", [*HANDWRITTEN, *SHIPPED])
+def test_right_submissions_keep_full_marks_with_drawn_sizes(name: str, secret: str) -> None:
+    number = HANDWRITTEN.get(name) or SHIPPED[name]
+    exercise = with_secret_sizes(load_exercise(number), secret)
+    given = (
+        f"{SUBMISSIONS / name}.py:{exercise.function}"
+        if name in HANDWRITTEN
+        else {"one_f_one_b": "1f1b"}.get(name, name)
+    )
+    found = grade(load_strategy(given)[1], exercise)
+    assert found.passed, str(found)
