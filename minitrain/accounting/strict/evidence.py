@@ -124,7 +124,8 @@ class Evidence:
             yield from description.changes()
         if not _are_same(self._before, [namespace for _, namespace in self._code]):
             for before, (name, now) in zip(self._before, self._code, strict=True):
-                yield from (f"{name}.{key}" for key in _changed_code(before, now))
+                if not _are_same([before], [now]):  # a module's state has changed in most runs, and no code
+                    yield from (f"{name}.{key}" for key in _changed_code(before, now))
 
 
 def _description_of(machine: _Machine) -> _Description:
