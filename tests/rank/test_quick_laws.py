@@ -118,7 +118,7 @@ def test_no_call_that_passes_the_quick_expression_breaks_the_law(op: str) -> Non
 
 def variants_of_part(value: Any) -> list[Any]:
     """Return a tensor of a pass through a part, and everything that may be wrong with it."""
-    samples = {"layers": NUM_LAYERS, "samples": EVERYTHING, "total_samples": BATCH}
+    samples: dict[str, Any] = {"layers": NUM_LAYERS, "samples": EVERYTHING, "total_samples": BATCH}
     halves: list[Any] = [kind(layer=1, **samples, num_parts=2) for kind in (PartialActivation, PartialActivationGrad)]
     halves += [ActivationShard(1, NUM_LAYERS, EVERYTHING, BATCH, num_shards=2)]
     return [value, *wrong(value), *halves]
