@@ -16,7 +16,7 @@ import numpy as np
 
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.device import Memory, Rate, Rows, efficiency_at
-from minitrain.hardware.many_predictors import Part
+from minitrain.hardware.many_predictors import PricedMachines
 from minitrain.hardware.network import Network
 from minitrain.hardware.per_machine import Floats, least, per_machine, values_of
 from minitrain.hardware.predictor import DevicePredictor, make_topology
@@ -27,7 +27,7 @@ from minitrain.workloads.workload import Cost, Workload
 
 def fleets_of(
     systems: Sequence[SystemConfig], world_size: int, network: str, placement: Sequence[int] | None, workload: Workload
-) -> list[Part]:
+) -> list[PricedMachines]:
     """Return machines in as few fleets as there are kinds of network.
 
     Args:
@@ -44,7 +44,7 @@ def fleets_of(
     for machine, system in enumerate(systems):
         fleets.setdefault(_kind_of_network(system.networks), []).append(machine)
     return [
-        Part(
+        PricedMachines(
             np.array(machines),
             RooflineFleet([systems[machine] for machine in machines], world_size, network, placement, workload),
         )

@@ -19,7 +19,7 @@ from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.kernel_fleet import with_kernel_fleets
 from minitrain.hardware.layer_predictor import LayerPredictor
-from minitrain.hardware.many_predictors import ManyPredictors, Part
+from minitrain.hardware.many_predictors import ManyPredictors, PricedMachines
 from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.per_machine import WATCH, Floats, Ints, MachineWatch
 from minitrain.hardware.price import Predictor
@@ -113,13 +113,13 @@ class Machines:
                 key = source.network, source.placement and tuple(source.placement), id(source.prices)
                 configs.setdefault(key, []).append(place)
             else:
-                parts.append(Part(np.array([place]), source))
+                parts.append(PricedMachines(np.array([place]), source))
         for (network, placement, _), found in configs.items():
             alike: list[Any] = [self.sources[machine] for machine in places[found].tolist()]
             prices, systems = alike[0].prices, [source.system for source in alike]
             for part in fleets_of(systems, world_size, network, placement, workload):
                 priced = part.predictor if prices is None else LayerPredictor(prices, part.predictor)
-                parts.append(Part(np.array(found)[part.machines], priced))
+                parts.append(PricedMachines(np.array(found)[part.machines], priced))
         return ManyPredictors(with_kernel_fleets(parts))
 
     def predictor_of_one(self, place: int, prepared: PreparedRun) -> Predictor:
