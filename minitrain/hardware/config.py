@@ -1,4 +1,4 @@
-"""The system config: all that is known of one machine, loaded from a shipped name, a file or a mapping.
+"""The hardware config, `SystemConfig`: all that is known of one machine, from a shipped name, a file or a mapping.
 
 The format is that of Calculon's `systems/*.json` (github.com/calculon-ai/calculon), so files written for it
 load unchanged: `matrix` and `vector` by datatype, `mem1` (HBM), `mem2` (host), `processing_mode`,

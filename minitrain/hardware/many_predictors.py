@@ -1,4 +1,4 @@
-"""One predictor for several machines: its prices take another time on each, as `PerMachine` numbers.
+"""One predictor for several machines: each of its prices has a time for each machine, as a `PerMachine` number.
 
 It is put together from parts, each with the machines that it answers for: a machine's own predictor, or a fleet
 (`minitrain.hardware.roofline_fleet`, `minitrain.hardware.kernel_fleet`), which answers for hundreds at once. The

@@ -1,4 +1,4 @@
-"""A rank of a numeric run on layers whose experts are divided among ranks: the operations before and after the experts.
+"""Expert parallelism on a rank whose tensors carry arrays: the operations before and after the experts compute.
 
 The router's own choice decides which tokens go where, and which an expert with a capacity does not take; prices stay
 those of `imbalance`, so that the log is that of a run without numbers. `copies_by_expert` says what the router has

@@ -1,4 +1,4 @@
-"""The arithmetic of a unit of experts: norm and router before what parts divide, experts and shared experts inside.
+"""The arithmetic of a mixture-of-experts unit: norm and router *before* (see `units`), all experts *inside*.
 
 What *inside* works on are the normed tokens and the router's logits, in one array: so the gradient of the logits, to
 which every part contributes by its share of the experts' outputs, is summed and cut with that of the tokens.

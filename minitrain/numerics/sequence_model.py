@@ -1,4 +1,4 @@
-"""A rank whose tensors carry arrays, on shards of a sequence: the steps of an attention compute.
+"""Context parallelism on a rank whose tensors carry arrays: the steps of an attention compute.
 
 See `minitrain.rank.attention` for the steps, and `minitrain.numerics.attention_steps` for their arithmetic.
 """
