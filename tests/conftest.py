@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import shutil
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -25,6 +27,17 @@ settings.load_profile("minitrain")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag that writes the golden event logs anew."""
     parser.addoption("--update-goldens", action="store_true", help="write traces/golden/ anew instead of comparing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep bytecode in pytest's folder where Python is told not to write it beside the sources.
+
+    Without any, each process that a test starts compiles all of minitrain, and each worker all tests.
+    """
+    if sys.dont_write_bytecode:
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(config.rootpath / ".pytest_cache" / "bytecode")
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="module", autouse=True)

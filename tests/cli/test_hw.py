@@ -26,9 +26,15 @@ def hw(*arguments: str) -> Result:
     return CliRunner().invoke(app, ("hw", *arguments))
 
 
-def test_calibrate_writes_a_config_that_validate_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _short_ladders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calibrate leave out the large sizes, which take seconds to make."""
     whole = calibration.rungs
     monkeypatch.setattr(calibration, "rungs", lambda largest: whole(0.2))
+
+
+@pytest.mark.usefixtures("_short_ladders")
+def test_calibrate_writes_a_config_that_validate_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     said = hw("calibrate", "--backend", "numpy", "--out", "mine.json")
     assert said.exit_code == 0, said.output
     assert "mine.json: matrix" in said.stdout
@@ -43,6 +49,7 @@ def test_calibrate_writes_a_config_that_validate_takes(monkeypatch: pytest.Monke
     assert shown.exit_code == ("mine: fail" in shown.stdout)
 
 
+@pytest.mark.usefixtures("_short_ladders")
 def test_calibrate_keeps_what_it_measured_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*given: Any) -> None:
         raise KeyboardInterrupt

@@ -16,7 +16,7 @@ from minitrain.cli import app
 from minitrain.cli.learn import STATE
 from minitrain.grading import load_exercise
 
-SUBMISSIONS = Path(__file__).parents[1] / "grading" / "submissions"
+SUBMISSIONS = Path(__file__).parents[1] / "exercises" / "submissions"
 RIGHT = (SUBMISSIONS / "ddp_as_it_goes.py").read_text()
 
 Learn = Callable[..., Result]
