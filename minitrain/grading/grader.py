@@ -186,7 +186,8 @@ class _Grading:
     def judge(self, cases: Sequence[Case], found: Outcome) -> None:
         """Judge what came back with some cases, and add it to what is known."""
         for case, result in zip(cases, found.results, strict=False):
-            know_outcome(self.exercise, case)
+            if "error" not in result:
+                know_outcome(self.exercise, case)
             began = time.monotonic()
             self.judged.append(judge(self.exercise, case, result, seconds=max(0.0, self._seconds_left)))
             self._seconds_left -= time.monotonic() - began

@@ -260,6 +260,15 @@ def test_wrong_numbers_fail_with_layer_rank_and_difference(monkeypatch: pytest.M
     assert "differences up to" in str(result.got)
 
 
+def test_what_ended_with_an_error_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ring_attention(model: Any, microbatch_size: int = 1, cp: int = 1) -> Any:
+        raise ValueError("not yet")
+
+    monkeypatch.delattr("minitrain.grading.grader.know_outcome")  # seconds of JAX, for a transformer
+    (failure,) = grade(ring_attention, "15", hidden=False).failures
+    assert failure.message == "ValueError: not yet"
+
+
 def test_a_failure_says_where_and_gives_one_hint(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(RIGHT.read_text().replace(WITHOUT_REDUCTION, ""))
