@@ -4,7 +4,8 @@ May import: `errors`, `files`, `tensors`, `workloads`, `hardware`. Nothing here 
 
 Open `simulator` first: it predicts a program from its FLOPs and bytes, as the specification does (fidelity="seed") or
 operation by operation (the default). `spec` is what it knows of a device, `operations` the program, `result` the
-prediction. `kinds` has a simulator for each kind of device (GPU, TPU, CPU, ASIC), and `occupancy` counts what keeps
+prediction. `kinds` has a simulator of programs for each kind of device (GPU, TPU, CPU, ASIC; a training step is
+priced by hardware/device.py), and `occupancy` counts what keeps
 them full.
 Programs come from JAX functions (`jax_programs`, with `jax_flops`, `jax_linear_algebra` and `fusion`) or torch graphs
 (`torch_programs`); `programs` tells them apart.

@@ -42,7 +42,12 @@ SHOWN = {
     "07": "gpipe", "08": "1f1b", "09": "zero3_prefetch", "10": "pp_dp", "11": "interleaved_1f1b", "12": "zero3",
     "13": "megatron", "14": "megatron", "15": "ring_attention", "16": "moe",
 }  # fmt: skip
-"""Which shipped strategy an exercise's notebook draws, by the exercise's number."""
+"""Which shipped strategy an exercise's notebook draws, by the exercise's number; that of another draws none."""
+
+
+def _shown(exercise: Exercise) -> list[str]:
+    """Return the strategy that a notebook draws, if there is one."""
+    return [SHOWN[exercise.number]] if exercise.number in SHOWN else []
 
 
 def notebook_of(exercise: Exercise, requirement: str | None = None) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def notebook_of(exercise: Exercise, requirement: str | None = None) -> dict[str,
     cells = [
         ("markdown", exercise.page.strip()),
         ("code", _SETUP_FROM.format(requirement=requirement) if requirement else _SETUP),
-        ("code", _SEE.format(reference=SHOWN[exercise.number], sizes=sizes)),
+        *(("code", _SEE.format(reference=shown, sizes=sizes)) for shown in _shown(exercise)),
         ("markdown", "## Your turn\n\nWrite it here; run the cell, and the next one, as often as you like."),
         ("code", exercise.starter.strip().replace(f"see {exercise.name}.md", "see above")),
         ("code", _GRADE.format(function=exercise.function, name=exercise.name)),

@@ -15,7 +15,8 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | times that are given | `fixed_durations`; `measured_layers` with `layer_predictor` |
 | times from a profiler | `profiler_traces` with `trace_ranges` |
 | what a framework adds | `platforms` |
-| several machines at once | `many_predictors`, by `per_machine` numbers; `roofline_fleet`, `kernel_fleet` |
+| several machines at once | `many_predictors`, by `per_machine` numbers |
+| the formulas of `device`, `topology` and `kernel_device` for these | `roofline_fleet`, `kernel_fleet` |
 | the description of a machine | `config`, with its `data_sheet`; `config_variation` changes figures |
 | its file | `config_files`, `yaml_files`, `profile_files` read it |
 | its rules | `config_schema`, `data_sheet_schema`, `config_leaves`; `config_faults` words what is wrong |

@@ -26,7 +26,7 @@ May import: the rooms up to `run`. Open `model` first, which extends the operati
 | their weights | `unit_weights`: one flat array, and the elements of it that a part has |
 | context parallelism | `attention_steps`, by `attention_core` |
 | expert parallelism | `divided_experts`, by `experts` |
-| the proof | `proof`, by `comparison` |
+| the proof | `comparison` (what is compared), `proof` (what must hold) |
 """
 
 from minitrain.numerics.arithmetic import Adam, Momentum

@@ -20,6 +20,8 @@ from minitrain.tensors.attention import KeysValuesGrad
 from minitrain.tensors.experts import COPIES, ExpertWeight
 from minitrain.workloads.workload import Recompute
 
+_COMBINED = frozenset({"all_reduce", "reduce_scatter", "all_gather", "broadcast"})
+
 
 def _plus(content: Any) -> Any:
     """Return the function that adds contents over ranks; a sum of parts is finished by each rank afterwards."""
@@ -74,8 +76,10 @@ class NumericModel(NumericExperts):
             values = [list(column) for column in zip(*values, strict=True)]
             for value, result in zip(values, results, strict=True):
                 self._move(value, result)
-        elif operations[0].op != "barrier":
+        elif operations[0].op in _COMBINED:
             self._meet(operations[0].op, values, results)
+        elif operations[0].op != "barrier":
+            raise NotImplementedError(f"proofs have no rule for the numbers of {operations[0].op}; add one here")
 
     def _meet(self, op: str, values: Sequence[Any], results: Sequence[Any]) -> None:
         """Give the results of a collective their numbers; of buckets, tensor by tensor."""

@@ -4,8 +4,9 @@ Every member gets a result of its own; a reduction combines in rank order, so th
 arrived first. A bucket (a list of tensors) is worked on tensor by tensor.
 
 A new collective begins with a function here. Its name then goes into `COLLECTIVES` (`minitrain.events.event`), its
-method into `minitrain.rank.communication`, and its price into `minitrain.hardware.network`. Strict, numeric and folded
-runs follow tensors through collectives by rules of their own, and each refuses one that it does not know.
+method into `minitrain.rank.communication`, and its price into `minitrain.hardware.network`. Where members get other
+samples or sizes than one another, `Operation.settle_all` (`minitrain.rank.operations`) must know. Strict, numeric and
+folded runs follow tensors through collectives by rules of their own, and each refuses one that it does not know.
 """
 
 from __future__ import annotations

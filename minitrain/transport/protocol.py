@@ -2,7 +2,8 @@
 
 `Dist` runs all ranks in one process and one event loop. Real processes (torch.distributed) can come later as a second
 implementation. A model therefore uses only what is declared here. It never touches asyncio itself: where its task has
-to wait, it yields what `suspend` returns, and it wakes tasks by `wake`.
+to wait, it yields what `suspend` returns, and it wakes tasks by `wake`. Who starts and ends the tasks of the ranks
+(`minitrain.run.rank_tasks`) also uses the deadlock detector, `error`, `close` and `unreceived` of `Dist`.
 
 A model hands its operations over as calls (see `minitrain.transport.calls.Call`). The transport matches the calls of
 different ranks, makes their results, and settles each call. It knows clocks and values, and no prices.

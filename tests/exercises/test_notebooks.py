@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minitrain.grading import Exercise, shipped_exercises
+from minitrain.grading import Exercise, load_exercise, shipped_exercises
 from minitrain.grading.notebook import as_text, notebook_of, write_notebooks
 
 ROOT = Path(__file__).parents[2]
@@ -57,3 +58,10 @@ def test_cells_have_ids_of_their_own() -> None:
     for exercise in EXERCISES:
         ids = [cell["id"] for cell in notebook_of(exercise)["cells"]]
         assert len(set(ids)) == len(ids)
+
+
+def test_an_exercise_of_ones_own_has_a_notebook_too(tmp_path: Path) -> None:
+    own = shutil.copytree(EXERCISES[0].folder, tmp_path / "17_own")
+    text = as_text(notebook_of(load_exercise(own)))
+    assert "17_own" in text
+    assert "mt.simulate" not in text  # which would draw another exercise's strategy

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 
+import minitrain as mt
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.summary.model import SummaryModel
 from minitrain.folding.model import FoldedModel
@@ -14,6 +16,7 @@ from minitrain.grading.recorder import RecordingModel
 from minitrain.numerics.model import NumericModel
 from minitrain.rank import model as model_module
 from minitrain.rank.model import Model
+from minitrain.tensors import clone
 
 KINDS = {
     StrictModel: Model,
@@ -51,3 +54,24 @@ def test_kinds_of_model_add_only_where_the_table_says_and_use_all_of_it() -> Non
     table = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     used = set().union(*(overridden(kind, base) for kind, base in KINDS.items()))
     assert used == {*table, "follows_tensors"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ({"strict": True}, "strict runs have no rule for what scan does to tensors"),
+        ({"numerics": "numpy"}, "proofs have no rule for the numbers of scan"),
+    ],
+)
+def test_a_collective_without_a_rule_is_refused(
+    kind: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def strategy(model: Any) -> Any:
+        weight, _ = model.load_weights(0, model.rank, 2)
+        await model._collective("scan", weight, 0, None)
+        return model
+
+    monkeypatch.setattr("minitrain.transport.communicator.perform", lambda op, values, *_, **__: [*map(clone, values)])
+    sizes: dict[str, Any] = {"world_size": 2, "num_layers": 1, "global_batch_size": 2, "check": False}
+    with pytest.raises(NotImplementedError, match=error):
+        mt.simulate(strategy, hardware=mt.FixedPredictor(), **sizes, **kind)

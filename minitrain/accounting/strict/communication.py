@@ -44,6 +44,7 @@ _LAWS = {
     "reduce_scatter": require_reducible,
     "all_gather": require_gatherable,
 }
+_FOLLOWED = frozenset({*_LAWS, "broadcast", "all_to_all"})
 _WHOLE = frozenset(KINDS)  # kinds of which all members get equal results, unless these are shards
 _OF_CONTEXT = (ContextWeightGrad, KeysValuesGrad, PartialContextShard, PartialContextGradShard)
 _SUMMANDS = frozenset({WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL, *_OF_CONTEXT})
@@ -131,6 +132,8 @@ class StrictCommunication(StrictExperts):
 
     def _after_bucket(self, op: str, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""
+        if op not in _FOLLOWED:
+            raise NotImplementedError(f"strict runs have no rule for what {op} does to tensors; add one here")
         for operation in operations:
             require_valid(operation.model._ledger, op, tensors_in(operation.value), whatever_version=True)
         if op == "all_to_all":
