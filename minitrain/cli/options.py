@@ -211,6 +211,8 @@ OWN_OPTIONS: Mapping[str, str] = {
     "network": "--network",
     "fidelity": "--fidelity",
     "platform": "--platform",
+    "faults": "--fault",
+    "recovery": "--recovery",
     "without": "--without",
     "prices": "--prices",
     "strict": "--strict",

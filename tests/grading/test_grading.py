@@ -264,7 +264,7 @@ def test_what_ended_with_an_error_is_compared_with_nothing(monkeypatch: pytest.M
     async def ring_attention(model: Any, microbatch_size: int = 1, cp: int = 1) -> Any:
         raise ValueError("not yet")
 
-    monkeypatch.delattr("minitrain.grading.grader.know_outcome")  # seconds of JAX, for a transformer
+    monkeypatch.delattr("minitrain.grading.grader.prepare_judgement")  # seconds of JAX, for a transformer
     (failure,) = grade(ring_attention, "15", hidden=False).failures
     assert failure.message == "ValueError: not yet"
 
