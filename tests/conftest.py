@@ -74,7 +74,8 @@ _OF_CHROMIUM = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--js-flags=--no-enable-lazy-source-positions",  # else Plotly is parsed again for the debugger's stacks
+    # Else Plotly is parsed again for the debugger's stacks, and Perfetto's WebAssembly is optimised for one import.
+    "--js-flags=--no-enable-lazy-source-positions",
 ]
 
 

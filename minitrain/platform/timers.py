@@ -30,9 +30,7 @@ def at(env: Environment, time: float, happen: Callable[[Any], None], value: Any 
     Returns:
         The event, which has its value from now on.
     """
-    from simpy import Event  # noqa: PLC0415  (where a platform runs, it is loaded)
-
-    event = Event(env)
+    event = env.event()
     event._ok, event._value = True, value
     event.callbacks.append(happen)
     queue: list[Any] = env._queue

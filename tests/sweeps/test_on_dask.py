@@ -31,8 +31,9 @@ _FEW_STARTS = {
 def client() -> Iterator[Client]:
     local: Any = LocalCluster  # it has no types
     connected: Any = Client
+    context: Any = get_mp_context
     with dask.config.set(_FEW_STARTS):
-        get_mp_context().set_forkserver_preload(["distributed", "minitrain.sweeps.batches", "minitrain.run.simulation"])
+        context().set_forkserver_preload(["distributed", "minitrain.sweeps.batches", "minitrain.run.simulation"])
         with (
             local(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
             connected(cluster) as client,
