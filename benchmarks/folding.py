@@ -48,7 +48,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
 """Those whose ranks fold, with options of meshes that do."""
 
 UNFOLDED: Mapping[str, Mapping[str, Any]] = {"gpipe": {}, "1f1b": {}, "zb_h1": {}}
-"""Those whose ranks all differ, for what an attempt in vain costs."""
+"""Those whose ranks all differ, for the cost of an attempt that fails."""
 
 _MOST_SHARDS = 4096  # a shard of a layer has a row at least
 _SHARDED_OVER_ALL = ("zero1", "zero2", "zero3", "zero3_prefetch")

@@ -2,7 +2,7 @@
 
 - Equal shares over the accelerators, the host's processor left out: the fastest of several strategies.
 - Shares by peak: samples in proportion to the FLOP/s of the data sheets, likewise.
-- The sum of what the devices do alone, each with the whole batch to itself and nobody to talk to.
+- The sum of what the devices do alone, each with the whole batch and without communication.
 
 Everything is simulated with communication and memory; what does not fit does not count. Idle is the share of the step
 in which an accelerator neither computes nor communicates, the mean over all accelerators of the cluster; one that a

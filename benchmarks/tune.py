@@ -1,7 +1,7 @@
 """`python -m benchmarks.tune`: what is claimed of the tuner, measured.
 
 - Llama 3 70B on 512 H100s, all axes of `megatron`: how many legal configurations are priced, and how long that takes.
-- Layouts of one structure: how many are priced a second and core, once the pieces are there.
+- Layouts of one structure: how many are priced a second and core, once their pieces were executed.
 - Steps of random layouts, against separate simulations: how many are equal to the last float.
 - Published layouts: how much quicker the tuner's winner is, and how many of what fits are quicker than the published
   one. The search has what the published run had: stages of whole layers, and no overlaps that its framework lacks.
@@ -24,7 +24,7 @@ from minitrain.tuning.explanation import Spending
 from minitrain.tuning.findings import Choice, described
 from minitrain.tuning.layouts import Columns, Structure
 from minitrain.tuning.peak_memory import peaks_of
-from minitrain.tuning.problem import Problem
+from minitrain.tuning.problem import TuningProblem
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.search import Search
 from minitrain.tuning.space import Candidate, axes_of, candidates
@@ -68,7 +68,7 @@ def _cpu_s() -> float:
 
 def of_one_structure(pp: int) -> dict[str, Any]:
     """Price the layouts of the structure that has most of them again and again, in this process."""
-    problem = Problem("llama3-70b", "h100_80g_nvl8", 512, 1024, {})
+    problem = TuningProblem("llama3-70b", "h100_80g_nvl8", 512, 1024, {})
     by_structure: dict[Any, list[Any]] = {}
     for candidate in _legal(problem):
         assert candidate.pipeline is not None
@@ -91,7 +91,7 @@ def of_one_structure(pp: int) -> dict[str, Any]:
 
 def equality(count: int) -> dict[str, Any]:
     """Compare random layouts with separate simulations."""
-    problem = Problem("llama3-8b", "h100_80g_nvl8", 64, 128, {})
+    problem = TuningProblem("llama3-8b", "h100_80g_nvl8", 64, 128, {})
     chosen = random.Random(0).sample(_legal(problem), count)
     found = price_pipelines(problem, [one.pipeline for one in chosen if one.pipeline is not None])
     equal = 0
@@ -101,7 +101,7 @@ def equality(count: int) -> dict[str, Any]:
     return {"benchmark": "random layouts equal to separate simulations", "of": count, "equal": equal}
 
 
-def _legal(problem: Problem) -> list[Candidate]:
+def _legal(problem: TuningProblem) -> list[Candidate]:
     """Return the layouts of `megatron` that are put together from pieces."""
     machine = problem.machine
     found = candidates("megatron", machine, axes_of("megatron", machine, {}), 1)
@@ -124,7 +124,7 @@ def _compared(case: Case) -> dict[str, Any]:
     """Compare a published layout with all that fit and that its framework could have run."""
     layout = case.layout
     prices: dict[str, Any] = {"fidelity": "kernels", "platform": case.platform}
-    problem = Problem(case.model, case.system, layout.world_size, layout.global_batch_size, prices)
+    problem = TuningProblem(case.model, case.system, layout.world_size, layout.global_batch_size, prices)
     options = {**case.options, "microbatch_size": layout.microbatch_size}
     run = mt.simulate(case.strategy, **problem.parameters, **options, fold=True, check=False)
     begin = time.perf_counter()
@@ -139,7 +139,7 @@ def _compared(case: Case) -> dict[str, Any]:
     }
 
 
-def _of_framework(problem: Problem, case: Case) -> Iterator[Candidate]:
+def _of_framework(problem: TuningProblem, case: Case) -> Iterator[Candidate]:
     """Yield the layouts that a framework could have run, whose stages are whole layers.
 
     The tuner itself cuts stages between attention and MLP too, so that the head's stage is not the slowest.

@@ -93,7 +93,7 @@ _HOMES = {
     "numerics.proof": ("Proof", "prove"),
     "planning.planner": ("plan",),
     "planning.result": ("Plan",),
-    "platform.replay": ("Replayed", "replay"),
+    "platform.replayed_runs": ("Replayed", "replay"),
     "rank.model": ("Model",),
     "rank.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),

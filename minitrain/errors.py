@@ -61,7 +61,7 @@ class OutOfMemoryError(MinitrainError):
 
 
 class HardwareConfigError(MinitrainError, ValueError):
-    """A hardware config cannot be found, read or believed."""
+    """A hardware config cannot be found or read, or is invalid."""
 
 
 class StrategyError(MinitrainError):

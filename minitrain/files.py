@@ -1,4 +1,4 @@
-"""Writing whole files: under a temporary name, then moved into place, so that nobody reads half of one.
+"""Atomic writes of files: under a temporary name, then moved into place, so that no reader sees half of one.
 
 What exists and is no regular file (a pipe, a device such as /dev/stdout) is opened and written to: a move would replace
 it.
@@ -70,7 +70,7 @@ def _replacing(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     except OSError as error:
         if error.filename == str(temporary):
-            error.filename, error.filename2 = str(target), None  # of which the caller knows
+            error.filename, error.filename2 = str(target), None  # the name that the caller gave
         raise
     finally:
         with suppress(OSError):  # it was moved, or was never there

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from types import FrameType
@@ -59,14 +60,14 @@ def place_of(coroutine: Any) -> str:
         coroutine = coroutine.cr_await
     for frame in reversed(frames):
         if OWNERS[frame.f_code.co_filename] == STRATEGY:
-            return _line(frame)
+            return line_of(frame)
     return UNKNOWN_PLACE
 
 
 def present_place() -> str:
     """Return the line of the running strategy that called into the engine, as "file.py:12"."""
     frame = strategy_frame(sys._getframe(1))
-    return "unknown line" if frame is None else _line(frame)
+    return "unknown line" if frame is None else line_of(frame)
 
 
 def strategy_frame(frame: FrameType | None) -> FrameType | None:
@@ -79,5 +80,6 @@ def strategy_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def _line(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+def line_of(frame: FrameType) -> str:
+    """Return the line at which a frame is, as "file.py:12"."""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119  (recorded with each step)

@@ -2,7 +2,7 @@
 
 A row of a sweep needs only these sums, and making columns for them would take longer. They are the same floats
 as those of columns (`minitrain.analysis.breakdown`), since intervals are added in the same order: by start, then by
-end.
+end. tests/analysis/test_breakdown.py checks that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Logs of events -> the columns of a `Timeline`.
 
-There are two readers, which give equal columns. One takes `Event` objects, field by field. The other takes the engine's
-own `EventLog`s, whose flat rows have `STRIDE` places an event, and makes no object of them: it is some three times as
-fast. The price, the stream and the note of a row are objects that many rows share, so each of these is read once.
+There are two readers, which give equal columns (see tests/analysis/test_from_logs.py). One takes `Event` objects, field
+by field. The other takes the engine's own `EventLog`s, whose flat rows have `STRIDE` places an event. It is some three
+times as fast as making `Event` objects of them first. The price, the stream and the note of a row are objects that many
+rows share, so each of these is read once.
 """
 
 from __future__ import annotations

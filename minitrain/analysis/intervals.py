@@ -10,7 +10,7 @@ from minitrain.analysis.timeline import Floats, Ints, Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sweep:
+class SweptIntervals:
     """Intervals in the order of (rank, start, end), each with the latest end of those before it on its rank.
 
     Args:
@@ -40,7 +40,7 @@ class Sweep:
         return last
 
 
-def sweep(rank: Ints, start: Floats, end: Floats) -> Sweep:
+def sweep(rank: Ints, start: Floats, end: Floats) -> SweptIntervals:
     """Sort intervals and find how long each rank was busy before each of them.
 
     The running maximum is not taken of the ends themselves, but of their places among all sorted ends, with the rank
@@ -54,9 +54,9 @@ def sweep(rank: Ints, start: Floats, end: Floats) -> Sweep:
     busy_until = np.zeros(num)
     follows = rank[1:] == rank[:-1]
     busy_until[1:] = np.where(follows, sorted_ends[keys[:-1] % max(num, 1)], 0.0)
-    return Sweep(order, rank, start, end, busy_until)
+    return SweptIntervals(order, rank, start, end, busy_until)
 
 
-def sweep_timeline(timeline: Timeline) -> Sweep:
+def sweep_timeline(timeline: Timeline) -> SweptIntervals:
     """Sweep the events of all streams of each rank."""
     return sweep(timeline.rank, timeline.time, timeline.end)

@@ -180,7 +180,7 @@ def _simulated(chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: 
         with running():
             return mt.simulate(chosen, watch=progress.watch, **parameters)
     except RunFailedError as failure:
-        cause = cast(Exception, failure.__cause__)  # even a SystemExit is told as others are
+        cause = cast(Exception, failure.__cause__)  # even a SystemExit is reported like other errors
         return FailedRun(chosen.name, {**parameters, **chosen.options}, cause)
 
 

@@ -178,7 +178,7 @@ def validate(
 
 
 def _teller(progress: Progress, doing: str) -> Callable[[int, int, str], None]:
-    """Return what says how far a measurement is."""
+    """Return a function that shows how far a measurement is."""
     return lambda done, total, name: progress.say(f"{doing} {name} ({done + 1} of {total})")
 
 

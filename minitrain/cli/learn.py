@@ -72,7 +72,7 @@ class State:
             found = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             found = {}
-        known = found.items() if isinstance(found, dict) else ()  # anybody may have edited it
+        known = found.items() if isinstance(found, dict) else ()  # the file may have been edited
         self.exercises: dict[str, dict[str, Any]] = {name: done for name, done in known if _is_progress(done)}
 
     def of(self, exercise: Exercise) -> dict[str, Any]:

@@ -211,6 +211,8 @@ OWN_OPTIONS: Mapping[str, str] = {
     "network": "--network",
     "fidelity": "--fidelity",
     "platform": "--platform",
+    "faults": "--fault",
+    "recovery": "--recovery",
     "without": "--without",
     "prices": "--prices",
     "strict": "--strict",
@@ -294,7 +296,7 @@ def _with_remedy(error: StrategyError, found: Sequence[ChosenStrategy], common: 
 
 
 def named_hardware(name: str | None) -> str:
-    """Return what --hw names; the default where it is not given, which an empty name is not."""
+    """Return the hardware of --hw: the default only where the option is not given."""
     return str(DEFAULT.hardware) if name is None else name
 
 

@@ -140,7 +140,7 @@ class Progress:
             self._status.stop()
 
     def say(self, words: str | Callable[[], str]) -> None:
-        """Say what is going on from now on; words that change are given as what tells them."""
+        """Say what is going on from now on; words that change are given as a function."""
         with self._lock:
             self._words = words if callable(words) else lambda: words
             if self._status is not None:

@@ -109,7 +109,7 @@ def _slow_link(text: str) -> mt.SlowLink:
 
 
 def _cut(text: str) -> tuple[str, str, str]:
-    """Return what is before the second colon of a text, that colon, and what is behind it."""
+    """Cut a text at its second colon: what is before it, the colon, and the rest."""
     if text.count(":") < 2:
         return text, "", ""
     return text.rpartition(":")

@@ -43,7 +43,7 @@ TimeLimit = Annotated[
 
 
 def executor_of(dask: str | None, ray: str | None, jobs: int | None) -> str | None:
-    """Return what `sweep` and `tune` take as an executor.
+    """Return the executor of `sweep` and `tune`.
 
     Raises:
         UsageError: more than one place is given, or what is given is no address.

@@ -1,4 +1,4 @@
-"""What a machine at hand is measured with: NumPy, JAX or torch, each on whatever device it runs on.
+"""The libraries with which calibration measures a machine: NumPy, JAX or torch, each on the device that it runs on.
 
 A backend makes functions without arguments that run one kernel and return when it is done: a matrix multiplication, a
 pass over memory, a polynomial of some degree (much arithmetic on few bytes), and next to nothing.
@@ -20,7 +20,7 @@ _FLOAT_BYTES = 4
 
 
 class Backend(Protocol):
-    """What calibration asks of a library."""
+    """The interface between calibration and a library."""
 
     name: str
     device: str

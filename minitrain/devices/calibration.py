@@ -152,7 +152,7 @@ def _sample_rounds(
 
 
 def _steadied(rung: Rung, notebook: Notebook) -> Measured:
-    """Return a rung's times as they would be at the middle speed of the machine, told by the probes beside them."""
+    """Return a rung's times as they would be at the machine's median speed, by the probes beside them."""
     usual = statistics.median(
         probe for name, pairs in notebook.items() for _, probe in pairs if probe_name(name) == rung.probe
     )

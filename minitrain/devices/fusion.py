@@ -5,8 +5,7 @@ connected and lies between the same ones runs as one kernel, which reads what co
 used outside. A reduction ends its kernel. Reshapes cost nothing, and a transposition before a matrix multiplication is
 part of it. A slice reads what it keeps, and an update in place writes what it changes.
 
-How far that goes: against the bytes that XLA states after its own fusion on a CPU, `docs/devices.md` shows what the
-programs there came to.
+`docs/devices.md` compares the bytes of some programs with those that XLA states after its own fusion on a CPU.
 """
 
 from __future__ import annotations

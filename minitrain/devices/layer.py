@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
-from minitrain.devices.models import make_simulator
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import ELEMENT_BYTES, Program, known_datatype
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import TensorTypeError, UsageError, require_count
@@ -214,7 +214,7 @@ def _float_type(dtype: Any) -> str:
 
 
 def _require_whole(num_parts: int) -> None:
-    """Raise a UsageError for one part of a layer: nobody knows how a function is divided."""
+    """Raise a UsageError for one part of a layer: a function does not say how it can be divided."""
     if num_parts != 1:
         raise UsageError(
             f"a layer that is a function cannot be divided into parts, got num_parts={num_parts}; load it whole"
@@ -273,7 +273,7 @@ class SimulatedDevice:
 
 
 @final
-class LayerPredictor(DevicePredictor):
+class JaxLayerPredictor(DevicePredictor):
     """Price a training step whose layers a JAX function computes: give it to `simulate` as its hardware.
 
     Args:
@@ -299,7 +299,7 @@ def layer(
     dtype: str = "float16",
     fidelity: str = "default",
     network: str = "auto",
-) -> LayerPredictor:
+) -> JaxLayerPredictor:
     """Return what prices a training step whose layers a JAX function computes.
 
     Args:
@@ -315,7 +315,7 @@ def layer(
 
     Raises:
         UsageError: the function cannot be traced, or returns another shape than it takes.
-        HardwareConfigError: the config cannot be found, read or believed.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
 
     Example:
         >>> import minitrain as mt
@@ -326,4 +326,4 @@ def layer(
     """
     system = load_config(device)
     simulated = SimulatedDevice(system, make_simulator(system, fidelity))
-    return LayerPredictor(JaxLayer(function, weights, sample, dtype), simulated, world_size, network)
+    return JaxLayerPredictor(JaxLayer(function, weights, sample, dtype), simulated, world_size, network)

@@ -117,7 +117,7 @@ def systolic_efficiency(shape: MatmulShape, array: tuple[int, int], num_arrays: 
     """Return the share of their peak that systolic arrays reach, with filling and draining.
 
     One operand stays in the array (rows of k, columns of n) while the m rows of the other stream through it, one a
-    cycle. Loading the next block of the first hides behind the stream if that is long enough. At the beginning and at
+    cycle. The stream hides the loading of the next block if it is long enough. At the beginning and at
     the end the array takes as many cycles as it has rows and columns to fill and drain. Either operand may stay; the
     better choice is taken.
 

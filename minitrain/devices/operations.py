@@ -140,7 +140,7 @@ class Operation:
 @final
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the specification's simulator asks of a program.
+    """A program as the specification's simulator sees it.
 
     Args:
         flops: of all operations.
@@ -160,7 +160,7 @@ class Program:
 
     Args:
         operations: in order.
-        unknown_loops: loops whose number of trips nobody knows before they run; their bodies count once.
+        unknown_loops: loops whose number of trips is not known before they run; their bodies count once.
     """
 
     operations: tuple[Operation, ...]

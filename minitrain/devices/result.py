@@ -52,7 +52,7 @@ class SimulationResult:
         bytes: read and written.
         operations: the table of operations that make it up; empty under fidelity="seed", which has none.
         dispatch_s: what issuing the program adds, s.
-        unknown_loops: loops whose number of trips nobody knows before they run; their bodies count once, so that the
+        unknown_loops: loops whose number of trips is not known before they run; their bodies count once, so that the
             prediction is a lower bound.
     """
 

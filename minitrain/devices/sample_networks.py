@@ -18,7 +18,7 @@ _NHWC = ("NHWC", "HWIO", "NHWC")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Network:
+class SampleNetwork:
     """A network to run and to predict.
 
     Args:
@@ -34,7 +34,7 @@ class Network:
     inputs: tuple[int, ...]
 
 
-def resnet50(batch: int = 1, size: int = 224) -> Network:
+def resnet50(batch: int = 1, size: int = 224) -> SampleNetwork:
     """Return a network like ResNet-50 (He et al. 2016): 4.1e9 multiplications for an image of 224 x 224."""
     weights: dict[str, Any] = {"stem": (7, 7, 3, 64), "blocks": [], "head": (512 * _EXPANSION, 1000)}
     channels = 64
@@ -45,7 +45,7 @@ def resnet50(batch: int = 1, size: int = 224) -> Network:
                 shapes["skip"] = (1, 1, channels, width * _EXPANSION)
             weights["blocks"].append(shapes)
             channels = width * _EXPANSION
-    return Network("resnet50", _resnet, weights, (batch, size, size, 3))
+    return SampleNetwork("resnet50", _resnet, weights, (batch, size, size, 3))
 
 
 def _resnet(weights: Any, x: Any) -> Any:
@@ -71,14 +71,14 @@ def _convolved(x: Any, kernel: Any, stride: int) -> Any:
     return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=_NHWC) * 0.5 + 0.1
 
 
-def bert_base(batch: int = 1, length: int = 128) -> Network:
+def bert_base(batch: int = 1, length: int = 128) -> SampleNetwork:
     """Return a network like BERT-base (Devlin et al. 2019): twelve layers of width 768."""
-    return Network("bert_base", _transformer(is_causal=False), _layers(30522), (batch, length))
+    return SampleNetwork("bert_base", _transformer(is_causal=False), _layers(30522), (batch, length))
 
 
-def gpt2_small(batch: int = 1, length: int = 128) -> Network:
+def gpt2_small(batch: int = 1, length: int = 128) -> SampleNetwork:
     """Return a network like GPT-2 small (Radford et al. 2019): twelve layers of width 768, and a vocabulary."""
-    return Network("gpt2_small", _transformer(is_causal=True), _layers(50257), (batch, length))
+    return SampleNetwork("gpt2_small", _transformer(is_causal=True), _layers(50257), (batch, length))
 
 
 def _layers(vocabulary: int, width: int = 768, num_layers: int = 12) -> Shapes:
@@ -115,6 +115,6 @@ def _transformer(*, is_causal: bool, num_heads: int = 12) -> Callable[[Any, Any]
     return transformer
 
 
-def all_networks() -> list[Network]:
+def all_networks() -> list[SampleNetwork]:
     """Return the three."""
     return [resnet50(), bert_base(), gpt2_small()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from minitrain.devices.models import make_simulator
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import Program
 from minitrain.devices.programs import as_program
 from minitrain.devices.result import SimulationResult
@@ -13,7 +13,7 @@ from minitrain.errors import UsageError
 
 
 class UnknownLoopWarning(UserWarning):
-    """A program has a loop whose number of trips nobody knows before it runs."""
+    """A program has a loop whose number of trips is not known before it runs."""
 
 
 def simulate(
@@ -31,7 +31,7 @@ def simulate(
 
     Raises:
         UsageError: the function cannot be traced with these shapes, or a parameter is outside its rule.
-        HardwareConfigError: the device's config cannot be found, read or believed.
+        HardwareConfigError: the device's config cannot be found or read, or is invalid.
 
     Warns:
         UnknownLoopWarning: a loop's number of trips depends on data; it counts once.

@@ -9,7 +9,7 @@ operation by itself:
     time    = sum of max(compute, memory), no less than launching the kernels takes, plus one dispatch
 
 How full a device is depends on what it is: occupancy and waves of tiles on a GPU, filling and draining of systolic
-arrays on a TPU, cores and lanes on a CPU (`devices.models`). Re-reading touches memory time alone: a matrix
+arrays on a TPU, cores and lanes on a CPU (`devices.kinds`). Re-reading touches memory time alone: a matrix
 multiplication whose operands exceed the last cache reads them again, at most as often as the best blocking for that
 cache does (Hong and Kung, 1981: 2 m n k / sqrt(S) elements through a cache of S), and no more than the specification's
 factor says.

@@ -66,7 +66,7 @@ class DeviceSpec:
             system: a config, or what `load_config` loads.
 
         Raises:
-            HardwareConfigError: the config cannot be found, read or believed.
+            HardwareConfigError: the config cannot be found or read, or is invalid.
             UsageError: the config gives no rate at all.
         """
         device = load_config(system)

@@ -24,9 +24,9 @@ from typing import Any, Literal, final
 from minitrain.devices.backends import Backend, JaxBackend, Kernel, horner
 from minitrain.devices.calibration import PROBE_MATMUL, PROBE_STREAM_BYTES, noise_of
 from minitrain.devices.jax_programs import as_arguments, program_of
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample_between
-from minitrain.devices.models import make_simulator
-from minitrain.devices.sample_networks import Network, all_networks
+from minitrain.devices.sample_networks import SampleNetwork, all_networks
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import UsageError, require_count
 
@@ -94,7 +94,7 @@ class Criterion:
 
     Args:
         name: what is judged.
-        value: what it came to; None without cases.
+        value: the measured value; None without cases.
         limit: what it has to stay under, or above for the share of bottlenecks.
         verdict: "pass", "fail" or "inconclusive".
         reason: why, in words.
@@ -181,7 +181,7 @@ def validate(
 
     Raises:
         UsageError: there is no such phase, a case cannot be traced, or a parameter is outside its rule.
-        HardwareConfigError: the config cannot be found, read or believed.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
     """
     require_count("num_rounds", num_rounds)
     simulator = make_simulator(device)
@@ -224,7 +224,7 @@ def _synthetic() -> list[Case]:
     ]
 
 
-def _of_network(network: Network) -> Case:
+def _of_network(network: SampleNetwork) -> Case:
     return Case(network.name, network.function, (network.weights, network.inputs))
 
 

@@ -164,7 +164,7 @@ def goodput(
         Goodput, and what was lost by cause.
 
     Raises:
-        UsageError: a parameter is outside its rule, or nobody says how often a device fails.
+        UsageError: a parameter is outside its rule, or it is not known how often a device fails.
         MinitrainError: of the kind that says what went wrong in the strategy.
     """
     _require(days, checkpoint_interval_s, checkpoint_bytes)
@@ -202,7 +202,7 @@ def _job(
     recovery: Recovery,
     speeds: Sequence[float],
 ) -> Job:
-    """Return what the long run is played with."""
+    """Return the parameters of the long run."""
     write_s = written.write_s(recovery)
     block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
     return Job(

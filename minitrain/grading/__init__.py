@@ -6,8 +6,8 @@ that program itself, on its own engine, with strict accounting and real numbers,
 that a submission does to its own process (patching minitrain, leaving early, forging tensors) can earn a point: it can
 only choose which operations to ask for. The rest of the machine is protected by the kernel (`isolation`).
 
-May import: the rooms up to `trace`, and for a submission's process `__init__`, whose names it calls. Open `grader`
-first.
+May import: the rooms up to `trace`. A submission's process imports `__init__` too, whose names the submission calls.
+Open `grader` first.
 
 | module | what it does |
 |---|---|

@@ -134,12 +134,18 @@ def budget_for(exercise: Exercise, case: Case) -> Budget:
             f"there is no budget for {case} in {path}, and no reference to compute it from; "
             "write the package anew where the reference is"
         )
-    return _from_reference(exercise.folder, case.key)
+    return reference_budget(exercise, case)
+
+
+def reference_budget(exercise: Exercise, case: Case) -> Budget:
+    """Return the budget of a case that the reference sets; it is run once, until one of its files is written anew."""
+    texts = tuple((exercise.folder / name).read_text(encoding="utf-8") for name in ("exercise.json", "reference.py"))
+    return _from_reference(exercise.folder, texts, case.key)
 
 
 @lru_cache(maxsize=512)
-def _from_reference(folder: Path, key: str) -> Budget:
-    """Return the budget of a case by running the reference, once."""
+def _from_reference(folder: Path, _texts: tuple[str, ...], key: str) -> Budget:
+    """Return the budget of a case by running the reference of these texts."""
     exercise = load_exercise(folder)
     return budget_of(measure_reference(exercise, Case.of_key(key)), exercise)
 

@@ -45,7 +45,7 @@ class Judged(dict[str, CheckResult]):
     run: Run | None = None
 
 
-def know_outcome(exercise: Exercise, case: Case) -> None:
+def prepare_judgement(exercise: Exercise, case: Case) -> None:
     """Compute in advance what a transformer's judgement needs: its budgets and the result of a single device.
 
     This takes long, and must not count as the submission's time.

@@ -46,10 +46,16 @@ def shared_copy() -> Path:
 def _shared_copy_of(grader: int) -> Path:
     """Return the copy of a grader's process, which one that it forks does not remove."""
     folder = Path(tempfile.mkdtemp(prefix="minitrain-library-"))
-    atexit.register(lambda: os.getpid() == grader and shutil.rmtree(folder, ignore_errors=True))
+    atexit.register(_remove, folder, grader)
     copy_minitrain(folder / "minitrain")
     folder.chmod(0o755)  # a submission's process may have another uid
     return folder / "minitrain"
+
+
+def _remove(folder: Path, grader: int) -> None:
+    """Remove a copy at the end of the process that made it."""
+    if os.getpid() == grader:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_minitrain(package: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
-from minitrain.grading.checks import Judged, failed, judge, know_outcome
+from minitrain.grading.checks import Judged, failed, judge, prepare_judgement
 from minitrain.grading.exercise import Case, Exercise, load_exercise
 from minitrain.grading.hints import FILE
 from minitrain.grading.isolation import HERE, Isolation
@@ -186,7 +186,8 @@ class _Grading:
     def judge(self, cases: Sequence[Case], found: Outcome) -> None:
         """Judge what came back with some cases, and add it to what is known."""
         for case, result in zip(cases, found.results, strict=False):
-            know_outcome(self.exercise, case)
+            if "error" not in result:
+                prepare_judgement(self.exercise, case)
             began = time.monotonic()
             self.judged.append(judge(self.exercise, case, result, seconds=max(0.0, self._seconds_left)))
             self._seconds_left -= time.monotonic() - began

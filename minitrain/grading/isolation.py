@@ -135,7 +135,7 @@ def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -
         return {"wrapped": False, "uid": None, "readable": None, "covered": [], "filter": None}
     reads = _readable(tuple(secrets))
     uid = None
-    if os.geteuid() == 0 and reachable([*reads, *map(str, python_folders()), str(home.parent)], alone=wrapped):
+    if os.geteuid() == 0 and reachable([str(home.parent)], alone=wrapped) and _open_to_all(tuple(reads), wrapped):
         uid = _FIRST_UID + os.getpid() % _UIDS
         os.chown(home, 0, uid)
         home.chmod(0o750)
@@ -153,6 +153,12 @@ def _is_within(path: str, folder: Path) -> bool:
 def _readable(secrets: tuple[Path, ...]) -> list[str]:
     """Return the readable paths, which stay the same while a process grades."""
     return readable(secrets)
+
+
+@lru_cache(maxsize=64)
+def _open_to_all(paths: tuple[str, ...], alone: bool) -> bool:
+    """Return whether an unprivileged user can read some paths and Python's own, which stays the same likewise."""
+    return reachable([*paths, *map(str, python_folders())], alone=alone)
 
 
 @lru_cache(maxsize=1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from minitrain.grading.wire import MOST_STEPS
-from minitrain.source_lines import strategy_frame
+from minitrain.source_lines import line_of, strategy_frame
 from minitrain.tensors import Tensor
 
 Step = list[Any]
@@ -31,7 +30,7 @@ class Program:
             raise RuntimeError(f"a rank did {MOST_STEPS} operations; is there a loop that never ends?")
         self.steps.append([*step])
         frame = strategy_frame(sys._getframe(2))
-        self.lines.append(None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        self.lines.append(None if frame is None else line_of(frame))
         return len(self.steps) - 1
 
     def add_late(self, *step: Any) -> None:

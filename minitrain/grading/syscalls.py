@@ -1,6 +1,6 @@
 """Which system calls a submission's process may make: a seccomp program, compiled by libseccomp.
 
-Python, numpy and an event loop need the calls of `ALLOWED`, and those of `_LIMITED` with some arguments. Any other
+Python, numpy and an event loop need the calls of `ALLOWED`, and those of `_limited` with some arguments. Any other
 call fails: those of `_REFUSED` with "operation not permitted", which reads best, and the rest with "function not
 implemented", so that a C library that tries a newer call first goes on with the older one.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minitrain.errors import MinitrainError
-from minitrain.grading.budgets import budget_for, budget_of, measure_reference, run_reference
+from minitrain.grading.budgets import budget_for, reference_budget, run_reference
 from minitrain.grading.exercise import Exercise
 from minitrain.grading.grader import grade
 from minitrain.numerics.problem import Problem
@@ -36,7 +36,7 @@ def _faults_of_reference(exercise: Exercise) -> list[str]:
         try:
             run = run_reference(exercise, case, numerics=problem)
             compare_with_reference(run, problem)
-            budget, own = budget_for(exercise, case), budget_of(measure_reference(exercise, case), exercise)
+            budget, own = budget_for(exercise, case), reference_budget(exercise, case)
         except (MinitrainError, KeyError) as error:
             faults.append(f"the reference fails with {case}: {error}")
             continue

@@ -39,7 +39,7 @@ def make_predictor(
     Raises:
         UsageError: a predictor is to be priced otherwise than it does, was made for fewer ranks, or the network does
             not connect so many.
-        HardwareConfigError: the hardware config cannot be found, read or believed.
+        HardwareConfigError: the hardware config cannot be found or read, or is invalid.
     """
     if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
         require_default(pricing, hardware)

@@ -1,4 +1,4 @@
-"""The system config: all that is known of one machine, loaded from a shipped name, a file or a mapping.
+"""The hardware config, `SystemConfig`: all that is known of one machine, from a shipped name, a file or a mapping.
 
 The format is that of Calculon's `systems/*.json` (github.com/calculon-ai/calculon), so files written for it
 load unchanged: `matrix` and `vector` by datatype, `mem1` (HBM), `mem2` (host), `processing_mode`,
@@ -108,7 +108,7 @@ def load_config(source: "str | os.PathLike[str] | Mapping[str, Any] | SystemConf
         The validated config.
 
     Raises:
-        HardwareConfigError: it cannot be found, read or believed. The message lists the first faults by file and
+        HardwareConfigError: it cannot be found or read, or is invalid. The message lists the first faults by file and
             key path, with what was expected and found; `error.faults` holds all, and `error.path` the file.
 
     Example:

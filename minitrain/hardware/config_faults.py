@@ -8,29 +8,29 @@ from minitrain.errors import HardwareConfigError
 
 TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
 
-MOST_TOLD = 8  # faults of one file: more than anybody mends at once
+MOST_SHOWN = 8  # faults of one file: more than anybody mends at once
 _LONGEST = 40  # characters of a found string, digits of a found integer
 
 
 def refuse(label: str, faults: list[str]) -> HardwareConfigError:
-    """Return the one error of a config that tells its first faults (facts: `path`, and `faults`, which has all)."""
+    """Return the one error of a config that names its first faults (facts: `path`, and `faults`, which has all)."""
     title, *lines = every_fault(label, faults)
-    return HardwareConfigError("\n".join(told(title, lines, len(lines))), path=label, faults=tuple(faults))
+    return HardwareConfigError("\n".join(first_faults(title, lines, len(lines))), path=label, faults=tuple(faults))
 
 
 def every_fault(label: str, faults: Sequence[str]) -> list[str]:
-    """Return the lines that tell all faults of a config, below a title if there are several."""
+    """Return the lines that name all faults of a config, below a title if there are several."""
     lines = [f"{label}: {fault}" for fault in faults]
     return lines if len(lines) == 1 else [f"{label}: {len(lines)} faults", *lines]
 
 
-def told(title: str, faults: Sequence[str], number: int) -> list[str]:
-    """Return the lines that tell of several faults: what has them, the first ones, and how many more there are.
+def first_faults(title: str, faults: Sequence[str], number: int) -> list[str]:
+    """Return the lines that name several faults: what has them, the first ones, and how many more there are.
 
-    >>> told("x.json: 3 faults", ["a", "b"], 3)
+    >>> first_faults("x.json: 3 faults", ["a", "b"], 3)
     ['x.json: 3 faults', 'a', 'b', '... and 1 more']
     """
-    shown_faults = faults[:MOST_TOLD]
+    shown_faults = faults[:MOST_SHOWN]
     more = number - len(shown_faults)
     return [title, *shown_faults, *([f"... and {more} more"] if more else [])]
 

@@ -71,7 +71,7 @@ class Power:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Link:
+class SheetLink:
     """A connection between two named places.
 
     Args:
@@ -120,7 +120,7 @@ class DataSheet:
     power: Power | None = None
     price_usd_per_hour: float | None = None
     features: Mapping[str, Feature] = field(default_factory=dict, hash=False)
-    links: tuple[Link, ...] = ()
+    links: tuple[SheetLink, ...] = ()
 
     def __post_init__(self) -> None:
         """Keep a read-only copy, so that a frozen value cannot be changed through its mapping."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, PlainValidator
 
 from minitrain.hardware.config_leaves import Flag, NonNegative, Positive, Whole, number_leaf, one_of, refuse_leaf
-from minitrain.hardware.data_sheet import CLASSES, Cache, DataSheet, Link, Power, UnitLimits
+from minitrain.hardware.data_sheet import CLASSES, Cache, DataSheet, Power, SheetLink, UnitLimits
 
 _TEXT = "a text of 1 to 200 characters"
 _FEATURE = "true or false, a number, a text, or a list of numbers"
@@ -140,7 +140,7 @@ class DataSheetModel(BaseModel):
             power=None if self.power is None else Power(self.power.tdp_W, self.power.idle_W),
             price_usd_per_hour=self.price_usd_per_hour,
             features=self.features,
-            links=tuple(Link(**link.model_dump()) for link in self.links),
+            links=tuple(SheetLink(**link.model_dump()) for link in self.links),
         )
 
 

@@ -1,8 +1,9 @@
 """Machines that are priced by their kernels and differ in numbers alone, priced together: a `KernelPredictor` for many.
 
 The formulas are those of `hardware.kernel_device`, with an array of one number a machine in the place of a number, so
-that the prices are those of each machine's own predictor, to the last float. A pass of a layer is listed once for all
-machines. Transfers are few, and each machine's own network is asked for them.
+that the prices are those of each machine's own predictor, to the last float, which tests/vector/test_kernel_fleets.py
+checks. A pass of a layer is listed once for all machines. Transfers are few, and each machine's own network prices
+them.
 
 The machines of a fleet have kernels, rates and tiers of the same kinds, equal rows of efficiency, and are run in the
 same way. Rates, bandwidths, capacities, numbers of units and latencies may differ.
@@ -22,7 +23,7 @@ from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.kernel_device import Arithmetic, KernelDevice
 from minitrain.hardware.kernel_predictor import KernelPredictor
 from minitrain.hardware.layer_predictor import LayerPredictor
-from minitrain.hardware.many_predictors import Part
+from minitrain.hardware.many_predictors import PricedMachines
 from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.per_machine import per_machine
@@ -34,14 +35,14 @@ from minitrain.workloads.workload import Cost, Workload
 _ON_ARRAYS = Arithmetic(np.maximum, lambda numbers: reduce(np.minimum, numbers), np.ceil)
 
 
-def with_kernel_fleets(parts: Sequence[Part]) -> list[Part]:
+def with_kernel_fleets(parts: Sequence[PricedMachines]) -> list[PricedMachines]:
     """Return the same machines, with those that are priced by their kernels in as few fleets as there are kinds.
 
     Args:
         parts: machines and what prices them.
     """
-    found: list[Part] = []
-    alike: dict[Hashable, list[Part]] = {}
+    found: list[PricedMachines] = []
+    alike: dict[Hashable, list[PricedMachines]] = {}
     known: dict[int, Hashable] = {}
     for part in parts:
         base, layers = _parts_of(part.predictor)
@@ -57,14 +58,14 @@ def _parts_of(predictor: Any) -> tuple[Any, MeasuredLayers | None]:
     return (predictor.base, predictor.layers) if type(predictor) is LayerPredictor else (predictor, None)
 
 
-def _together(parts: Sequence[Part]) -> Part:
+def _together(parts: Sequence[PricedMachines]) -> PricedMachines:
     """Return machines of one kind as one part."""
     if len(parts) == 1:
         return parts[0]
     fleet = KernelFleet([_parts_of(part.predictor)[0] for part in parts for _ in part.machines])
     layers = _parts_of(parts[0].predictor)[1]
     predictor = fleet if layers is None else LayerPredictor(layers, fleet)
-    return Part(np.concatenate([part.machines for part in parts]), predictor)
+    return PricedMachines(np.concatenate([part.machines for part in parts]), predictor)
 
 
 @final

@@ -1,4 +1,4 @@
-"""One predictor for several machines: its prices take another time on each, as `PerMachine` numbers.
+"""One predictor for several machines: each of its prices has a time for each machine, as a `PerMachine` number.
 
 It is put together from parts, each with the machines that it answers for: a machine's own predictor, or a fleet
 (`minitrain.hardware.roofline_fleet`, `minitrain.hardware.kernel_fleet`), which answers for hundreds at once. The
@@ -25,7 +25,7 @@ Answer = Callable[..., Price]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class PricedMachines:
     """Machines whose prices come from one predictor.
 
     Args:
@@ -55,7 +55,7 @@ class ManyPredictors:
     capacity_bytes = None
     system = None
 
-    def __init__(self, parts: Sequence[Part], reference: ManyPredictors | None = None) -> None:
+    def __init__(self, parts: Sequence[PricedMachines], reference: ManyPredictors | None = None) -> None:
         self.parts = parts
         self.reference = reference
         self.workload = parts[0].predictor.workload
@@ -119,14 +119,14 @@ class ManyPredictors:
         Args:
             factors: how many times as long computing takes, (num_machines,); 1 for those where it is none.
         """
-        parts = [Part(part.machines, _slowed(part.predictor, factors[part.machines])) for part in self.parts]
+        parts = [PricedMachines(part.machines, _slowed(part.predictor, factors[part.machines])) for part in self.parts]
         return ManyPredictors(parts, self.reference or self)
 
     def training(self, workload: Any) -> ManyPredictors:
         """Return the same machines for another workload."""
         reference = self.reference and self.reference.training(workload)
         return ManyPredictors(
-            [Part(part.machines, part.predictor.training(workload)) for part in self.parts], reference
+            [PricedMachines(part.machines, part.predictor.training(workload)) for part in self.parts], reference
         )
 
     def _price(self, kind: str, *question: Any, **named: Any) -> Price:
@@ -146,7 +146,7 @@ class ManyPredictors:
         return per_machine(found)
 
 
-def _figures(part: Part, name: str) -> list[Any]:
+def _figures(part: PricedMachines, name: str) -> list[Any]:
     """Return a figure of each machine of a part."""
     of_each = getattr(part.predictor, "of_each", None)
     return [getattr(part.predictor, name, None)] * len(part.machines) if of_each is None else of_each(name)

@@ -1,10 +1,10 @@
-"""A number for each of several machines: what prices, clocks and durations are while one run is priced on all of them.
+"""A number for each of several machines: the prices, clocks and durations of one run that is priced on all of them.
 
 A `PerMachine` adds and compares as the float that it is on each machine. A comparison that comes out alike on all
-machines is a plain bool. Where machines differ, or where one number is asked for (`float`, text, a hash), the code that
-asks would do different things on different machines: that is noted in the present `Watch`, and a `MachinesDifferError`
-is raised. Whoever runs it then splits the machines, or takes them one by one (`minitrain.vector`). The note counts even
-where a strategy catches the error.
+machines is a plain bool. Where machines differ, or where one number is needed (`float`, text, a hash), the code would
+do different things on different machines. That is noted in the present `MachineWatch`, and a `MachinesDifferError` is
+raised. `minitrain.vector` then splits the machines, or takes them one by one. The note counts even where a strategy
+catches the error.
 
 A number that is the same on all machines is a plain float.
 """
@@ -35,7 +35,7 @@ class MachinesDifferError(MinitrainError):
 
 
 @final
-class Watch:
+class MachineWatch:
     """What one execution for several machines has found out about these.
 
     Args:
@@ -67,7 +67,7 @@ class Watch:
             raise MachinesDifferError("the clocks of so many machines take too much memory at once")
 
 
-WATCH: ContextVar[Watch | None] = ContextVar("minitrain_machines", default=None)
+WATCH: ContextVar[MachineWatch | None] = ContextVar("minitrain_machines", default=None)
 """What watches the execution that the running task belongs to."""
 
 

@@ -51,7 +51,7 @@ class DevicePredictor:
         """Let equal questions share one answer; all layers do where they are alike.
 
         Answers are kept in a dict, not by `functools.cache` of a method, which would refer to the predictor in turn:
-        such a circle stays in memory until Python's cycle collector comes, with all that a run has made.
+        such a reference cycle stays in memory until Python's cycle collector runs, with all that a run has made.
         """
         self._answers: dict[tuple[Any, ...], Price] = {}
         self._pairs_are_alike = isinstance(self.topology, FlatTopology)
@@ -175,7 +175,7 @@ class RuntimePredictor(DevicePredictor):
         workload: what the layers cost and hold.
 
     Raises:
-        HardwareConfigError: the config cannot be found, read or believed, or no tier spans world_size ranks.
+        HardwareConfigError: the config cannot be found or read, or is invalid, or no tier spans world_size ranks.
     """
 
     def __init__(

@@ -5,8 +5,8 @@
 | "roofline" (the default) | the slower of its FLOPs and its bytes | latency and bandwidth of a tier |
 | "kernels" | the sum of its kernels (`kernel_device`) | what measured curves say (`measured_topology`) |
 
-`prices` are times of layers that somebody measured, a `MeasuredLayers`: computing then takes these, and transfers what
-the fidelity says.
+`prices` are measured times of layers, a `MeasuredLayers`: computing then takes these, and transfers what the fidelity
+says.
 
 With kernels, a platform says what a framework adds (`platforms`), and `without` leaves terms of the model out, to see
 what each is worth.

@@ -2,8 +2,8 @@
 
 The formulas are those of `hardware.device`, `hardware.network` and `hardware.topology`, with the numbers of all
 machines in the place of one, and the same operations in the same order. So the prices are those that each machine's own
-predictor gives, to the last float. The machines of a fleet have tiers of the same sizes with the same rows; peaks,
-bandwidths, efficiencies, capacities and latencies may differ.
+predictor gives, to the last float, which tests/vector/test_price.py checks. The machines of a fleet have tiers of the
+same sizes with the same rows; peaks, bandwidths, efficiencies, capacities and latencies may differ.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.device import Memory, Rate, Rows, efficiency_at
-from minitrain.hardware.many_predictors import Part
+from minitrain.hardware.many_predictors import PricedMachines
 from minitrain.hardware.network import Network
 from minitrain.hardware.per_machine import Floats, least, per_machine, values_of
 from minitrain.hardware.predictor import DevicePredictor, make_topology
 from minitrain.hardware.topology import TWO_LEVEL_OPS, FlatTopology, GroupShape, Topology, Transfer
-from minitrain.hardware.two_level import two_level_seconds
+from minitrain.hardware.two_level_collectives import two_level_seconds
 from minitrain.workloads.workload import Cost, Workload
 
 
 def fleets_of(
     systems: Sequence[SystemConfig], world_size: int, network: str, placement: Sequence[int] | None, workload: Workload
-) -> list[Part]:
+) -> list[PricedMachines]:
     """Return machines in as few fleets as there are kinds of network.
 
     Args:
@@ -44,7 +44,7 @@ def fleets_of(
     for machine, system in enumerate(systems):
         fleets.setdefault(_kind_of_network(system.networks), []).append(machine)
     return [
-        Part(
+        PricedMachines(
             np.array(machines),
             RooflineFleet([systems[machine] for machine in machines], world_size, network, placement, workload),
         )

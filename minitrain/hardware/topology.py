@@ -45,7 +45,7 @@ from typing import ClassVar, Protocol, final
 from minitrain.errors import UsageError
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.rank_placement import Step, checked_placement, counts_in_nodes, distinct_shifts, shifted
-from minitrain.hardware.two_level import two_level_seconds
+from minitrain.hardware.two_level_collectives import two_level_seconds
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}

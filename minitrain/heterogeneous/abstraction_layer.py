@@ -173,7 +173,7 @@ class HardwareAbstractionLayer:
 
     def execute(self, op_type: str, inputs: Mapping[str, Any], preferred_hardware: Key | None = None) -> Execution:
         """Compute an operation and leave its result where it is; arguments and errors as for `execute_operation`."""
-        asked = _checked(op_type, inputs)
+        asked = _request(op_type, inputs)
         refused: list[tuple[str, str]] = []
         for key in self.candidates(preferred_hardware):
             backend, reason = self._able(key, asked)
@@ -193,7 +193,7 @@ class HardwareAbstractionLayer:
         Raises:
             DeviceFailure: it has died.
         """
-        asked = _checked(op_type, inputs)
+        asked = _request(op_type, inputs)
         backend, reason = self._able(key, asked)
         if backend is None:
             raise self._nothing_left(op_type, key, [(shown_key(key), reason)])
@@ -219,7 +219,7 @@ class HardwareAbstractionLayer:
         """Move an array to a backend, and count its bytes; one that lies there is returned as it is."""
         return self._put(_as_array(array), self.backend(key))
 
-    def _able(self, key: Key, asked: _CheckedOperation) -> tuple[HardwareBackend | None, str]:
+    def _able(self, key: Key, asked: _Request) -> tuple[HardwareBackend | None, str]:
         """Return the backend for some hardware if it can compute an operation, else why not."""
         backend = self.hardware_backends.get(key)
         if backend is None:
@@ -227,9 +227,7 @@ class HardwareAbstractionLayer:
         reason = backend.reason_unavailable() or backend.reason_unsupported(asked.cost, asked.datatype)
         return (backend, "") if reason is None else (None, reason)
 
-    def _execute(
-        self, backend: HardwareBackend, asked: _CheckedOperation, refused: tuple[tuple[str, str], ...]
-    ) -> Execution:
+    def _execute(self, backend: HardwareBackend, asked: _Request, refused: tuple[tuple[str, str], ...]) -> Execution:
         """Compute an operation on a backend."""
         before = self.moved_bytes[backend.name]
         placed = [self._placed(each, backend) for each in asked.operands]
@@ -286,7 +284,7 @@ def standard_layer() -> HardwareAbstractionLayer:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _CheckedOperation:
+class _Request:
     """An operation that is asked for: its operands are checked, and its cost is known."""
 
     kind: OperationKind
@@ -296,7 +294,7 @@ class _CheckedOperation:
     datatype: str
 
 
-def _checked(op_type: str, inputs: Mapping[str, Any]) -> _CheckedOperation:
+def _request(op_type: str, inputs: Mapping[str, Any]) -> _Request:
     """Return an operation with its operands as arrays, and what it costs."""
     kind = operation_named(op_type)
     given, options = split_inputs(kind, inputs)
@@ -304,7 +302,7 @@ def _checked(op_type: str, inputs: Mapping[str, Any]) -> _CheckedOperation:
     shapes = [_shapes(each) for each in operands]
     datatype = _common_datatype(operands)
     cost = cost_of(kind, shapes, result_shape(kind, shapes, options), datatype)
-    return _CheckedOperation(kind, operands, options, cost, datatype)
+    return _Request(kind, operands, options, cost, datatype)
 
 
 def _as_array(value: Any) -> Any:

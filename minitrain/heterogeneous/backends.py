@@ -21,7 +21,7 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.devices.models import make_simulator
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import Operation
 from minitrain.errors import HardwareConfigError, MinitrainError
 from minitrain.hardware import SystemConfig, load_config
@@ -150,7 +150,7 @@ class SimulatedBackend:
         fidelity: of the prices, as for `minitrain.devices.make_simulator`.
 
     Raises:
-        HardwareConfigError: the config cannot be found, read or believed.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
     """
 
     is_priced = True

@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.devices.models import make_simulator
+from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import ELEMENT_BYTES
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import UsageError
@@ -106,7 +106,7 @@ class HardwareCapabilityProfile:
             name: of this device; the config's if None.
 
         Raises:
-            HardwareConfigError: the config cannot be found, read or believed.
+            HardwareConfigError: the config cannot be found or read, or is invalid.
         """
         device = load_config(system)
         return cls(device.name if name is None else name, device)
@@ -174,7 +174,7 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
 
     Raises:
         UsageError: there are none, or two profiles have one name.
-        HardwareConfigError: a config cannot be found, read or believed.
+        HardwareConfigError: a config cannot be found or read, or is invalid.
 
     >>> [profile.name for profile in profiles_of(["a100_80g", "a100_80g", "t4"])]
     ['a100_80g-0', 'a100_80g-1', 't4']

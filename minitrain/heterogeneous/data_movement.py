@@ -183,7 +183,7 @@ def require_mapped(workload: WorkloadProfile, device_mapping: DeviceMapping) -> 
 
 
 def _bytes_without_plan(workload: WorkloadProfile) -> int:
-    """Return what moves where every operation fetches and sends all that it touches."""
+    """Return the bytes that move if every operation fetches its operands and sends its result."""
     sizes = {name: spec.num_bytes for name, spec in workload.specs.items()}
     fetched = sum(sizes[name] for operation in workload.operations for name in operation.reads())
     return fetched + sum(sizes[name] for name in workload.by_name)

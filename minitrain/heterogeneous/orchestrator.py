@@ -28,7 +28,7 @@ from minitrain.heterogeneous.data_movement import (
     require_mapped,
 )
 from minitrain.heterogeneous.enhanced_workloads import EnhancedTestTask
-from minitrain.heterogeneous.step_timeline import Step, Timeline, timeline
+from minitrain.heterogeneous.step_timeline import Step, StepTimeline, timeline
 from minitrain.heterogeneous.workload_execution import DeviceCoordinator, Recovery, WorkloadExecution
 from minitrain.heterogeneous.workload_manager import HardwareAwareWorkloadManager
 from minitrain.heterogeneous.workloads import ArraySpec, WorkloadProfile
@@ -52,7 +52,7 @@ class OrchestratedRun:
     outputs: Mapping[str, NDArray[Any]]
     plan: DataMovementPlan
     steps: tuple[Step, ...]
-    timeline: Timeline
+    timeline: StepTimeline
     waits: Mapping[str, tuple[str, ...]]
     recoveries: tuple[Recovery, ...]
     peak_bytes: Mapping[str, int]

@@ -43,7 +43,7 @@ class HeterogeneousScheduler:
 
     Raises:
         UsageError: there are none, or two have one name.
-        HardwareConfigError: a config cannot be found, read or believed.
+        HardwareConfigError: a config cannot be found or read, or is invalid.
     """
 
     def __init__(self, devices: Sequence[HardwareCapabilityProfile | str]) -> None:

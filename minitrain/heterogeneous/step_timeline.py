@@ -71,7 +71,7 @@ class TimedStep:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class StepTimeline:
     """When the steps of an orchestrated workload happened.
 
     Args:
@@ -96,7 +96,7 @@ def timeline(
     steps: Sequence[Step],
     devices: Sequence[HardwareCapabilityProfile],
     power_budget_W: float | None = None,  # noqa: N803
-) -> Timeline:
+) -> StepTimeline:
     """Return when each step happens.
 
     Args:
@@ -118,7 +118,7 @@ def timeline(
     env.run()
     timed = tuple(TimedStep(step, *run.times[number]) for number, step in enumerate(steps))
     energy, peak = (None, None) if run.power is None else (run.power.energy(env.now), run.power.peak)
-    return Timeline(timed, max((each.end_s for each in timed), default=0.0), energy, peak)
+    return StepTimeline(timed, max((each.end_s for each in timed), default=0.0), energy, peak)
 
 
 def require_power(

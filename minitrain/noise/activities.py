@@ -27,7 +27,7 @@ class Activities:
         timeline: the recorded run.
         event: an event of each activity; of a collective, its lowest rank's, (num_activities,), like the next three.
         begin: the moment when it begins.
-        draw: what it is drawn with: both sides of a message, and all members of a collective, share one.
+        draw: index of its random factor; both sides of a message, and all members of a collective, share one.
         duration: how long it lasted in the record, s.
         of_event: the activity of each event, (num_events,).
         submitted: the moment when each event is submitted, (num_events,).
@@ -112,7 +112,7 @@ def _shared(timeline: Timeline, members: Ints, places: Ints) -> Ints:
 
 
 def _draws(timeline: Timeline, members: Ints, places: Ints) -> Ints:
-    """Return what each event is drawn with: its index among all that is drawn, (num_events,)."""
+    """Return the index of the random factor that each event is drawn with, (num_events,)."""
     found = np.arange(timeline.num_events)
     found[members] = np.repeat(members[places[:-1]], np.diff(places))
     sends, receives = messages(timeline)

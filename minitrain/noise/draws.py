@@ -56,7 +56,7 @@ class Draws:
         activities: the run.
         noise: what disturbs it.
         seed: of all samples.
-        tiers: processors of the tier that carries each event, or None where the run does not tell.
+        tiers: processors of the tier that carries each event, or None where the run does not say it.
     """
 
     def __init__(self, activities: Activities, noise: Noise, seed: int, tiers: Ints | None = None) -> None:

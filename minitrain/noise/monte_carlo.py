@@ -23,7 +23,7 @@ from minitrain.noise.activities import Activities, make_activities
 from minitrain.noise.distribution import Distribution
 from minitrain.noise.draws import Draws
 from minitrain.noise.noise import Noise
-from minitrain.noise.tail import PathFinder, Tail, shares_of_operations, shares_of_ranks, shares_of_types
+from minitrain.noise.tail import PathFinder, Tail, path_sums_of_operations, path_sums_of_ranks, path_sums_of_types
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run
 
@@ -112,7 +112,7 @@ def _parts(samples: Ints, at_once: int) -> Iterator[Ints]:
 def _tail(activities: Activities, draws: Draws, worst: Ints, at_once: int) -> Tail:
     """Return what is on the critical paths of some samples, which are drawn again."""
     finder = PathFinder(activities)
-    sums = [shares_of_ranks(activities), shares_of_types(activities), shares_of_operations(activities)]
+    sums = [path_sums_of_ranks(activities), path_sums_of_types(activities), path_sums_of_operations(activities)]
     for part in _parts(worst, at_once) if activities.num_activities else ():
         path = finder.path(draws.durations(part))
         for each in sums:

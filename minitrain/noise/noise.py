@@ -58,7 +58,7 @@ class SlowLink:
         tier: only what is carried by the network tier that spans so many processors; None for all tiers.
 
     Raises:
-        UsageError: something is outside its rule; all faults are told.
+        UsageError: something is outside its rule; the message has all faults.
     """
 
     probability: float
@@ -97,7 +97,7 @@ class Noise:
         measured: measured durations by kind, in the place of jitter.
 
     Raises:
-        UsageError: something is outside its rule; all faults are told at once.
+        UsageError: something is outside its rule; the message has all faults.
     """
 
     jitter: float | Mapping[str, float] = 0.0
@@ -179,7 +179,7 @@ def _link(link: SlowLink) -> str:
 
 
 def _require_none(what: str, faults: Sequence[str]) -> None:
-    """Raise one UsageError that tells all faults, if there are some."""
+    """Raise one UsageError with all faults, if there are any."""
     if faults:
         count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise UsageError(f"{what} has {count}: {'; '.join(faults)}")

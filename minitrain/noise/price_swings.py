@@ -112,7 +112,7 @@ def _last(path: str) -> str:
 
 
 def _figures_of(prepared: PreparedRun) -> tuple[dict[str, float], Variation]:
-    """Return the figures that a run is priced by, and what prices it with another value of one."""
+    """Return the figures that a run is priced by, and the function that changes one of them."""
     predictor: Any = prepared.predictor
     if type(predictor) is FixedPredictor:
         return dict(predictor._given), lambda typ, seconds: FixedPredictor(**{**predictor._given, typ: seconds})
@@ -138,7 +138,7 @@ def _of_platform(pricing: Pricing) -> dict[str, float]:
 
 
 def _varied(prepared: PreparedRun, system: Any, pricing: Pricing, path: str, value: float) -> Any:
-    """Return what prices a run with another value of one figure."""
+    """Return the source of prices with another value of one figure."""
     parameters = prepared.parameters
     if path.startswith("platform."):
         platform: Any = replace(pricing.known_platform, **{_last(path): value})  # type: ignore[arg-type]  # a number

@@ -135,7 +135,7 @@ class Sensitivity:
 
 
 def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:
-    """Return what the step time of a finished run gains and loses by each kind of operation and each price.
+    """Return how the step time of a finished run changes with each kind of operation and each price.
 
     Args:
         run: what `simulate` returned, or `load_run` read; every rank's events are needed.

@@ -136,7 +136,7 @@ class PathFinder:
         return edge[is_last[first]]
 
 
-class Shares:
+class PathSums:
     """Adds up the time of groups of activities on the critical paths of samples.
 
     Args:
@@ -169,20 +169,20 @@ class Shares:
         return tuple(sorted(found, key=lambda one: (-one.added_s, -one.share, -one.seconds)))
 
 
-def shares_of_ranks(activities: Activities) -> Shares:
+def path_sums_of_ranks(activities: Activities) -> PathSums:
     """Return sums a rank, of what it does alone."""
     line = activities.timeline
     group = np.where(activities.is_shared, NONE, line.rank[activities.event])
-    return Shares([f"rank {rank}" for rank in range(line.num_ranks)], group, activities.duration)
+    return PathSums([f"rank {rank}" for rank in range(line.num_ranks)], group, activities.duration)
 
 
-def shares_of_types(activities: Activities) -> Shares:
+def path_sums_of_types(activities: Activities) -> PathSums:
     """Return sums a type of operation."""
     line = activities.timeline
-    return Shares(line.typs, line.typ[activities.event], activities.duration)
+    return PathSums(line.typs, line.typ[activities.event], activities.duration)
 
 
-def shares_of_operations(activities: Activities) -> Shares:
+def path_sums_of_operations(activities: Activities) -> PathSums:
     """Return sums a type of operation and layer."""
     line = activities.timeline
     keys = np.stack([line.typ[activities.event], line.layer[activities.event]])
@@ -191,4 +191,4 @@ def shares_of_operations(activities: Activities) -> Shares:
         line.typs[typ] if layer == NO_LAYER else f"{line.typs[typ]} of {line.layer_name(layer)}"
         for typ, layer in found.T.tolist()
     ]
-    return Shares(names, group.reshape(-1), activities.duration)
+    return PathSums(names, group.reshape(-1), activities.duration)

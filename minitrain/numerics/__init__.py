@@ -14,8 +14,19 @@ and rounding that depends on the order of a reduction, which is always the order
 `minitrain.prove` compares what a strategy has trained with `reference` or `transformer_reference`, a single-device step
 that shares nothing with it but the data.
 
-May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank; `layers` is what they
-compute, from `arithmetic` or `units`, and `proof` the comparison.
+May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank, with `sequence_model` and
+`expert_model` for context and expert parallelism. The other files:
+
+| what | files |
+|---|---|
+| what is trained | `problem` (dense layers), `transformer_problem`; `placing` puts its arrays on a backend |
+| what tensors carry | `arrays` (dense layers, weights), `tokens`, `partial_gradients` (of parts, until a sum) |
+| what a rank computes | `layers`: dense ones by `arithmetic`, `transformer_layers` by `units`; `split_backward` |
+| units of a transformer | `attention` or `latent_attention`, `moe`, `embedding_and_head`, of `elementary` functions |
+| their weights | `unit_weights`: one flat array, and the elements of it that a part has |
+| context parallelism | `attention_steps`, by `attention_core` |
+| expert parallelism | `divided_experts`, by `experts` |
+| the proof | `proof`, by `comparison` |
 """
 
 from minitrain.numerics.arithmetic import Adam, Momentum

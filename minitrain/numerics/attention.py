@@ -1,7 +1,7 @@
 """The arithmetic of an attention unit: norm, queries, keys and values, causal attention, output projection.
 
-`project` and `project_backward` are the lines on both sides of the attention itself, for whoever lets keys and values
-travel between them: queries of one shard of the sequence may meet the keys of another.
+`project` and `project_backward` are what is before the attention core. Context parallelism calls them by themselves,
+since queries of one shard of the sequence may meet the keys of another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Attention(UnitArithmetic):
         attended = attend(queries, inner.positions, memory, self.model.window)
         return join_heads(attended.output) @ weights["output"]
 
-    def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (an MoE's needs it)
+    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (an MoE's needs it)
         """Return the output projection's bias."""
         return weights.bias("output.bias")
 
@@ -41,7 +41,7 @@ class Attention(UnitArithmetic):
         grads["output"] = partial(outer_sum, join_heads(attended.output), grad)
         return grad_inner, grads
 
-    def behind_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in behind)
+    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in after)
         """Return the bias's gradient."""
         return 0.0, bias_gradient(weights, "output.bias", grad)
 

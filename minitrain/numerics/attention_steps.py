@@ -1,4 +1,4 @@
-"""The arithmetic of an attention that is taken in steps, on one rank; see `minitrain.rank.attention`.
+"""The arithmetic of an attention that is computed in steps, on one rank; see `minitrain.rank.attention`.
 
 What a step makes for a later one on the same rank, such as queries, stays here, by layer and samples, until the last
 step of backward. What may travel to other ranks, or adds up, is the content of a tensor.
@@ -44,7 +44,7 @@ class Heads:
 
 @final
 @dataclass(slots=True, eq=False)
-class InSteps:
+class AttentionInProgress:
     """An attention between its first step forward and its last step backward, for some tokens.
 
     Args:
@@ -65,7 +65,7 @@ class InSteps:
 
 
 class AttentionSteps:
-    """The attentions of one rank that are on their way.
+    """The attentions of one rank between their first and their last step.
 
     Args:
         arithmetic: of an attention.
@@ -73,13 +73,13 @@ class AttentionSteps:
 
     def __init__(self, arithmetic: Attention) -> None:
         self._arithmetic = arithmetic
-        self._on_the_way: dict[tuple[Any, ...], InSteps] = {}
+        self._in_progress: dict[tuple[Any, ...], AttentionInProgress] = {}
 
     def begin(self, layer: int, inp: Any, x: Tokens, weights: UnitWeights) -> KeysValues:
         """Make queries, which stay here, and return keys and values."""
         inner = self._arithmetic.before(weights, x)
         queries, memory = self._arithmetic.project(weights, inner)
-        self._on_the_way[layer, inp.samples] = InSteps(weights, x, inner, queries)
+        self._in_progress[layer, inp.samples] = AttentionInProgress(weights, x, inner, queries)
         return memory
 
     def attend(self, layer: int, inp: Any, memory: KeysValues) -> Attended:
@@ -93,7 +93,7 @@ class AttentionSteps:
         found.attended = attended
         made = join_heads(attended.output) @ found.weights["output"]
         if found.weights.part.index == 0:
-            made = made + self._arithmetic.behind(found.weights, found.inner) + found.x.values
+            made = made + self._arithmetic.after(found.weights, found.inner) + found.x.values
         return found.x.with_values(made)
 
     def backward_project(self, layer: int, inp: Any, grad: Tokens) -> Heads:
@@ -114,9 +114,9 @@ class AttentionSteps:
 
     def end(
         self, layer: int, inp: Any, grad_queries: Heads, grad_memory: KeysValues
-    ) -> tuple[InSteps, Array, Gradients]:
-        """Return the attention, the gradient behind its norm, and those of its weights."""
-        found = self._on_the_way.pop((layer, inp.samples))
+    ) -> tuple[AttentionInProgress, Array, Gradients]:
+        """Return the attention, the gradient of its norm's output, and those of its weights."""
+        found = self._in_progress.pop((layer, inp.samples))
         assert found.attended is not None  # as above
         assert found.grad is not None  # as above
         of_inner, grads = self._arithmetic.project_backward(
@@ -125,6 +125,6 @@ class AttentionSteps:
         grads["output"] = partial(outer_sum, join_heads(found.attended.output), found.grad.values)
         return found, of_inner, grads
 
-    def _of(self, layer: int, inp: Any) -> InSteps:
-        """Return an attention that is on its way."""
-        return self._on_the_way[layer, inp.samples]
+    def _of(self, layer: int, inp: Any) -> AttentionInProgress:
+        """Return an attention that has begun."""
+        return self._in_progress[layer, inp.samples]

@@ -1,4 +1,4 @@
-"""What the ranks of a run have trained, beside what one device trains: element by element.
+"""The comparison of what the ranks of a run have trained with what one device trains: element by element.
 
 A difference is judged relative to the largest element of the same weight, or of the same moment of it. Where that is
 less than a thousandth of the largest in the layer, it is judged by this thousandth: gradients that are zero by

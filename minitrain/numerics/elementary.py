@@ -1,4 +1,4 @@
-"""What the units of a transformer are made of, each with its backward: norms, activation functions, and the loss.
+"""The elementary functions of a transformer's units, with their backwards: norms, activation functions, softmax.
 
 All functions take tokens along any leading dimensions and work on the last one. A backward takes the gradient of the
 output first. Left out: dropout.

@@ -2,11 +2,11 @@
 
     routing = route(tokens, router, bias, rule)               # which experts, with which weights
     inputs = routing.rows_of(tokens, experts)                 # what is sent: dispatch, by all_to_all
-    outputs = {e: mlp(inputs[e]) for e in experts}            # on whoever holds the expert
+    outputs = {e: mlp(inputs[e]) for e in experts}            # on the rank that holds the expert
     y = routing.combine(outputs)                              # what comes back, weighted and summed
 
-Expert parallelism cuts between these lines: whoever holds some experts works on the rows of other ranks' tokens, and
-rows come back in the order in which they were sent. The same rows in another split give the same sums.
+Expert parallelism cuts between these lines: a rank that holds some experts works on the rows of other ranks' tokens,
+and rows come back in the order in which they were sent. The same rows in another split give the same sums.
 
 The router (Shazeer et al. 2017; Fedus et al. 2021; Jiang et al. 2024) sends a token to the `per_token` experts of the
 highest logit. Its weights for them are the softmax over all experts, divided by its sum over the token's experts; of a

@@ -1,4 +1,4 @@
-"""The layers that a rank computes with, of either kind: dense ones, or the units of a transformer.
+"""The layers that a rank computes: dense ones, or the units of a transformer.
 
 Contents of tensors go in and come out; `minitrain.numerics.model` attaches them to tensors.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.numerics.arrays import Flat, held
-from minitrain.numerics.experts_of_rank import NumericExperts
+from minitrain.numerics.expert_model import NumericExperts
 from minitrain.numerics.layers import layers_of, problem_of
 from minitrain.numerics.placing import of_rank
 from minitrain.numerics.problem import Problem
@@ -22,7 +22,7 @@ from minitrain.workloads.workload import Recompute
 
 
 def _plus(content: Any) -> Any:
-    """Return what adds contents over ranks: a sum of parts is finished by each rank, not on the way."""
+    """Return the function that adds contents over ranks; a sum of parts is finished by each rank afterwards."""
     return getattr(type(content), "plus", type(content).add)
 
 
@@ -61,21 +61,21 @@ class NumericModel(NumericExperts):
         self.final_states: dict[int, Flat] = {}
         self.final_expert_states: dict[int, Flat] = {}
 
-    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+    def after_collective(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Combine the members' numbers, reductions in rank order."""
-        super().after_collective(works, results)
-        values = [work.value for work in works]
-        if works[0].op == "broadcast":
+        super().after_collective(operations, results)
+        values = [operation.value for operation in operations]
+        if operations[0].op == "broadcast":
             root = next(value for value in values if value is not None)
             values = [root] * len(values)
         if values[0].__class__ in COPIES:
             self._exchange(values, results)
-        elif works[0].op == "all_to_all":
+        elif operations[0].op == "all_to_all":
             values = [list(column) for column in zip(*values, strict=True)]
             for value, result in zip(values, results, strict=True):
                 self._move(value, result)
-        elif works[0].op != "barrier":
-            self._meet(works[0].op, values, results)
+        elif operations[0].op != "barrier":
+            self._meet(operations[0].op, values, results)
 
     def _meet(self, op: str, values: Sequence[Any], results: Sequence[Any]) -> None:
         """Give the results of a collective their numbers; of buckets, tensor by tensor."""

@@ -1,7 +1,7 @@
-"""The arithmetic of a unit of experts: norm and router before what parts divide, experts and shared experts inside.
+"""The arithmetic of a mixture-of-experts unit: norm and router *before* (see `units`), all experts *inside*.
 
-What *inside* works on are the normed tokens with the router's logits behind them, in one array: so the gradient of the
-logits, to which every part contributes by its share of the experts' outputs, is summed and cut with that of the tokens.
+What *inside* works on are the normed tokens and the router's logits, in one array: so the gradient of the logits, to
+which every part contributes by its share of the experts' outputs, is summed and cut with that of the tokens.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Moe(UnitArithmetic):
         total = routing.combine(self._outputs(weights, routing, tokens))
         return total + self.shared(weights, tokens) if self.model.num_shared_experts else total
 
-    def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:
+    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:
         """Return the biases of the last matrices; those of experts weighted."""
         if "experts.down.bias" not in weights.arrays:
             return 0.0
@@ -73,7 +73,7 @@ class Moe(UnitArithmetic):
             of_tokens, grads = of_tokens + through_shared, {**grads, **of_shared}
         return np.concatenate([of_tokens, of_logits], axis=-1), grads
 
-    def behind_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
+    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
         """Return the gradients of the last matrices' biases, and of the logits as far as they weight biases."""
         if "experts.down.bias" not in weights.arrays:
             return 0.0, {}

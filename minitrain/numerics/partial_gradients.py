@@ -1,9 +1,9 @@
 """What the gradients of one part of a unit carry until the parts are summed.
 
-A part takes the gradient back to the border behind the norm (see `units`): what it has there is its share of a sum. The
-all_reduce or reduce_scatter over the parts makes the sum, and each rank then takes it through its own norm, which is
-where the gradients of norm, router and other weights that all parts hold come about. So a gradient of a part awaits
-that: it was returned before, may have been added to others, and can be used only after.
+A part takes the gradient back to the border after the norm (see `units`): what it has there is its share of a sum. The
+all_reduce or reduce_scatter over the parts makes the sum, and each rank then takes it through its own norm, which gives
+the gradients of norm, router and other weights that all parts hold. So the gradient of a part's weights is incomplete
+when it is returned. It may be added to others, and can be used only once the sum was made.
 
 Where the rank had gathered its input from shards of the sequence, these gradients cover its own shard alone.
 """
@@ -65,19 +65,19 @@ class Border:
     def _through(self, total: Tokens) -> tuple[Tokens, Gradients]:
         """Return the gradient of the input, and the gradients of what all parts hold, for some tokens.
 
-        What is *behind* is asked about the whole sequence, with no gradient of other tokens: which of them an expert
-        takes depends on all.
+        *after* gets the whole sequence, with zero gradients of other tokens: which of them an expert takes depends on
+        all.
         """
         grad = self.grad.values
         if not np.array_equal(self.grad.positions, total.positions):
             grad = np.where(np.isin(self.grad.positions, total.positions)[:, None], grad, 0)
-        of_inner, behind = self.arithmetic.behind_backward(self.weights, self.inner, grad)
+        of_inner, after = self.arithmetic.after_backward(self.weights, self.inner, grad)
         added = self.inner.with_values(np.broadcast_to(of_inner, self.inner.values.shape)).at(total.positions)
         x = self.x.at(total.positions)
         of_input, before = self.arithmetic.before_backward(self.weights, x, total.values + added.values)
         if self.arithmetic.has_residual:
             of_input = of_input + self.grad.at(total.positions).values
-        return total.with_values(of_input), {**behind, **before}
+        return total.with_values(of_input), {**after, **before}
 
 
 @final
@@ -128,10 +128,10 @@ class PartGrad:
     """The gradient of the weights of one part, or of several in the middle of a sum over parts.
 
     Args:
-        own: one flat array, with zeros where the gradient is awaited.
+        own: one flat array, with zeros where the gradient is not known yet.
         unit: whose weights.
         part: which part; None in the sum over several parts, of which only what all hold means anything.
-        awaited: the borders behind which the rest comes about.
+        awaited: the borders on whose other side the rest is computed.
     """
 
     own: Array

@@ -2,8 +2,7 @@
 
 Initial weights and inputs are placed; what is computed with them is computed where they lie, since NumPy's functions
 leave that to the array. So the arithmetic of layers is written once. Where ranks lie on different backends, what they
-exchange moves between these. This file is the way to the room of the abstraction layer, which is loaded when a backend
-is named.
+exchange moves between these. Of this room, only this file imports `minitrain.heterogeneous`, when a backend is named.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def placed(values: Any, problem: Problem | TransformerProblem) -> Any:
 def brought(content: Any, place: Any) -> Any:
     """Return what a tensor carries on a rank's own place, where it came from another rank's.
 
-    Gradients that await others stay where they are: they are the same objects until they are complete.
+    Incomplete gradients stay where they are: they are the same objects until they are complete.
     """
     if not isinstance(content, Flat | Rows | Tokens):
         return content

@@ -1,4 +1,4 @@
-"""A rank whose tensors carry arrays, on shards of a sequence: the steps of an attention compute.
+"""Context parallelism on a rank whose tensors carry arrays: the steps of an attention compute.
 
 See `minitrain.rank.attention` for the steps, and `minitrain.numerics.attention_steps` for their arithmetic.
 """
@@ -68,7 +68,7 @@ class NumericSequences(Model):
         return made
 
     def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Attended:
-        """Let queries see some keys and values."""
+        """Attend from queries to some keys and values."""
         _, memory = self._contents("attend", inp, keys_values)
         made = super().attend(layer, inp, keys_values)
         carry(made, self._layers.steps.attend(layer, inp, memory))

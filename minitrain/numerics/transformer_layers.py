@@ -18,13 +18,13 @@ from minitrain.numerics.arrays import Flat
 from minitrain.numerics.attention import Attention
 from minitrain.numerics.attention_core import KeysValues, Positions, positions_of_shard
 from minitrain.numerics.attention_steps import AttentionSteps, Heads
-from minitrain.numerics.ends import Embedding, Head, Logits, LogitsGrad, logits_of, rows_at
-from minitrain.numerics.halves import Halves
+from minitrain.numerics.divided_experts import Copies, DividedExperts
+from minitrain.numerics.embedding_and_head import Embedding, Head, Logits, LogitsGrad, logits_of, rows_at
 from minitrain.numerics.latent_attention import LatentAttention
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad, PartialGrad
 from minitrain.numerics.placing import placed
-from minitrain.numerics.shared_experts import Copies, SharedExperts
+from minitrain.numerics.split_backward import PendingHalves
 from minitrain.numerics.tokens import Tokens
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.numerics.unit_weights import WHOLE, Part, by_name, flattened, taken
@@ -65,9 +65,9 @@ class TransformerLayers:
             "moe": moe,
             "head": Head(problem.model),
         }
-        self._halves = Halves[_Halfway](problem)
+        self._halves = PendingHalves[_Halfway](problem)
         self.steps = AttentionSteps(attention)
-        self.shared_experts = SharedExperts(problem, moe)
+        self.divided_experts = DividedExperts(problem, moe)
 
     @property
     def optimizer(self) -> Adam | Momentum:
@@ -95,13 +95,13 @@ class TransformerLayers:
     ) -> Tokens | Copies | Logits:
         """Return what a layer, or a part of it, makes of its input."""
         if isinstance(x, Copies):
-            return self.shared_experts.forward(layer, x, weight)
+            return self.divided_experts.forward(layer, x, weight)
         unit, part = self.problem.units[layer], weight.part or WHOLE
         arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
         inner = arithmetic.before(weights, x)
         made = arithmetic.inside(weights, inner)
         if part.index == 0:
-            made = made + arithmetic.behind(weights, inner)
+            made = made + arithmetic.after(weights, inner)
             made = made + x.values if arithmetic.has_residual else made
         if unit.kind != "head":
             return x.with_values(made)
@@ -115,7 +115,7 @@ class TransformerLayers:
     def backward(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> tuple[Any, Any]:
         """Return the gradients of the weights and of the input."""
         if isinstance(x, Copies):
-            return self.shared_experts.backward(layer, x, grad, weight)
+            return self.divided_experts.backward(layer, x, grad, weight)
         halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
         grad_input = self._of_input(halfway)
         return halfway.weight_gradient(), grad_input
@@ -123,7 +123,7 @@ class TransformerLayers:
     def backward_input(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> Any:
         """Return the gradient of the input, and keep what the weights' needs."""
         if isinstance(x, Copies):
-            return self.shared_experts.backward_input(layer, inp.samples, x, grad, weight)
+            return self.divided_experts.backward_input(layer, inp.samples, x, grad, weight)
         halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
         self._halves.keep(layer, inp.samples, halfway)
         return self._of_input(halfway)
@@ -135,7 +135,7 @@ class TransformerLayers:
             LawError: there was none on this rank, for these samples and this gradient.
         """
         if isinstance(x, Copies):
-            return self.shared_experts.backward_weight(layer, inp.samples, grad)
+            return self.divided_experts.backward_weight(layer, inp.samples, grad)
         return self._halves.take(layer, inp.samples, lambda half: _is_same(half, grad)).weight_gradient()
 
     def keys_values(self, layer: int, inp: Any, x: Tokens, weight: Flat) -> KeysValues:

@@ -64,7 +64,7 @@ def _loss(flat: list[Any], inputs: Any, targets: Any, capacity: Any, model: Tran
     return -likelihoods.mean()
 
 
-# Nobody runs it often: compiling takes longer than the step, and less so without optimization.
+# It runs rarely: compiling takes longer than the step, and less so without optimization.
 _gradient = partial(jax.jit, static_argnums=4, compiler_options={"xla_backend_optimization_level": 0})(jax.grad(_loss))
 
 
@@ -131,7 +131,7 @@ def _latent_attention(w: Weights, x: Any, model: Transformer) -> Any:
 
 
 def _mixed(queries: Any, keys: Any, values: Any, model: Transformer) -> Any:
-    """Return what all heads get from values, one behind the other."""
+    """Return what all heads get from values, concatenated."""
     length = queries.shape[1]
     scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1])
     seen = np.tril(np.ones((length, length), dtype=bool))

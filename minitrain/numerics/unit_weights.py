@@ -114,7 +114,7 @@ def _cut(numbers: NDArray[np.int64], dim: int, index: int, size: int) -> NDArray
 
 @lru_cache(maxsize=1024)
 def held_by_all(unit: Unit, part: Part) -> NDArray[np.bool_]:
-    """Return which elements of a part's flat array all parts hold: norms, router, biases behind a sum."""
+    """Return which elements of a part's flat array all parts hold: norms, router, biases after a sum."""
     divided = {weight.name for weight in unit.weights if part.has(weight) and _is_divided(weight, part)}
     return np.concatenate([np.full(prod(shape), name not in divided) for name, shape, _ in _weights(unit, part)])
 

@@ -4,7 +4,7 @@ A unit has three steps, so that parts of it and shards of the sequence add up to
 
 - *before*: what all parts do with the unit's input, token by token: the norm, and an MoE's router;
 - *inside*: what parts divide: heads, columns and rows, vocabulary rows, experts. The outputs of all parts add up;
-- *behind*: what is added once to that sum: biases behind it, positions, and the residual connection.
+- *after*: what is added once to that sum: biases, positions, and the residual connection.
 
 Backward goes through them the other way round. A part can take the gradient as far as the border between *inside* and
 *before*; only the sum over all parts goes through *before*, since norm and router need it whole. The gradient of a
@@ -63,7 +63,7 @@ class UnitArithmetic(ABC):
         """Return a part's share of the output."""
 
     @abstractmethod
-    def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:
+    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:
         """Return what is added once to the sum of all parts, beside the residual connection."""
 
     @abstractmethod
@@ -71,8 +71,8 @@ class UnitArithmetic(ABC):
         """Return a part's share of the gradient of what *inside* worked on, and the gradients of its own weights."""
 
     @abstractmethod
-    def behind_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
-        """Return what *behind* adds to the gradient of what *inside* worked on, and the gradients of its weights."""
+    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
+        """Return what *after* adds to the gradient of what *inside* worked on, and the gradients of its weights."""
 
     def before_backward(self, weights: UnitWeights, x: Tokens, grad: Array) -> tuple[Array, Gradients]:
         """Return the gradient of the unit's input without the residual connection, and those of *before*'s weights."""
@@ -153,7 +153,7 @@ class Mlp(UnitArithmetic):
         """Return the output of some columns of the first matrices and the same rows of the last."""
         return self._dense(weights, inner.values)
 
-    def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (an MoE's needs it)
+    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (an MoE's needs it)
         """Return the last matrix's bias."""
         return weights.bias("down.bias")
 
@@ -161,6 +161,6 @@ class Mlp(UnitArithmetic):
         """Take the gradient back through some columns and rows."""
         return self._dense.backward(weights, inner.values, grad)
 
-    def behind_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in behind)
+    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in after)
         """Return the bias's gradient."""
         return 0.0, bias_gradient(weights, "down.bias", grad)

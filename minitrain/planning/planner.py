@@ -78,7 +78,7 @@ def plan(
     Raises:
         UsageError: a parameter is outside its rule, or no candidate runs or fits; the message says what was tried.
         StrategyError: there is no strategy of a name.
-        HardwareConfigError: the cluster cannot be read or believed.
+        HardwareConfigError: the cluster cannot be read, or is invalid.
     """
     found = cluster_or_other(cluster)
     if not isinstance(found, Cluster):

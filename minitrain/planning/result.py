@@ -22,7 +22,7 @@ from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 
 SIMULATED, REFINED = "simulated", "refined"
-"""What became of a candidate that fits into memory."""
+"""The reasons of candidates that fit into memory."""
 _SHOWN = 8
 _FORMAT = "minitrain-plan"
 _NEEDED = ("strategy", "options", "world_size", "groups", "power_caps_watts", "samples", "layers", "microbatch_sizes")

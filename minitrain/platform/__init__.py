@@ -12,7 +12,7 @@ May import: the rooms up to `run`. Open `platform` first, then `fair_sharing`.
 | `scenario`, `logs` | a file of hardware and tasks, and what a platform did as event logs |
 | `transfers`, `collective_steps` | put transfers and collectives on the links |
 | `fair_sharing`, `timers` | the rate of each flow on shared links, and events at exact moments |
-| `replay`, `retimed_run` | finished runs on shared links: the call, and one run of it |
+| `replayed_runs`, `retimed_run` | finished runs on shared links: the call, and one run of it |
 | `rank_routes`, `cluster_links` | the links that a run's transfers take, and those of a hardware config |
 """
 

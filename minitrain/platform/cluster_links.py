@@ -163,7 +163,7 @@ class ClusterLinks:
 
 
 def _bps(tier: Network) -> float:
-    """Return what a processor reaches into a tier, bits/s."""
+    """Return the rate that a processor reaches into a tier, bits/s."""
     return tier.bandwidth * GIGA * tier.efficiency * BITS_PER_BYTE
 
 

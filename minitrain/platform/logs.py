@@ -43,7 +43,7 @@ def _places(result: ComputeResult | TransferResult) -> tuple[str, ...]:
 
 
 def _event(result: ComputeResult | TransferResult, name: str, numbers: Mapping[str, int]) -> Event:
-    """Return what one endpoint did of something."""
+    """Return the event of one endpoint for a result."""
     rank = numbers[name]
     if isinstance(result, ComputeResult):
         seconds = result.end - result.start

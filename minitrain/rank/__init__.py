@@ -2,7 +2,7 @@
 
 May import: `errors`, `tensors`, `workloads`, `hardware`, `events`, `transport`. Open `model` first, then `computation`
 (what a rank does alone) and `communication` (what it does with others). `laws` says what must hold before an operation
-may happen, `operations` what becomes of a communication that was submitted, and `stores` what a rank holds in memory.
+may happen, `operations` when a submitted communication starts and ends, and `stores` what a rank holds in memory.
 
 The rest, by what a reader looks for:
 

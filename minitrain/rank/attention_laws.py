@@ -1,4 +1,4 @@
-"""The laws of an attention that is taken in steps: what each step requires; see `minitrain.rank.laws`.
+"""The laws of an attention that is computed in steps: what each step requires; see `minitrain.rank.laws`.
 
 What a step of a causal attention needs follows from the mask. Queries must have seen all keys up to the last query, and
 the gradient of keys must cover all queries from the first key on.

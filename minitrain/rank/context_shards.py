@@ -1,4 +1,4 @@
-"""Taking shards of a sequence through layers: what `minitrain.rank.computation` calls where an input is such a shard.
+"""Context parallelism: taking shards of a sequence through layers, for `minitrain.rank.computation`.
 
 See `minitrain.tensors.context`. Where a layer works on each token by itself, a shard goes through it as an activation
 does, at its share of the cost. An attention is taken in steps (see `minitrain.rank.attention`).

@@ -1,4 +1,4 @@
-"""The laws of layers with experts that ranks share: what must hold before an operation on them may happen.
+"""The laws of layers whose experts are divided among ranks: what must hold before an operation on them may happen.
 
 As those of `minitrain.rank.laws`, each function returns, or raises a `LawError` that names rule, values, rank, layer
 and remedy.

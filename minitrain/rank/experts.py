@@ -11,7 +11,7 @@ See `minitrain.tensors.experts` for the tensors. In the order of a step:
 | `combine` | shared experts, weighted sum, residual | `backward_route` | the router's gradients, and the input's |
 
 The layer's input stands for what router and shared experts keep, and the copies that arrived for what the experts keep.
-What experts have made is kept until `backward_combine` by whoever stores it. Nothing of it is computed again under full
+The strategy stores what experts have made until `backward_combine`. Nothing of it is computed again under full
 recomputation, since that would exchange the tokens again.
 """
 
@@ -48,7 +48,7 @@ class ExpertComputation(RankState):
     """The operations of a rank on layers with experts, beside `forward` and `backward` of its part of them."""
 
     def has_experts(self, layer: int) -> bool:
-        """Return whether a layer has experts that ranks can share."""
+        """Return whether a layer has experts that can be divided among ranks."""
         return expert_laws.has_experts(self, layer)
 
     def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
@@ -215,7 +215,7 @@ class ExpertComputation(RankState):
         return tensor
 
     def _record_around(self, typ: str, layer: int, samples: frozenset[int]) -> None:
-        """Log a pass that goes before the experts or behind them."""
+        """Log a pass that goes before the experts or after them."""
         self._record(typ, layer, self._runtime_predictor.compute(typ, len(samples), layer), samples)
 
     def _keep_for_router(self, layer: int, inp: Activation, *, combined: bool) -> None:

@@ -1,7 +1,8 @@
-"""What a rank does with one part of a layer: load it, take activations and gradients through it, update it.
+"""Tensor parallelism: what a rank does with one part of a layer, from load to update.
 
 See `minitrain.tensors.parts` for the algebra. These operations are those of `minitrain.rank.computation`, which comes
-here where a weight is a part, after it has checked the laws.
+here where a weight is a part, after it has checked the laws. `may_forward` and `may_backward` write out the laws of the
+usual passes once more, for speed; tests/rank/test_quick_laws.py checks that they accept nothing that `laws` refuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The law of samples: integers of the global batch, judged before anything is made of them."""
+"""The law of samples: integers of the global batch, checked before anything is made of them."""
 
 from __future__ import annotations
 

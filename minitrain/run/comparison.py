@@ -62,7 +62,10 @@ class FailedRun:
     error: Exception = field(compare=False)
 
     def summary(self) -> dict[str, Any]:
-        """Return the keys of `Run.summary`, None where there is no figure, and the error."""
+        """Return the keys of `Run.summary`, None where there is no figure, and the error.
+
+        `_FIGURES` must agree with `Run.summary`, which tests/run/test_comparison.py checks.
+        """
         given = {**DEFAULTS, **self.parameters}
         hardware, workload = given["hardware"], _known_workload(given)
         return {

@@ -81,7 +81,7 @@ class Meeting:
 class _Lane:
     """The compute stream of one rank while it is timed again."""
 
-    __slots__ = ("awaits", "in_flight", "place", "since", "slowed", "version", "work_s")
+    __slots__ = ("awaits", "in_flight", "place", "rate", "since", "slowed", "version", "work_s")
 
     def __init__(self) -> None:
         self.place = 0
@@ -90,12 +90,19 @@ class _Lane:
         self.slowed = False  # whether the present operation ever ran at less than the full rate
         self.version = 0
         self.in_flight: Counter[tuple[int, float]] = Counter()
+        self.rate = 1.0  # the share of the processor that computing has
         self.awaits: dict[int, list[TransferPart]] = defaultdict(list)
 
-    def rate(self) -> float:
-        """Return the share of the processor that computing has."""
+    def has_to_wait(self) -> bool:
+        """Return whether a transfer has not ended that must before the present operation."""
+        awaited = self.awaits.get(self.place)
+        return awaited is not None and not all(transfer.ended for transfer in awaited)
+
+    def count(self, price: Price, change: int) -> None:
+        """Count a transfer that begins or ends, which changes what computing has of the processor."""
+        self.in_flight[price.tier_size, price.processor_usage] += change
         used = sum(usage for (_, usage), number in self.in_flight.items() if number)
-        return max(1.0 - used, _LEAST_RATE)
+        self.rate = max(1.0 - used, _LEAST_RATE)
 
 
 def require_contention(value: object) -> None:
@@ -190,15 +197,15 @@ class Retiming:
 
     def _advance(self, rank: int) -> None:
         """Continue a rank's compute stream until it has to wait."""
-        lane, log = self.lanes[rank], self.logs[rank]
-        while lane.work_s is None and all(transfer.ended for transfer in lane.awaits[lane.place]):
-            if lane.place == len(log):
-                return
+        lane, rows = self.lanes[rank], self.logs[rank]._rows
+        while lane.work_s is None and not lane.has_to_wait():
             row = lane.place * STRIDE
-            log._rows[row + LAUNCHED_AT] = self.now
-            if log._rows[row + STREAM] is ON_COMPUTE:
-                log._rows[row + TIME] = self.now
-                lane.work_s, lane.since, lane.slowed = log._rows[row + PRICE].seconds, self.now, False
+            if row == len(rows):
+                return
+            rows[row + LAUNCHED_AT] = self.now
+            if rows[row + STREAM] is ON_COMPUTE:
+                rows[row + TIME] = self.now
+                lane.work_s, lane.since, lane.slowed = rows[row + PRICE].seconds, self.now, False
                 self._expect_end(rank)
                 return
             transfer = self.transfers[rank][lane.place]
@@ -211,7 +218,7 @@ class Retiming:
         """Schedule the end of the present compute operation, at the present rate."""
         lane = self.lanes[rank]
         lane.version += 1
-        version, rate = lane.version, lane.rate()
+        version, rate = lane.version, lane.rate
         lane.slowed |= rate != 1.0
         self._at(self.now + (lane.work_s or 0.0) / rate, lambda: self._end_compute(rank, version))
 
@@ -268,13 +275,12 @@ class Retiming:
 
     def _count_transfer(self, part: TransferPart, change: int) -> None:
         """Count a transfer that begins or ends on a rank; it changes the rate of the present compute operation."""
-        usage = part.price.processor_usage
-        if not usage:
+        if not part.price.processor_usage:
             return
         lane = self.lanes[part.rank]
-        before = lane.rate()
-        lane.in_flight[part.price.tier_size, usage] += change
-        if lane.work_s is not None and lane.rate() != before:
+        before = lane.rate
+        lane.count(part.price, change)
+        if lane.work_s is not None and lane.rate != before:
             if self.now > lane.since:
                 lane.work_s -= (self.now - lane.since) * before
                 lane.since = self.now

@@ -79,8 +79,7 @@ class FaultRate:
 class Recovery:
     """What happens after a device has died, and how long each part of it takes.
 
-    The defaults are those of a large job on a shared storage. Each is a figure that somebody has published, or marked
-    as assumed.
+    The defaults are those of a large job on a shared storage. Each is a published figure, or marked as assumed.
 
     Args:
         detection_s: until all ranks are stopped. PyTorch waits 600 s for a collective on NCCL by default; systems with

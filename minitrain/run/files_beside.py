@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -70,7 +69,7 @@ def as_imported(text: str, module: ModuleType) -> str:
     return text.replace(f"{module.__name__.partition('.')[0]}.", "")
 
 
-class _FindsBeside(MetaPathFinder):
+class _FindsBeside:
     """Find the modules of the packages that strategies' files have."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:  # noqa: ARG002  (Python's names)

@@ -40,11 +40,11 @@ def rare_collections() -> Iterator[None]:
             middle_aged, thresholds = _before.pop()
             if not _before:
                 if is_done:
-                    _grow_old(middle_aged)
+                    _age_garbage(middle_aged)
                 gc.set_threshold(*thresholds)
 
 
-def _grow_old(middle_aged: int) -> None:
+def _age_garbage(middle_aged: int) -> None:
     """Move what a run leaves behind into the oldest generation, which is traversed least often.
 
     Otherwise, the collector would traverse it as soon as new objects are made. A finished run has hardly any reference

@@ -69,8 +69,7 @@ class RunParameters:
         faults: devices that die during the step, `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
         recovery: what happens then, and how long it takes; `mt.Recovery()` if None.
         contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
-            transfers share links too (see `minitrain.platform.replay`). `model.time` during the run does not include
-            it.
+            transfers share links too (see `minitrain.replay`). `model.time` during the run does not include it.
         p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
         check: verify the final weights.
         strict: count every tensor alive as memory, wherever it is kept, and accept only tensors that came out of
@@ -154,7 +153,7 @@ class RunParameters:
 
         Raises:
             UsageError: the network does not connect so many ranks, or there is another number of predictors.
-            HardwareConfigError: the hardware config cannot be found, read or believed.
+            HardwareConfigError: the hardware config cannot be found or read, or is invalid.
         """
         pricing = self._pricing()
         if isinstance(self.hardware, RankPredictors):

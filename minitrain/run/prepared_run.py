@@ -178,7 +178,7 @@ def prepare(strategy: str | Strategy, keywords: Mapping[str, Any], watch: Watch 
 
     Raises:
         UsageError: a parameter is outside its rule.
-        HardwareConfigError: the hardware config cannot be found, read or believed.
+        HardwareConfigError: the hardware config cannot be found or read, or is invalid.
         StrategyError: there is no such strategy, or it takes other options.
     """
     parameters, common = split_keywords(keywords)

@@ -1,4 +1,4 @@
-"""How far a simulation is, for whoever watches it from another thread."""
+"""How far a simulation is, to be read from another thread."""
 
 from __future__ import annotations
 

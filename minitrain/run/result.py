@@ -63,7 +63,7 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
         links: what shared links carried, and why transfers took longer than their price (see
-            `minitrain.platform.replay.LinkUse`); None unless they were timed so.
+            `minitrain.platform.replayed_runs.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.

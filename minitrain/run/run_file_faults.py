@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from minitrain.errors import UsageError
-from minitrain.hardware.config_faults import key_path, shown, told
+from minitrain.hardware.config_faults import first_faults, key_path, shown
 
 SMALLEST, LARGEST = 1e-100, 1e100  # outside these magnitudes products of fields overflow or vanish, as in configs
 LONGEST_S = 1e200  # a sum of times
@@ -114,4 +114,6 @@ class Faults:
         facts = {"path": self.label, "faults": tuple(self.kept)}
         if self.number == 1:
             return UsageError(f"{begin}: {self.kept[0]}; {remedy}", **facts)
-        return UsageError("\n".join(told(f"{begin}: {self.number} faults; {remedy}", self.kept, self.number)), **facts)
+        return UsageError(
+            "\n".join(first_faults(f"{begin}: {self.number} faults; {remedy}", self.kept, self.number)), **facts
+        )

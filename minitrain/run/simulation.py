@@ -68,7 +68,7 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
 
     Raises:
         UsageError: a parameter is outside its rule.
-        HardwareConfigError: the hardware config cannot be found, read or believed.
+        HardwareConfigError: the hardware config cannot be found or read, or is invalid.
         StrategyError: the strategy cannot be called so, or leaves something undone.
         LawError: the strategy breaks a law of training.
         OutOfMemoryError: with `strict_memory`, a rank held too much.

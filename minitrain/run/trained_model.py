@@ -28,7 +28,7 @@ class TrainedModel:
         seq_len: tokens of a sample.
         layer_names: what figures call the layers: "embedding", "attention 0", "mlp 0" ..., "head".
         recomputed_flop: floating-point operations that all ranks did again, counted as the run's useful ones.
-        routed_copies: copies of tokens that all routers made for experts which ranks share.
+        routed_copies: copies of tokens that all routers made for experts that are divided among ranks.
         dropped_copies: of these, what experts did not take.
     """
 
@@ -41,7 +41,7 @@ class TrainedModel:
 
     @property
     def dropped_token_fraction(self) -> float | None:
-        """The share of copies of tokens that experts did not take; None where ranks share no experts."""
+        """The share of copies of tokens that experts did not take; None where experts are not divided."""
         return self.dropped_copies / self.routed_copies if self.routed_copies else None
 
     def to_save(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class TrainedModel:
         return found
 
     def figures(self) -> dict[str, Any]:
-        """Return what a run's summary says of experts that ranks share, if they share any."""
+        """Return what a run's summary says of experts that are divided among ranks, if any are."""
         return {"dropped_token_fraction": self.dropped_token_fraction} if self.routed_copies else {}
 
 

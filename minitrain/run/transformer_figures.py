@@ -56,7 +56,7 @@ class TransformerFigures:
 
     @property
     def dropped_token_fraction(self) -> float | None:
-        """Share of the copies of tokens that experts did not take; None where ranks share no experts."""
+        """Share of the copies of tokens that experts did not take; None where experts are not divided among ranks."""
         return None if self.trained_model is None else self.trained_model.dropped_token_fraction
 
     @property

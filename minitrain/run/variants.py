@@ -198,7 +198,7 @@ def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[st
 
 def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[Any, Any]:
     """Return the logs of a run whose transfers share the links of its hardware, and what these carried."""
-    from minitrain.platform.replay import replayed_logs  # noqa: PLC0415
+    from minitrain.platform.replayed_runs import replayed_logs  # noqa: PLC0415
 
     logs = [model.log for model in models]
     if hasattr(parameters.hardware, "profile"):

@@ -106,7 +106,7 @@ def solve(
 
     Raises:
         UsageError: a parameter is outside its rule, or a name is unknown.
-        HardwareConfigError: a hardware config cannot be read or believed.
+        HardwareConfigError: a hardware config cannot be read, or is invalid.
 
     Example:
         >>> solve("ResNet50", "A100", batch_size=256).latency.to("ms").magnitude
@@ -155,7 +155,7 @@ def find_system(system: Any) -> SystemArchetype:
 
     Raises:
         UsageError: there is no such system.
-        HardwareConfigError: a hardware config cannot be read or believed.
+        HardwareConfigError: a hardware config cannot be read, or is invalid.
     """
     if isinstance(system, SystemArchetype):
         return system

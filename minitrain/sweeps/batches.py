@@ -114,7 +114,7 @@ def _next_batch(alone: Batch, configurations: Iterator[tuple[str, Configuration]
 
 
 def result_of(future: Future[R]) -> R:
-    """Return what a worker has made of a batch, or raise why there is nothing."""
+    """Return the result of a batch, or raise an error that explains why there is none."""
     try:
         return future.result()
     except BrokenExecutor as error:

@@ -37,7 +37,7 @@ def checked(grid: Grid) -> Grid:
 
 
 def names_in(grid: Grid) -> list[str]:
-    """Return the names that a checked grid varies, as far as it can tell before it is used."""
+    """Return the names that a checked grid varies, as far as they are known before it is used."""
     if isinstance(grid, Mapping):
         return list(grid)
     if not isinstance(grid, Sequence):

@@ -16,7 +16,7 @@ from minitrain.run.prepared_run import prepare
 from minitrain.run.saved_runs import plain
 
 if TYPE_CHECKING:
-    from minitrain.vector.execution import Group
+    from minitrain.vector.execution import MachineGroup
 
 Parameters = Mapping[str, Any]
 
@@ -88,7 +88,7 @@ async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters
     return found
 
 
-def _take(group: Group, hardware: Sequence[Any], found: Summaries) -> None:
+def _take(group: MachineGroup, hardware: Sequence[Any], found: Summaries) -> None:
     """Put the summaries of a group in their places, if it was executed."""
     if group.figures is not None:
         for place, summary in zip(group.places.tolist(), group.figures.summaries(hardware), strict=True):

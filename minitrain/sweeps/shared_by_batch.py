@@ -45,7 +45,7 @@ class SharedByBatch:
         """Return parameters of `simulate` in which shared objects stand for their descriptions; the run is the same.
 
         Raises:
-            MinitrainError: the hardware cannot be found or believed, or does not connect so many ranks.
+            MinitrainError: the hardware cannot be found, is invalid, or does not connect so many ranks.
         """
         shared: dict[str, Any] = {}
         machine = self._machine(parameters)

@@ -18,8 +18,8 @@ from minitrain.tensors.index_sets import ranges
 from minitrain.tensors.kinds import Activation, ActivationGrad, require_same
 
 _ALL = frozenset([0])
-_OF_HEADS: tuple[str, ...] = ("layer", "samples", "num_shards", "parts", "num_parts")
-_OF_SHARDS_AND_HEADS: tuple[str, ...] = (*_OF_HEADS, "shards")
+_FIELDS_OF_HEADS: tuple[str, ...] = ("layer", "samples", "num_shards", "parts", "num_parts")
+_FIELDS_OF_SHARDS_AND_HEADS: tuple[str, ...] = (*_FIELDS_OF_HEADS, "shards")
 
 
 def share_of_size(tensor: Any, size: int) -> int:
@@ -80,7 +80,7 @@ class KeysValues(Activation):
     parts: frozenset[int] = _ALL
     num_parts: int = 1
 
-    _must_agree = _OF_HEADS
+    _must_agree = _FIELDS_OF_HEADS
 
     def with_shards(self, shards: frozenset[int]) -> KeysValues:
         """Return the keys and values of other shards."""
@@ -110,7 +110,7 @@ class Attended(Activation):
     num_parts: int = 1
     keys: frozenset[int] = _ALL
 
-    _must_agree = _OF_SHARDS_AND_HEADS
+    _must_agree = _FIELDS_OF_SHARDS_AND_HEADS
 
     def __add__(self, other: Attended) -> Attended:
         """Return what the queries have got from the keys of both, which must differ."""
@@ -146,7 +146,7 @@ class QueriesGrad(ActivationGrad):
     num_parts: int = 1
     keys: frozenset[int] = _ALL
 
-    _must_agree = _OF_SHARDS_AND_HEADS
+    _must_agree = _FIELDS_OF_SHARDS_AND_HEADS
 
     def __add__(self, other: QueriesGrad) -> QueriesGrad:
         """Return the sum over the keys of both, which must differ."""
@@ -176,7 +176,7 @@ class KeysValuesGrad(ActivationGrad):
     num_parts: int = 1
     queries: frozenset[int] = _ALL
 
-    _must_agree = _OF_SHARDS_AND_HEADS
+    _must_agree = _FIELDS_OF_SHARDS_AND_HEADS
 
     def __add__(self, other: KeysValuesGrad) -> KeysValuesGrad:
         """Return the sum over the queries of both, which must differ."""

@@ -26,7 +26,7 @@ from minitrain.tensors.kinds import Activation, ActivationGrad, WeightGrad, requ
 from minitrain.tensors.parts import PartialActivation, PartialActivationGrad, WeightGradPart
 
 _ALL = frozenset([0])
-_OF_A_SUM: tuple[str, ...] = (*PartialActivation._must_agree, "shards", "num_shards")
+_FIELDS_OF_A_SUM: tuple[str, ...] = (*PartialActivation._must_agree, "shards", "num_shards")
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class PartialContextShard(PartialActivation):
     shards: frozenset[int] = _ALL
     num_shards: int = 1
 
-    _must_agree = _OF_A_SUM
+    _must_agree = _FIELDS_OF_A_SUM
 
     def whole(self) -> ContextShard:
         """Return the sum over all parts."""
@@ -88,7 +88,7 @@ class PartialContextGradShard(PartialActivationGrad):
     shards: frozenset[int] = _ALL
     num_shards: int = 1
 
-    _must_agree = _OF_A_SUM
+    _must_agree = _FIELDS_OF_A_SUM
 
     def whole(self) -> ContextGradShard:
         """Return the sum over all parts."""

@@ -1,6 +1,6 @@
 """Expert parallelism in the tensors' algebra: the pieces of a layer, and copies of tokens (GShard, figure 3).
 
-A layer with experts is two pieces where ranks share the experts. The *router* piece is what every rank holds: norm,
+A layer is two pieces where its experts are divided. The *router* piece is what every rank holds: norm,
 router and shared experts. The *experts* are divided into parts, one a rank. So each piece has weights, gradients and
 optimizer states of its own, whose gradients are summed over other ranks: those of the router over all ranks that see
 other samples, those of a part of the experts over the ranks that hold the same part.

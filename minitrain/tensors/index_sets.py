@@ -131,7 +131,10 @@ def overlapping_shards(shard: int, num_shards: int, other_num_shards: int) -> ra
 
 
 def overlaps_any(shard: int, num_shards: int, others: Mapping[int, Set[int]]) -> bool:
-    """Return whether a shard has a part in common with any of others, in time that does not grow with these.
+    """Return whether a shard has a part in common with any of others.
+
+    For each cut of the others, the time grows with the smaller of two sets: these shards, and those that the shard
+    overlaps.
 
     Args:
         shard: which shard.

@@ -36,7 +36,7 @@ from minitrain.tensors.kinds import (
 )
 
 _ALL = frozenset([0])
-_OF_A_SUM: tuple[str, ...] = ("layer", "samples", "num_parts")
+_FIELDS_OF_A_SUM: tuple[str, ...] = ("layer", "samples", "num_parts")
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class PartialActivation(Activation):
     parts: frozenset[int] = _ALL
     num_parts: int = 1
 
-    _must_agree = _OF_A_SUM
+    _must_agree = _FIELDS_OF_A_SUM
 
     def __add__(self, other: PartialActivation) -> Any:
         """Return the sum: an `Activation` if it has all parts; the parts must differ."""
@@ -184,7 +184,7 @@ class PartialActivationGrad(ActivationGrad):
     parts: frozenset[int] = _ALL
     num_parts: int = 1
 
-    _must_agree = _OF_A_SUM
+    _must_agree = _FIELDS_OF_A_SUM
 
     def __add__(self, other: PartialActivationGrad) -> Any:
         """Return the sum: an `ActivationGrad` if it has all parts; the parts must differ."""

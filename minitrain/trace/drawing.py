@@ -29,7 +29,7 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "/": "\\u002f"}  # within a script el
 
 
 class Drawing(NamedTuple):
-    """A figure that nobody has validated.
+    """A figure that is not validated.
 
     Args:
         data: its traces, each with its type.

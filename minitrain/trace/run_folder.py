@@ -94,7 +94,7 @@ def _facts_of_transformer(run: Run) -> list[str]:
 
 
 def memory_text(run: Run) -> str:
-    """Return what the peak memory consists of, in words; nothing where stores did not tell kinds."""
+    """Return what the peak memory consists of, in words; nothing where stores did not count kinds."""
     held = run.memory_by_kind or {}
     sizes = ((kind, size_bytes / GIB) for kind, size_bytes in held.items() if size_bytes)
     return ", ".join(f"{kind} {size:.3g} GiB" for kind, size in sizes)

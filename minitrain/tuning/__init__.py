@@ -3,7 +3,7 @@
 May import: `errors`, `files`, `tensors`, `workloads`, `events`, `hardware`, `rank`, `analysis`, `run`, `folding`,
 `sweeps`. Open `tune` first.
 
-Layouts of the strategy `megatron` are not simulated one by one. What a layer takes is recorded in short runs, as
+Layouts of the strategy megatron are not simulated one by one. What a layer takes is recorded in short runs, as
 *pieces* (some operations with their seconds and memory). Many layouts at once are then put together from pieces. A
 *place* is a rank of the pipeline.
 

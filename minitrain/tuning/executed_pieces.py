@@ -92,7 +92,7 @@ class Pieces:
         return [NOTHING, *map(self.kind, layers), NOTHING]
 
     def signature(self, layers: range) -> tuple[int, int]:
-        """Return what tells stages apart: those with one signature have layers of the same kinds."""
+        """Return a key of a stage: those with equal keys have layers of the same kinds."""
         if not self.is_short or layers.start == 0 or layers.stop == self.workload.num_layers:
             return layers.start, layers.stop
         start = 1 + (layers.start - 1) % 2

@@ -86,7 +86,7 @@ _SHORT = {"num_chunks": "chunks", "microbatch_size": "microbatch"}
 
 
 class Findings:
-    """What a search has found, before anybody asks why.
+    """The rows of a search, without their explanation.
 
     Args:
         search: the search, which has ended.
@@ -138,7 +138,7 @@ class Findings:
         return {id(row): place for place, row in self._search.rows.items()}
 
     def most_bytes(self, machine: Machine) -> float:
-        """Return what a rank may hold on a machine, bytes."""
+        """Return how much memory a rank may use on a machine, bytes."""
         return self._search.most_bytes(machine)
 
     @cached_property
@@ -154,7 +154,7 @@ class Findings:
         return f"{len(self.rows):,} configurations: {words}" + (f"; {missing:,} were not reached" if missing else "")
 
     def _nearest(self) -> str:
-        """Return what comes nearest to fitting."""
+        """Say which configuration needs the least memory, or why none was priced."""
         priced = [row for row in self.rows if row["peak_memory_bytes"] is not None]
         if not priced:
             return next((str(row["reason"]) for row in self.rows if row["reason"]), "the space is empty")

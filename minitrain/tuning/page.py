@@ -194,7 +194,7 @@ def _spans(log: Sequence[Event]) -> list[list[float]]:
 
 
 def _kind(event: Event, last: Any) -> tuple[int, Any]:
-    """Return what an event is, and what tells passes apart."""
+    """Return the kind of an event, and a key that differs between passes."""
     if event.typ in ("forward", "loss"):
         return FORWARD, (FORWARD, event.samples)
     if event.typ in PASSES:

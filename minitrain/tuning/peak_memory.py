@@ -96,7 +96,7 @@ def _row(columns: Columns, order: Order, key: tuple[int, int, int]) -> tuple[Flo
 
 
 def _first_forward(columns: Columns, stage: int) -> tuple[Any, Any]:
-    """Return what the first forward does, where some layouts let go of the shards that they have gathered."""
+    """Return what the first forward adds to memory; layouts that gather early free their shards in it."""
     net, most = np.zeros(columns.width), np.zeros(columns.width)
     for number in range(columns.num_layers(stage)):
         net = net - np.where(columns.gathers, columns.figures(stage, number)[_SHARD], 0.0)

@@ -20,7 +20,7 @@ from minitrain.tuning.executed_pieces import Pieces
 
 @final
 @dataclass(frozen=True)
-class Problem:
+class TuningProblem:
     """What every configuration of a search has in common, on one machine.
 
     Args:
@@ -63,10 +63,10 @@ class Machine:
 
     Raises:
         UsageError: a parameter is outside its rule.
-        HardwareConfigError: the hardware cannot be found, read or believed.
+        HardwareConfigError: the hardware cannot be found or read, or is invalid.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: TuningProblem) -> None:
         self.problem = problem
         self.parameters = RunParameters(**problem.parameters)
         predictor: Any = self.parameters.predictor()
@@ -140,8 +140,8 @@ class Machine:
 
 
 @lru_cache(maxsize=8)
-def _machine_of(problem: Problem) -> Machine:
-    """Return what prices a problem."""
+def _machine_of(problem: TuningProblem) -> Machine:
+    """Return the machine of a problem, made once in a process."""
     if not isinstance(problem.global_batch_size, int):
         raise UsageError(f"global_batch_size must be an integer, got {problem.global_batch_size!r}")
     return Machine(problem)

@@ -1,6 +1,6 @@
 """Recording what each operation of a short run takes: its time, its bytes, and what memory does beside it.
 
-The strategy is executed by the engine's own folded models. Their logs tell when memory was measured, and what an
+The strategy is executed by the engine's own folded models. Their logs say when memory was measured, and what an
 operation took. What memory did between two rows of the log is noted here: how much was held when the second one was
 written, and the most that was held since the first.
 """

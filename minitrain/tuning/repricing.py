@@ -9,7 +9,7 @@ from typing import final
 from minitrain.errors import MinitrainError
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.device import Processor, Rate
-from minitrain.tuning.problem import Problem
+from minitrain.tuning.problem import TuningProblem
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.worker_tasks import Figures, price_pipelines, simulate_each
 
@@ -124,7 +124,7 @@ class _TurnSearch:
 def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[float]:
     """Return the step times of layouts on another machine, s; infinity for what cannot run there."""
     before = contenders[0].problem
-    problem = Problem(before.workload, system, before.world_size, before.global_batch_size, before.more)
+    problem = TuningProblem(before.workload, system, before.world_size, before.global_batch_size, before.more)
     try:
         times = [_figures(problem, one).step_time_s for one in contenders]
     except MinitrainError:
@@ -132,8 +132,8 @@ def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[fl
     return [float("inf") if seconds is None else seconds for seconds in times]
 
 
-def _figures(problem: Problem, candidate: Candidate) -> Figures:
-    """Return what comes of one layout."""
+def _figures(problem: TuningProblem, candidate: Candidate) -> Figures:
+    """Return the figures of one layout."""
     if candidate.pipeline is not None:
         return price_pipelines(problem, [candidate.pipeline])[0]
     return simulate_each(problem, [(candidate.strategy, dict(candidate.options))])[0]

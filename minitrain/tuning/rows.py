@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 FITS, OUT_OF_MEMORY, ILLEGAL, PRUNED, FAILED = "fits", "out of memory", "illegal", "pruned", "failed"
 VERDICTS = (FITS, OUT_OF_MEMORY, ILLEGAL, PRUNED, FAILED)
-"""What may come of a configuration."""
+"""The outcomes that a configuration may have."""
 
 OBJECTIVES: Mapping[str, tuple[str, int]] = {
     "step_time": ("step_time_s", 1),
@@ -37,7 +37,7 @@ def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most
 
     Args:
         candidate: the configuration.
-        figures: what came of it; None for one that breaks a rule of the space.
+        figures: those of its step; None for one that breaks a rule of the space.
         machine: where it runs.
         most_bytes: what a rank may hold, bytes.
     """
@@ -83,7 +83,7 @@ def _name(machine: Machine) -> str:
 
 
 def _verdict(candidate: Candidate, figures: Figures | None, most_bytes: float) -> tuple[str, str | None]:
-    """Return what came of a configuration, and why."""
+    """Return the outcome of a configuration, and the reason."""
     if figures is None:
         return ILLEGAL, candidate.illegal
     if figures.error is not None:

@@ -42,7 +42,7 @@ def sample_with_optuna(search: Search, num_samples: int, seed: int = 0) -> None:
 
 
 def _chosen(search: Search, study: Any, missing: Task, num_samples: int) -> Iterator[Task]:
-    """Yield what Optuna asks for, and tell it what came of it."""
+    """Yield the configurations that Optuna suggests, and report their losses to it."""
     axes = _axes(missing)
     left = min(num_samples, len(missing))
     tried: set[int] = set()

@@ -22,7 +22,7 @@ from minitrain.sweeps.executors.lossy_workers import WorkerLostError
 from minitrain.sweeps.results_file import read_rows, writing
 from minitrain.tuning.bounds import Bound, bound_of
 from minitrain.tuning.layouts import Structure
-from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, judged_again, key_of_candidate, row_of, value_of
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.worker_tasks import Figures, Limit, price_pipelines, simulate_each
@@ -41,13 +41,13 @@ _MOST_INLINE = 2
 
 @final
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkerCall:
     """What is sent to a worker: configurations, and the function that makes their figures.
 
     Args:
         task: the configurations.
         function: makes their figures.
-        arguments: returns those of the function, as they are when the work begins.
+        arguments: returns those of the function, as they are when the call begins.
     """
 
     task: Task
@@ -136,7 +136,7 @@ class Search:
                 self._keep(place, row)
 
     def most_bytes(self, machine: Machine) -> float:
-        """Return what a rank may hold, bytes."""
+        """Return how much memory a rank may use, bytes."""
         capacity = machine.capacity_bytes
         return float("inf") if capacity is None else capacity * (1 - self._head_room)
 
@@ -162,10 +162,10 @@ class Search:
         is_small = sum(map(_work_of, tasks)) < _WORK_INLINE and self._executor is None
         self._run(map(self._pricing, tasks), inline=self._is_alone or is_small)
 
-    def _pricing(self, task: Task) -> Work:
-        """Return the work of pricing layouts of one problem from pieces."""
+    def _pricing(self, task: Task) -> WorkerCall:
+        """Return the call that prices layouts of one problem from pieces."""
         problem, layouts = task[0][1].problem, [candidate.pipeline for _, candidate in task]
-        return Work(task, price_pipelines, lambda: (problem, layouts, self._limit(problem)))
+        return WorkerCall(task, price_pipelines, lambda: (problem, layouts, self._limit(problem)))
 
     def _simulate(self, missing: Task) -> None:
         """Simulate configurations one by one, those first that may be quickest, and leave out what need not be."""
@@ -180,7 +180,7 @@ class Search:
         is_small = len(worth) <= _MOST_INLINE and self._executor is None
         self._run(self._worth_simulating(worth), inline=self._is_alone or is_small)
 
-    def _worth_simulating(self, bounded: Sequence[tuple[Bound, int, Candidate]]) -> Iterator[Work]:
+    def _worth_simulating(self, bounded: Sequence[tuple[Bound, int, Candidate]]) -> Iterator[WorkerCall]:
         """Yield what is to be simulated; what is pruned by then becomes a row."""
         for bound, place, candidate in bounded:
             if self._is_beaten(bound, candidate):
@@ -188,11 +188,11 @@ class Search:
             else:
                 yield self._simulation(place, candidate)
 
-    def _simulation(self, place: int, candidate: Candidate) -> Work:
-        """Return the work of simulating a configuration."""
+    def _simulation(self, place: int, candidate: Candidate) -> WorkerCall:
+        """Return the call that simulates a configuration."""
         configurations = [(candidate.strategy, dict(candidate.options))]
         arguments = candidate.problem, configurations, self._time_limit_s
-        return Work([(place, candidate)], simulate_each, lambda: arguments)
+        return WorkerCall([(place, candidate)], simulate_each, lambda: arguments)
 
     def _is_beaten(self, bound: Bound, candidate: Candidate) -> bool:
         """Return whether a known row is better than a configuration can be by its bound."""
@@ -206,7 +206,7 @@ class Search:
         columns = [name for name in OF_FRONT if least[name] is not None]
         return any(all(row[name] <= least[name] for name in columns) for row in self._points)
 
-    def _limit(self, problem: Problem) -> Limit | None:
+    def _limit(self, problem: TuningProblem) -> Limit | None:
         """Return the limit beyond which layouts need not be priced; None where more than the step time decides."""
         if self._prune != "best" or self.objective == "energy" or self._num_problems > 1:
             return None
@@ -217,32 +217,32 @@ class Search:
     def _num_problems(self) -> int:
         return len({one.problem for one in self.candidates})
 
-    def _run(self, works: Iterator[Work], *, inline: bool) -> None:
-        """Do work, here or on workers, and make rows of what comes."""
+    def _run(self, calls: Iterator[WorkerCall], *, inline: bool) -> None:
+        """Make calls, here or on workers, and rows of their figures."""
         if not inline:
-            self._run_on_workers(works)
+            self._run_on_workers(calls)
             return
-        for work in works:
+        for call in calls:
             if self._is_over():
                 return
-            self._take(work.task, work.function(*work.arguments()))
+            self._take(call.task, call.function(*call.arguments()))
 
-    def _run_on_workers(self, works: Iterator[Work]) -> None:
+    def _run_on_workers(self, calls: Iterator[WorkerCall]) -> None:
         """Keep workers busy until nothing is left."""
-        in_flight: dict[Future[Sequence[Figures]], Work] = {}
-        again: list[Work] = []  # parts of what ended its workers
+        in_flight: dict[Future[Sequence[Figures]], WorkerCall] = {}
+        again: list[WorkerCall] = []  # parts of what ended its workers
         try:
             while True:
-                while self._has_place(in_flight) and (work := again.pop() if again else next(works, None)):
-                    in_flight[self._workers[0].submit(work.function, *work.arguments())] = work
+                while self._has_place(in_flight) and (call := again.pop() if again else next(calls, None)):
+                    in_flight[self._workers[0].submit(call.function, *call.arguments())] = call
                 if not in_flight:
                     return
                 for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
-                    work = in_flight.pop(future)
+                    call = in_flight.pop(future)
                     try:
-                        self._take(work.task, result_of(future))
+                        self._take(call.task, result_of(future))
                     except WorkerLostError as error:
-                        again += self._parts_of_lost(work, error)
+                        again += self._parts_of_lost(call, error)
         except BaseException:
             for future in in_flight:
                 future.cancel()
@@ -252,12 +252,12 @@ class Search:
         """Return whether more can be begun."""
         return (not in_flight or len(in_flight) < self._workers[1]) and not self._is_over()
 
-    def _parts_of_lost(self, work: Work, error: WorkerLostError) -> Sequence[Work]:
+    def _parts_of_lost(self, call: WorkerCall, error: WorkerLostError) -> Sequence[WorkerCall]:
         """Return the halves of what ended every worker; of one configuration, make a failed row."""
-        middle = len(work.task) // 2
+        middle = len(call.task) // 2
         if middle:
-            return [self._pricing(work.task[:middle]), self._pricing(work.task[middle:])]
-        self._take(work.task, [Figures(error=f"{type(error).__name__}: {error}")])
+            return [self._pricing(call.task[:middle]), self._pricing(call.task[middle:])]
+        self._take(call.task, [Figures(error=f"{type(error).__name__}: {error}")])
         return []
 
     @cached_property
@@ -282,7 +282,7 @@ class Search:
 
 def _tasks(missing: Task) -> Iterator[Task]:
     """Yield layouts in groups of about equal work; those of one structure stay together."""
-    by_problem: dict[Problem, dict[Structure, Task]] = {}
+    by_problem: dict[TuningProblem, dict[Structure, Task]] = {}
     for place, candidate in missing:
         structures = by_problem.setdefault(candidate.problem, {})
         structures.setdefault(_structure_of(candidate), []).append((place, candidate))
@@ -297,7 +297,7 @@ def _tasks(missing: Task) -> Iterator[Task]:
 
 
 def _order_of_structures(structure: Structure) -> Any:
-    """Return what structures are sorted by: equal ratios of microbatches to ranks have passes in common."""
+    """Return the sort key of a structure: equal ratios of microbatches to ranks have passes in common."""
     pp, _, num_microbatches, _ = structure
     return num_microbatches / pp, structure
 

@@ -18,7 +18,7 @@ from minitrain.run.strategy_loading import Strategy, takes_option
 from minitrain.sweeps.batches import label_of
 from minitrain.tuning.layouts import Pipeline
 from minitrain.tuning.piece import EndKey, PassKey
-from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.stages import cut_into_stages
 
 Axes = Mapping[str, Sequence[Any]]
@@ -42,7 +42,7 @@ class Candidate:
         illegal: the rule that it breaks, or None.
     """
 
-    problem: Problem
+    problem: TuningProblem
     strategy: str | Strategy
     options: Mapping[str, Any]
     pipeline: Pipeline | None = None
@@ -178,7 +178,7 @@ def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_micro
 
 
 def _too_large(options: Mapping[str, Any], machine: Machine) -> str | None:
-    """Return that a microbatch is larger than what a replica trains on, where the degrees tell that; or None."""
+    """Return that a microbatch is larger than what a replica trains on, where the degrees say so; or None."""
     size, most = options.get("microbatch_size"), machine.problem.global_batch_size
     degrees = [options[name] for name in ("tp", "pp", "cp") if options.get(name) is not None]
     if size is None or not all(isinstance(degree, int) for degree in degrees):

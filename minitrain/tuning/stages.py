@@ -15,7 +15,7 @@ from minitrain.tuning.problem import Machine
 
 
 def cut_into_stages(machine: Machine, num_stages: int, microbatch_size: int) -> tuple[range, ...]:
-    """Return the layers of each stage, as `megatron` cuts them where nobody says how.
+    """Return the layers of each stage, as `megatron` cuts them by default.
 
     Raises:
         UsageError: they cannot be cut so.

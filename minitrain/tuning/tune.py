@@ -14,7 +14,7 @@ from minitrain.run.strategy_loading import Strategy, did_you_mean, options_of, t
 from minitrain.sweeps.batches import Workers
 from minitrain.sweeps.executors.choice import require_workers
 from minitrain.sweeps.executors.time_limit import require_time_limit
-from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import Row, require_objective
 from minitrain.tuning.search import Search
@@ -79,7 +79,7 @@ def tune(
     Raises:
         UsageError: a parameter is outside its rule, or an option is none of any strategy.
         StrategyError: a strategy cannot be found.
-        HardwareConfigError: the hardware cannot be found, read or believed.
+        HardwareConfigError: the hardware cannot be found or read, or is invalid.
 
     >>> found = tune("tiny", world_size=4, global_batch_size=8, space={"tp": [1, 2], "overlap_parts": [False]}, jobs=1)
     >>> found.best.strategy, found.best.status
@@ -90,7 +90,7 @@ def tune(
     require_time_limit(time_limit_s)
     _require_limits(head_room, min_microbatches, prune, sampler)
     problems = [
-        Problem(workload, machine, size, global_batch_size, _checked(parameters))
+        TuningProblem(workload, machine, size, global_batch_size, _checked(parameters))
         for machine in _listed(hardware)
         for size in _listed(world_size)
     ]

@@ -19,7 +19,7 @@ from minitrain.sweeps.shared_by_batch import SharedByBatch
 from minitrain.tuning.bounds import least_times
 from minitrain.tuning.layouts import Columns, Pipeline
 from minitrain.tuning.peak_memory import peaks_of
-from minitrain.tuning.problem import Machine, Problem
+from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.step_times import steps_of
 
 MOST_COLUMNS = 512
@@ -28,7 +28,7 @@ MOST_COLUMNS = 512
 @final
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What came of a configuration.
+    """The outcome of a configuration.
 
     Args:
         step_time_s: s; None where it was not priced.
@@ -63,7 +63,7 @@ class Limit:
     most_bytes: float
 
 
-def price_pipelines(problem: Problem, layouts: Sequence[Pipeline], limit: Limit | None = None) -> list[Figures]:
+def price_pipelines(problem: TuningProblem, layouts: Sequence[Pipeline], limit: Limit | None = None) -> list[Figures]:
     """Price layouts, those of one structure together.
 
     Args:
@@ -156,7 +156,7 @@ def _broken_rule(machine: Machine, layout: Pipeline) -> str | None:
 
 
 def simulate_each(
-    problem: Problem,
+    problem: TuningProblem,
     configurations: Sequence[tuple[str | Strategy, dict[str, Any]]],
     time_limit_s: float | None = None,
 ) -> list[Figures]:
@@ -172,7 +172,7 @@ def simulate_each(
 
 
 def _figures_within(
-    time_limit_s: float | None, problem: Problem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]
+    time_limit_s: float | None, problem: TuningProblem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]
 ) -> Figures:
     """Simulate one configuration; one that takes too long has failed."""
     if time_limit_s is None:
@@ -183,7 +183,7 @@ def _figures_within(
         return Figures(error=f"{type(error).__name__}: {first_line(error)}")
 
 
-async def _figures_of(problem: Problem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]) -> Figures:
+async def _figures_of(problem: TuningProblem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]) -> Figures:
     """Simulate one configuration; one that does not fold is simulated rank by rank."""
     try:
         chosen = shared.strategy(strategy)

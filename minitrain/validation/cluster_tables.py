@@ -240,7 +240,7 @@ _DEVICE_NAMES = {
 
 
 def _layout(row: Row) -> ClusterLayout:
-    """Return what runs where.
+    """Return the layout of a row.
 
     Raises:
         LackingError: it does not say, or parts differ between replicas.

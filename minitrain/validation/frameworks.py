@@ -28,7 +28,7 @@ class Framework:
         overlap: whether communication between replicas is hidden behind compute: "always", "never", or "one stage"
             where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
-        recompute: what backward computes again where the row does not say; None where nobody can know.
+        recompute: what backward computes again where the row does not say; None where that is not known.
         balances: whether stages are cut by the parameters of layers and head, as nanotron does.
         batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its

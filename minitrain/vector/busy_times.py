@@ -52,7 +52,7 @@ def rank_times(logs: Sequence[Any], step_times: Floats) -> RankTimes:
 
 
 def identity_of(log: Any) -> tuple[int, ...]:
-    """Return what is equal for logs with the same times: ranks that do the same share their clocks."""
+    """Return a key that is equal for logs with the same times: ranks that do the same share their clocks."""
     rows = log._rows
     return tuple(map(id, (*rows[TIME::STRIDE], *rows[PRICE::STRIDE], *(each.kind for each in rows[STREAM::STRIDE]))))
 

@@ -21,7 +21,7 @@ from minitrain.run.out_of_memory import moment_of_excess, units_of
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class ExceededMemory:
     """Machines of one size whose memory a rank exceeded.
 
     Args:
@@ -56,7 +56,7 @@ class CapacityWatch:
     """
 
     def __init__(self, model: Model) -> None:
-        self.excesses: list[Excess] = []
+        self.excesses: list[ExceededMemory] = []
         predictor: Any = model._runtime_predictor  # of many machines
         self._sizes, self._label = predictor.capacities
         self._expect_next(model)
@@ -77,7 +77,9 @@ class CapacityWatch:
             if most <= limit:
                 break
             machines = np.flatnonzero(self._label == label)
-            self.excesses.append(Excess(machines, model._rank, moment_of_excess(model, limit), size_bytes, held))
+            self.excesses.append(
+                ExceededMemory(machines, model._rank, moment_of_excess(model, limit), size_bytes, held)
+            )
         self._expect_next(model)
 
 

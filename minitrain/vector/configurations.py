@@ -145,14 +145,14 @@ class Configurations:
         return f"{found[0]} follows one machine at a time" if found else None
 
     def machines(self, parameters: RunParameters) -> Machines:
-        """Return what prices the run on each machine.
+        """Return the sources of prices of all machines.
 
         Args:
             parameters: those of the run on the first machine.
 
         Raises:
             UsageError: a parameter is outside its rule, or a network does not connect so many ranks.
-            HardwareConfigError: a config cannot be found, read or believed.
+            HardwareConfigError: a config cannot be found or read, or is invalid.
         """
         if "slowdown" in self._own:
             for slowdown in self._own["slowdown"]:
@@ -177,7 +177,7 @@ def _pricing(given: Mapping[str, Any]) -> Pricing:
 
 
 def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | None:
-    """Return what prices a run on one machine; None where that cannot be told from a simulation.
+    """Return the source of prices of one machine; None where only a simulation can find it out.
 
     Args:
         machine: its hardware, network, placement and pricing.

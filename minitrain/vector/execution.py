@@ -19,9 +19,9 @@ from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.kernel_fleet import with_kernel_fleets
 from minitrain.hardware.layer_predictor import LayerPredictor
-from minitrain.hardware.many_predictors import ManyPredictors, Part
+from minitrain.hardware.many_predictors import ManyPredictors, PricedMachines
 from minitrain.hardware.measured_layers import MeasuredLayers
-from minitrain.hardware.per_machine import WATCH, Floats, Ints, Watch
+from minitrain.hardware.per_machine import WATCH, Floats, Ints, MachineWatch
 from minitrain.hardware.price import Predictor
 from minitrain.hardware.pricing import ROOFLINE, Pricing
 from minitrain.hardware.roofline_fleet import fleets_of
@@ -54,7 +54,7 @@ class Config(NamedTuple):
     prices: MeasuredLayers | None = None
 
     def predictor(self, world_size: int, workload: Workload | None) -> Predictor:
-        """Return what prices a run on this machine alone."""
+        """Return the predictor of a run on this machine alone."""
         pricing = ROOFLINE if self.prices is None else Pricing(prices=self.prices)
         return make_predictor(self.system, world_size, self.network, self.placement, workload, pricing)
 
@@ -84,7 +84,7 @@ class VectorRun(PreparedRun):
         return bool(self.slowdowns)
 
     def predictor_of(self, rank: int) -> Predictor:
-        """Return what prices the operations of one rank, which may be a straggler on some machines."""
+        """Return the predictor of one rank, which may be a straggler on some machines."""
         predictor: Any = self.predictor
         factors = (self.slowdowns or {}).get(rank)
         return predictor if factors is None else predictor.slowed_by(factors)  # type: ignore[no-any-return]
@@ -92,7 +92,7 @@ class VectorRun(PreparedRun):
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What prices a run on each machine.
+    """The sources of prices of each machine.
 
     Args:
         sources: one a machine; None for one that is to be simulated by itself.
@@ -103,7 +103,7 @@ class Machines:
     slowdowns: Sequence[Mapping[int, float] | None] | None = None
 
     def predictor(self, places: Ints, prepared: PreparedRun) -> ManyPredictors:
-        """Return what prices a run on some of the machines."""
+        """Return one predictor for some of the machines."""
         world_size, workload = prepared.parameters.world_size, prepared.parameters.workload or MATMUL_LAYER
         configs: dict[Any, list[int]] = {}
         parts = []
@@ -113,17 +113,17 @@ class Machines:
                 key = source.network, source.placement and tuple(source.placement), id(source.prices)
                 configs.setdefault(key, []).append(place)
             else:
-                parts.append(Part(np.array([place]), source))
+                parts.append(PricedMachines(np.array([place]), source))
         for (network, placement, _), found in configs.items():
             alike: list[Any] = [self.sources[machine] for machine in places[found].tolist()]
             prices, systems = alike[0].prices, [source.system for source in alike]
             for part in fleets_of(systems, world_size, network, placement, workload):
                 priced = part.predictor if prices is None else LayerPredictor(prices, part.predictor)
-                parts.append(Part(np.array(found)[part.machines], priced))
+                parts.append(PricedMachines(np.array(found)[part.machines], priced))
         return ManyPredictors(with_kernel_fleets(parts))
 
     def predictor_of_one(self, place: int, prepared: PreparedRun) -> Predictor:
-        """Return what prices a run on one of the machines."""
+        """Return the predictor of one of the machines."""
         source: Any = self.sources[place]
         if not isinstance(source, Config):
             return source  # type: ignore[no-any-return]  # a Predictor
@@ -139,7 +139,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MachineGroup:
     """Machines that were executed at once, or that must be simulated one by one.
 
     Args:
@@ -153,7 +153,7 @@ class Group:
     reason: str | None = None
 
 
-async def execute(prepared: PreparedRun, machines: Machines) -> list[Group]:
+async def execute(prepared: PreparedRun, machines: Machines) -> list[MachineGroup]:
     """Execute a strategy for several machines, as many at once as do the same.
 
     Args:
@@ -162,21 +162,21 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[Group]:
     """
     known = np.flatnonzero([source is not None for source in machines.sources])
     alone = np.flatnonzero([source is None for source in machines.sources])
-    groups = [Group(alone, None, "each is simulated by itself")] if alone.size else []
+    groups = [MachineGroup(alone, None, "each is simulated by itself")] if alone.size else []
     pending: list[tuple[Ints, str | None]] = [
         (known[first : first + MOST_AT_ONCE], None) for first in range(0, len(known), MOST_AT_ONCE)
     ]
     while pending:
         places, reason = pending.pop(0)
         if len(places) == 1:
-            groups.append(Group(places, None, reason))
+            groups.append(MachineGroup(places, None, reason))
             continue
-        watch = Watch(len(places), MOST_BYTES)
+        watch = MachineWatch(len(places), MOST_BYTES)
         try:
-            groups.append(Group(places, await _execute_once(prepared, machines, places, watch), reason))
+            groups.append(MachineGroup(places, await _execute_once(prepared, machines, places, watch), reason))
         except Exception as error:  # the simulation of one machine reports it properly
             if watch.parts is None:
-                groups.append(Group(places, None, f"{type(error).__name__}: {error}"))
+                groups.append(MachineGroup(places, None, f"{type(error).__name__}: {error}"))
                 continue
         if watch.parts is not None:
             groups = [group for group in groups if group.places is not places]
@@ -198,7 +198,7 @@ async def step_times(prepared: PreparedRun, machines: Machines) -> Floats:
     return found
 
 
-async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints, watch: Watch) -> JointFigures:
+async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints, watch: MachineWatch) -> JointFigures:
     """Execute a strategy for machines that do the same, as far as is known."""
     token = WATCH.set(watch)
     try:

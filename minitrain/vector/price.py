@@ -10,7 +10,7 @@ from minitrain.run.prepared_run import PreparedRun, prepare
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
 from minitrain.vector.configurations import Configurations, columns_of
-from minitrain.vector.execution import Group, execute
+from minitrain.vector.execution import MachineGroup, execute
 from minitrain.vector.priced import FiguresOfMachines, Priced
 from minitrain.vector.separate_figures import SeparateFigures
 
@@ -43,7 +43,7 @@ def price(
 
     Raises:
         UsageError: a parameter is outside its rule, or lists of what varies have different lengths.
-        HardwareConfigError: a config cannot be found, read or believed.
+        HardwareConfigError: a config cannot be found or read, or is invalid.
         MinitrainError: of the kind that says what went wrong in the strategy; a note names the machine.
 
     >>> priced = price("zero3", "h100_80g_nvl8", vary={"networks[0].bandwidth": [225, 450, 900]}, num_layers=4)
@@ -72,14 +72,14 @@ async def price_async(
     return Priced(strategy, prepared.name, configurations, columns, figured, _notes(groups, len(configurations)))
 
 
-async def _groups(prepared: PreparedRun, configurations: Configurations, reason: str | None) -> list[Group]:
+async def _groups(prepared: PreparedRun, configurations: Configurations, reason: str | None) -> list[MachineGroup]:
     """Return the machines as they were executed together."""
     if reason is not None:
-        return [Group(configurations.places, None, reason)]
+        return [MachineGroup(configurations.places, None, reason)]
     return await execute(prepared, configurations.machines(prepared.parameters))
 
 
-async def _figures(strategy: str | Strategy, configurations: Configurations, group: Group) -> Any:
+async def _figures(strategy: str | Strategy, configurations: Configurations, group: MachineGroup) -> Any:
     """Return the figures of a group, whose machines are simulated one by one where they are left."""
     if group.figures is not None:
         return group.figures
@@ -93,17 +93,17 @@ async def _figures(strategy: str | Strategy, configurations: Configurations, gro
     return alone
 
 
-def _notes(groups: Sequence[Group], num_machines: int) -> list[str]:
+def _notes(groups: Sequence[MachineGroup], num_machines: int) -> list[str]:
     """Return why machines were not executed all at once, a sentence for each reason."""
-    apart: dict[str, list[Group]] = {}
+    apart: dict[str, list[MachineGroup]] = {}
     for group in groups:
         if group.reason is not None:
             apart.setdefault(group.reason, []).append(group)
     return [_note(reason, found, num_machines) for reason, found in apart.items()]
 
 
-def _note(reason: str, groups: Sequence[Group], num_machines: int) -> str:
-    """Return what is said of machines that were executed apart for one reason."""
+def _note(reason: str, groups: Sequence[MachineGroup], num_machines: int) -> str:
+    """Return a sentence on machines that were executed apart for one reason."""
     count = sum(len(group.places) for group in groups)
     num_executions = sum(1 if group.figures is not None else len(group.places) for group in groups)
     how = "one by one" if num_executions == count else f"in {num_executions} groups"

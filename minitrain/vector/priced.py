@@ -94,7 +94,7 @@ class Priced:
         return found
 
     def _list(self, name: str) -> list[Any]:
-        """Return what is no number of all machines."""
+        """Return a figure that is no number, as a list of one entry a machine."""
         found: list[Any] = [None] * len(self)
         for group in self._groups:
             for place, value in zip(group.places.tolist(), getattr(group.figures, name), strict=True):
@@ -192,7 +192,7 @@ class Priced:
         return self._of_summaries("names")
 
     def _of_summaries(self, what: str) -> list[Any]:
-        """Return what needs to know the given hardware, of all machines."""
+        """Return names or summaries of all machines, which are made with the given hardware."""
         found: list[Any] = [None] * len(self)
         for group in self._groups:
             hardware = [self._configurations.hardware(place) for place in group.places.tolist()]

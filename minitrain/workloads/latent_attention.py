@@ -1,4 +1,4 @@
-"""Multi-head latent attention: the ranks and head sizes with which DeepSeek-V2 and V3 make queries, keys and values."""
+"""Multi-head latent attention (DeepSeek-V2 and V3): the sizes of the latents and heads for queries, keys and values."""
 
 from __future__ import annotations
 

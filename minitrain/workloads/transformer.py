@@ -20,7 +20,7 @@ from typing import Any, final
 
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.attention import attention_unit
-from minitrain.workloads.ends import embedding_unit, head_unit
+from minitrain.workloads.embedding_and_head import embedding_unit, head_unit
 from minitrain.workloads.feed_forward import mlp_unit, moe_unit
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.shapes import Recompute

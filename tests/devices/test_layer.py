@@ -12,7 +12,7 @@ import pytest
 import minitrain as mt
 from minitrain.devices import make_simulator
 from minitrain.devices.jax_programs import program_of
-from minitrain.devices.layer import JaxLayer, LayerPredictor, layer
+from minitrain.devices.layer import JaxLayer, JaxLayerPredictor, layer
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, OptState, Weight
 
@@ -24,7 +24,7 @@ def mlp(weights: Any, x: Any) -> Any:
     return x + jax.nn.gelu(x @ weights["up"]) @ weights["down"]
 
 
-def predictor(world_size: int = 4, **options: Any) -> LayerPredictor:
+def predictor(world_size: int = 4, **options: Any) -> JaxLayerPredictor:
     return layer(mlp, weights=WEIGHTS, sample=SAMPLE, world_size=world_size, **options)
 
 

@@ -201,8 +201,8 @@ WRONG: dict[str, Wrong] = {
         "02", "async def ddp(model):\n    model.program.steps.clear()\n    model.final_weights.update({})\n"
         "    return model\n", "laws", "no final weight"),
     # escapes
-    "endless_loop": ("02", doing("while True: pass"), "runs", "stopped after 3 s|more time"),
-    "endless_sleep": ("02", doing("import time; time.sleep(60)"), "runs", "stopped after 3 s"),
+    "endless_loop": ("02", doing("while True: pass"), "runs", "stopped after 1 s|more time"),
+    "endless_sleep": ("02", doing("import time; time.sleep(60)"), "runs", "stopped after 1 s"),
     "exit_at_import": ("02", "raise SystemExit(0)\n" + DDP, "runs", "cannot be loaded: SystemExit"),
     "exit_inside": ("02", doing("import sys; sys.exit(0)"), "runs", "SystemExit"),
     "exit_at_once": ("02", doing("import os; os._exit(0)"), "runs", "ended before the run was over, with exit code 0"),
@@ -250,4 +250,4 @@ def test_the_corpus_is_large_enough() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
-    require_own_reason(WRONG[name], tmp_path, Limits(seconds=3 if name.startswith("endless") else 20))
+    require_own_reason(WRONG[name], tmp_path, Limits(seconds=1 if name.startswith("endless") else 20))

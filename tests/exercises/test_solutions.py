@@ -1,4 +1,4 @@
-"""Every exercise's solution is one file that runs where it lies, in a process without the shipped strategies."""
+"""Every exercise's solution is one file that has full marks, in a process without the shipped strategies."""
 
 from __future__ import annotations
 

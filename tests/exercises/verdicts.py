@@ -6,19 +6,12 @@ import re
 from pathlib import Path
 
 from minitrain.grading import grade
-from minitrain.grading.exercise import load_exercise
 from minitrain.grading.sandbox import Limits
 
 Wrong = tuple[str, str, str, str]
 """A wrong submission: exercise, source, and patterns of the check that it fails and of the reason."""
 
 _LIMITS = Limits(seconds=60)
-
-
-def require_full_marks(exercise: str) -> None:
-    """Require that the reference of an exercise has them."""
-    found = grade(load_exercise(exercise).folder / "reference.py", exercise, limits=_LIMITS)
-    assert found.score == found.max_score, str(found)
 
 
 def require_own_reason(wrong: Wrong, folder: Path, limits: Limits = _LIMITS) -> None:

@@ -82,8 +82,11 @@ def test_a_misspelt_operation_is_guessed(tmp_path: Path) -> None:
 def test_an_endless_loop_is_told_its_line(loop: str, line: int, tmp_path: Path) -> None:
     path = tmp_path / "ddp.py"
     path.write_text(changed(DDP, ("    layers = range(model.num_layers)\n", f"    layers = range(3)\n    {loop}\n")))
-    failure = grade(path, "02", hidden=False, limits=Limits(seconds=4)).failures[0]
-    assert failure.message == "it was stopped after 4 s; does it wait or loop for ever?"
+    for seconds in (1, 4, 16):  # a machine that is busy takes longer to get there
+        failure = grade(path, "02", hidden=False, limits=Limits(seconds=seconds)).failures[0]
+        assert failure.message == f"it was stopped after {seconds} s; does it wait or loop for ever?"
+        if failure.line is not None:
+            break
     assert failure.line == f"ddp.py:{line}"
     assert "what is to end the loop" in failure.hint
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,8 +39,11 @@ def test_pytest_grades_exercises_by_marker(tmp_path: Path) -> None:
         "@pytest.mark.exercise_05\ndef test_zero3():\n    assert_strategy(mt.strategies()['ddp'], '05')\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider"]
-    one = subprocess.run([*command, "-m", "exercise_02"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 passed, 1 deselected" in one.stdout
-    both = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    chosen = [*command, "--collect-only", "-m", "exercise_02"]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    one = subprocess.run(chosen, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
+    assert "test_mine.py::test_ddp\n\n1/2 tests collected (1 deselected)" in one.stdout
+    both = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
+    assert "1 failed, 1 passed" in both.stdout
     assert "05_zero3: 80 of 100 points" in both.stdout
     assert "a rank holds more than the budget" in both.stdout

@@ -9,7 +9,7 @@ import pytest
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import load_config, shipped_configs
 from minitrain.hardware.config_files import parse, shipped_text
-from minitrain.hardware.data_sheet import NO_DATA_SHEET, Cache, DataSheet, Link, Power, UnitLimits
+from minitrain.hardware.data_sheet import NO_DATA_SHEET, Cache, DataSheet, Power, SheetLink, UnitLimits
 from minitrain.hardware.figures import figures, sources_of
 
 BARE = {key: value for key, value in parse(shipped_text("tpu_v5p"), "x").items() if key in (
@@ -56,7 +56,7 @@ def test_every_optional_key_reaches_the_data_sheet() -> None:
         Power(400, 60),
         2,
         {"tensor_cores": True, "systolic_array": (128, 128), "kind": "x"},
-        (Link("a", "b", "c", 1e9, 1e-4, True),),
+        (SheetLink("a", "b", "c", 1e9, 1e-4, True),),
     )
     assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
 

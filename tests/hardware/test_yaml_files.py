@@ -9,7 +9,7 @@ import yaml
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.config_files import parse, shipped_text
-from minitrain.hardware.data_sheet import Link
+from minitrain.hardware.data_sheet import SheetLink
 
 PROFILE = """
 hardware_profile:
@@ -83,7 +83,9 @@ def test_a_profile_of_the_platform_loads_through_the_same_door(tmp_path: Path) -
     assert system.mem_hbm.throughput(1) == 2e12
     assert (system.processor.peak("float16"), system.processor.peak("int8")) == (312e12, 624e12)
     assert (system.sheet.device_class, system.sheet.num_units) == ("gpu", 108)
-    assert system.sheet.links == (Link("client_to_server", "client_node_0", "framework_entry_0", 1.25e9, 1e-4, True),)
+    assert system.sheet.links == (
+        SheetLink("client_to_server", "client_node_0", "framework_entry_0", 1.25e9, 1e-4, True),
+    )
     assert system.network(8).bandwidth == 1.25
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.numerics import attention, attention_core, elementary, ends, experts, units
+from minitrain.numerics import attention, attention_core, elementary, embedding_and_head, experts, units
 from minitrain.numerics.attention import Attention
-from minitrain.numerics.ends import Embedding, Logits, Statistics
+from minitrain.numerics.embedding_and_head import Embedding, Logits, Statistics
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad
 from minitrain.numerics.units import UnitArithmetic
@@ -70,8 +70,8 @@ MUTANTS: dict[str, tuple[Any, Patch]] = {
         GPT_LIKE,
         (units, "activated", lambda inputs, _: elementary.activated(inputs, "relu")),
     ),
-    "positions have no gradient": (GPT_LIKE, changed(Embedding, "behind_backward", without("positions"))),
-    "a bias behind the sum has no gradient": (GPT_LIKE, changed(Attention, "behind_backward", without("output.bias"))),
+    "positions have no gradient": (GPT_LIKE, changed(Embedding, "after_backward", without("positions"))),
+    "a bias after the sum has no gradient": (GPT_LIKE, changed(Attention, "after_backward", without("output.bias"))),
     "a bias of keys is an eighth larger": (
         GPT_LIKE,
         changed(
@@ -102,7 +102,7 @@ MUTANTS: dict[str, tuple[Any, Patch]] = {
     "every part thinks that it has the target": (
         GPT_LIKE,
         (
-            ends,
+            embedding_and_head,
             "rows_of",
             lambda numbers, rows, part: (np.asarray(numbers, dtype=int) % rows, np.full(numbers.shape, True)),
         ),

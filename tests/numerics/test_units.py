@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.numerics import TransformerProblem
-from minitrain.numerics.ends import Logits
+from minitrain.numerics.embedding_and_head import Logits
 from minitrain.numerics.partial_gradients import PartialGrad
 from minitrain.numerics.tokens import Tokens
 from minitrain.numerics.transformer_layers import TransformerLayers

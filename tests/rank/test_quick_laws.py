@@ -16,6 +16,8 @@ import minitrain as mt
 from minitrain.errors import MinitrainError
 from minitrain.lib import Activation, ActivationGrad, Model, OptState, Weight, WeightGrad
 from minitrain.rank import laws
+from minitrain.rank.parts import may_backward, may_forward
+from minitrain.tensors.parts import ActivationShard, PartialActivation, PartialActivationGrad, WeightPart
 
 NUM_LAYERS, BATCH = 2, 2
 EVERYTHING = frozenset(range(BATCH))
@@ -112,6 +114,44 @@ def test_no_call_that_passes_the_quick_expression_breaks_the_law(op: str) -> Non
         num_unlawful += not lawful
     assert num_quick
     assert num_unlawful
+
+
+def variants_of_part(value: Any) -> list[Any]:
+    """Return a tensor of a pass through a part, and everything that may be wrong with it."""
+    samples: dict[str, Any] = {"layers": NUM_LAYERS, "samples": EVERYTHING, "total_samples": BATCH}
+    halves: list[Any] = [kind(layer=1, **samples, num_parts=2) for kind in (PartialActivation, PartialActivationGrad)]
+    halves += [ActivationShard(1, NUM_LAYERS, EVERYTHING, BATCH, num_shards=2)]
+    return [value, *wrong(value), *halves]
+
+
+@pytest.mark.parametrize(
+    ("may_pass", "law", "names"),
+    [
+        (may_forward, laws.forward, ("inp", "weight")),
+        (may_backward, laws.backward, ("inp", "grad", "weight")),
+    ],
+)
+def test_no_pass_through_a_part_that_looks_usual_breaks_the_law(
+    may_pass: Callable[..., bool], law: Callable[..., None], names: tuple[str, ...]
+) -> None:
+    usual = {
+        "inp": Activation(1, NUM_LAYERS, EVERYTHING, BATCH),
+        "grad": ActivationGrad(1, NUM_LAYERS, EVERYTHING, BATCH),
+        "weight": WeightPart(1, NUM_LAYERS, 0, num_parts=2),
+    }
+    found = set()
+    for values in itertools.product(*(variants_of_part(usual[name]) for name in names)):
+        for missing in (None, *range(len(names))):
+            model = Model(num_layers=NUM_LAYERS, global_batch_size=BATCH)
+            given = [copy(value) for value in values]
+            for index, value in enumerate(given):
+                if index != missing and hasattr(value, "memory"):
+                    model.weights[index] = value
+            quick = may_pass(model, 1, *given)
+            lawful = is_lawful(law, model, "forward", 1, *given)
+            assert lawful or not quick, (values, missing)
+            found.add((quick, lawful))
+    assert {(True, True), (False, False)} <= found
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "1f1b", "hsdp"])

@@ -38,7 +38,7 @@ async def waiting(model):
 
 async def always_deadly(model):
     if model.world_size == 2:
-        time.sleep(0.5)  # Dask's nanny replaces no worker that is lost before it has seen it begin
+        time.sleep({lives_s})
         os.kill(os.getpid(), signal.SIGKILL)
     return model
 """
@@ -52,9 +52,9 @@ def is_first(folder):
 """
 
 
-def write_strategies(folder: Path) -> Path:
-    """Write strategies, one of which kills its process once, and return their file."""
-    (folder / "mine.py").write_text(MINE.format(folder=str(folder)))
+def write_strategies(folder: Path, lives_s: float = 0.0) -> Path:
+    """Write strategies, of which some kill their process, one of them always after `lives_s`, and return their file."""
+    (folder / "mine.py").write_text(MINE.format(folder=str(folder), lives_s=lives_s))
     (folder / "marks.py").write_text(MARKS)
     (folder / "late.py").write_text("answer = 42\n")
     return folder / "mine.py"

@@ -11,6 +11,8 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, LocalCluster
+from distributed.nanny import WorkerProcess
+from distributed.utils import get_mp_context
 from typer.testing import CliRunner
 
 import minitrain as mt
@@ -19,17 +21,23 @@ from minitrain.errors import UsageError
 from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
 from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
+_FEW_STARTS = {
+    "distributed.scheduler.allowed-failures": 1,
+    "distributed.worker.multiprocessing-method": "forkserver",  # spawned, each takes a second to import all
+}
+
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     local: Any = LocalCluster  # it has no types
     connected: Any = Client
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),  # workers take a second to start again
-        local(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        connected(cluster) as client,
-    ):
-        yield client
+    with dask.config.set(_FEW_STARTS):
+        get_mp_context().set_forkserver_preload(["distributed", "minitrain.sweeps.batches", "minitrain.run.simulation"])
+        with (
+            local(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+            connected(cluster) as client,
+        ):
+            yield client
 
 
 def _executor(client: Any) -> Any:
@@ -43,7 +51,8 @@ def _address(client: Client) -> str:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write_strategies(tmp_path)
+    # Dask's nanny replaces no worker that is lost before it has seen it begin
+    return write_strategies(tmp_path, lives_s=0.5)
 
 
 def test_a_client_its_executor_and_its_address_give_the_rows_of_one_process(client: Client) -> None:
@@ -92,7 +101,11 @@ def test_a_configuration_that_kills_every_worker_is_a_failed_row(client: Client,
     assert "WorkerLostError" not in str(rows[0]["error"])
 
 
-def test_restarted_workers_lose_no_row(client: Client, file: Path, tmp_path: Path) -> None:
+def test_restarted_workers_lose_no_row(
+    client: Client, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill: Any = WorkerProcess.kill  # it waits 4 s for the worker that waits
+    monkeypatch.setattr(WorkerProcess, "kill", lambda process, **_: kill(process, timeout=0.5))
     made = mt.sweep(f"{file}:waiting", {"world_size": [1, 2]}, client, **SIZES)
     rows = iter(made)
     next(rows)

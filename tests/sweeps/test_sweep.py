@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,10 +26,24 @@ from minitrain.cli.sweep import _Remaining
 from minitrain.errors import UsageError
 from minitrain.sweeps import results_file as results
 from minitrain.sweeps.batches import succeeded
+from minitrain.sweeps.executors.own_processes import OwnProcesses
 from minitrain.tensors import Weight
 
 SIZES: dict[str, Any] = {"num_layers": 4, "global_batch_size": 8}
 GRID = {"world_size": [1, 2, 4], "microbatch_size": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[OwnProcesses]:
+    with closing(OwnProcesses(2)) as workers:
+        yield workers
+
+
+@pytest.fixture
+def _on_shared_processes(processes: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands use processes that begin and end with the module."""
+    monkeypatch.setattr(processes, "close", lambda: None)
+    monkeypatch.setattr("minitrain.sweeps.executors.choice.OwnProcesses", lambda _: processes)
 
 
 class Counting(Executor):
@@ -213,6 +228,7 @@ def test_ctrl_c_says_which_rows_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert "nothing was kept; with --results FILE" in CliRunner().invoke(app, command).stderr
 
 
+@pytest.mark.usefixtures("_on_shared_processes")
 def test_the_command_prints_rates_and_writes_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     command = ["sweep", "ddp", "--grid", "world_size=1,2", "--layers", "2", "--jobs", "1", "--html", str(page)]
@@ -546,6 +562,7 @@ def _command(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["sweep", *arguments])
 
 
+@pytest.mark.usefixtures("_on_shared_processes")
 def test_the_command_prints_the_fastest_and_counts(tmp_path: Path) -> None:
     table, results = tmp_path / "t.csv", tmp_path / "r.jsonl"
     files = ("--csv", str(table), "--results", str(results))
@@ -562,12 +579,14 @@ def test_the_command_prints_json() -> None:
     assert [row["world_size"] for row in rows] == [1, 2]
 
 
+@pytest.mark.usefixtures("_on_shared_processes")
 def test_the_command_fails_if_everything_does() -> None:
     shown = _command("gpipe", "-g", "layers=3")
     assert shown.exit_code == 1
     assert "0 ok" in shown.output
 
 
+@pytest.mark.usefixtures("_on_shared_processes")
 def test_the_command_is_strict_if_asked() -> None:
     row, *_ = json.loads(_command("ddp", "-g", "world_size=1", "--layers", "2", "--strict", "--json").stdout)
     assert row["strict"] is True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import minitrain as mt
-from minitrain.tuning.problem import Problem
+from minitrain.tuning.problem import TuningProblem
 from minitrain.tuning.space import Candidate, axes_of, candidates
 
 SMALL = mt.Transformer(
@@ -15,12 +15,12 @@ SMALL = mt.Transformer(
 )
 
 
-def problem(world_size: int, batch: int, **more: Any) -> Problem:
+def problem(world_size: int, batch: int, **more: Any) -> TuningProblem:
     """Return a small problem."""
-    return Problem(SMALL, "h100_80g_nvl8", world_size, batch, more)
+    return TuningProblem(SMALL, "h100_80g_nvl8", world_size, batch, more)
 
 
-def layouts(of: Problem, seed: int, count: int, **space: Any) -> Iterator[Candidate]:
+def layouts(of: TuningProblem, seed: int, count: int, **space: Any) -> Iterator[Candidate]:
     """Yield some layouts of `megatron` that are legal."""
     found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1))
     yield from random.Random(seed).sample([one for one in found if one.pipeline is not None], count)

@@ -10,7 +10,7 @@ import minitrain as mt
 from minitrain.tuning.executed_pieces import Pieces
 from minitrain.tuning.orders import FORWARD, order_of
 from minitrain.tuning.piece import PassKey
-from minitrain.tuning.problem import Problem
+from minitrain.tuning.problem import TuningProblem
 from minitrain.tuning.space import axes_of, candidates
 from minitrain.tuning.worker_tasks import Figures, Limit, price_pipelines
 from tests.tuning.models import SMALL, layouts, problem
@@ -24,7 +24,7 @@ _ALL = {
 }
 
 
-def simulated(of: Problem, options: Any) -> mt.Run:
+def simulated(of: TuningProblem, options: Any) -> mt.Run:
     return mt.simulate("megatron", **{**of.parameters, **options, "fold": True, "check": False})
 
 
@@ -47,7 +47,7 @@ def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_flo
 
 
 def test_pieces_do_not_depend_on_which_stages_were_executed_before() -> None:
-    machine = Problem("llama3-8b", "h100_80g_nvl8", 8, 8, {}).machine
+    machine = TuningProblem("llama3-8b", "h100_80g_nvl8", 8, 8, {}).machine
     last, key = machine.num_layers, PassKey(2, 4, sequence_parallel=False, recompute="full")
     fresh, used = Pieces(machine.workload, machine.predictor), Pieces(machine.workload, machine.predictor)
     for length in (3, 1):
@@ -64,7 +64,7 @@ def test_a_layout_has_the_same_figures_alone_and_among_others() -> None:
 
 def test_a_model_whose_layers_differ_is_executed_whole() -> None:
     short = mt.Transformer(num_layers=3, hidden_size=64, num_heads=4, vocab_size=256, seq_len=32)
-    of = Problem(short, "a100_80g", 8, 16, {})
+    of = TuningProblem(short, "a100_80g", 8, 16, {})
     found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [2], "pp": [2]}), 1))
     layout = next(one for one in found if one.pipeline is not None and one.options["recompute"] == "full")
     assert layout.pipeline is not None
@@ -75,7 +75,7 @@ def test_a_model_whose_layers_differ_is_executed_whole() -> None:
 
 def test_layers_that_a_division_does_not_fit_are_illegal_with_the_rule() -> None:
     odd = mt.Transformer(num_layers=8, hidden_size=96, num_heads=6, vocab_size=512, seq_len=64)
-    of = Problem(odd, "h100_80g_nvl8", 8, 8, {})
+    of = TuningProblem(odd, "h100_80g_nvl8", 8, 8, {})
     found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [4]}), 1))
     layout = next(one.pipeline for one in found if one.pipeline is not None)
     (figures,) = price_pipelines(of, [layout])

@@ -11,7 +11,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.tuning.findings import Choice
-from minitrain.tuning.problem import Problem
+from minitrain.tuning.problem import TuningProblem
 from minitrain.tuning.rows import row_of
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.words import of_calculon
@@ -30,7 +30,7 @@ _FSDP = {
 
 
 def choice(strategy: str, options: dict[str, Any]) -> Choice:
-    problem = Problem(SMALL, "h100_80g_nvl8", 16, 32, {})
+    problem = TuningProblem(SMALL, "h100_80g_nvl8", 16, 32, {})
     candidate = Candidate(problem, strategy, options)
     return Choice(candidate, row_of(candidate, Figures(1.0, 1.0, 1.0), problem.machine, 2.0))
 

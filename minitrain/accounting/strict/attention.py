@@ -66,7 +66,7 @@ class StrictAttention(StrictCommunication):
         return made
 
     def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Any:
-        """Let queries see some keys and values; see `Model.attend`."""
+        """Attend from queries to some keys and values; see `Model.attend`."""
         step = self._begin("attend", keys_values, inp)
         made = super().attend(layer, inp, keys_values)
         self._follow(step, made)

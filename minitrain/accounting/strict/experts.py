@@ -1,7 +1,7 @@
-"""What a rank of a strict run does with layers whose experts are shared: it follows copies of tokens and pieces.
+"""What a rank of a strict run does with layers whose experts are divided: it follows copies of tokens and pieces.
 
 `forward`, `backward` and `update` are those of `minitrain.accounting.strict.computation`, which take whatever tensors
-the engine's operations take. Here are the operations that go before the experts and behind them.
+the engine's operations take. Here are the operations before the experts and after them.
 """
 
 from __future__ import annotations

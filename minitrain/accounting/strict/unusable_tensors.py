@@ -1,4 +1,4 @@
-"""Tensors that operations refuse although they look right: why, for the error message of whoever uses one.
+"""Tensors that operations refuse although they look right, each with the reason that the error message gives.
 
 The slot of a valid tensor holds its `Origin` (see `minitrain.accounting.strict.provenance`). The slot of a tensor that
 must not be used holds an `Unusable`. Most of these tensors were made by hand: while a strict run lasts, the tensors'

@@ -24,7 +24,7 @@ class RankTotals:
 
     Args:
         by_type: the totals by type, which all ranks share.
-        by_axis: what the rank communicates along each axis; None where nobody asks.
+        by_axis: what the rank communicates along each axis; None where layers are alike, as it is not reported then.
 
     Attributes:
         num_events: events taken so far.

@@ -40,7 +40,7 @@ class Cluster:
     Raises:
         UsageError: there are no groups, two have one name, a link is of a group that is not there, or two groups have
             no link.
-        HardwareConfigError: a hardware config cannot be found, read or believed.
+        HardwareConfigError: a hardware config cannot be found or read, or is invalid.
 
     >>> cluster = Cluster({"h100_80g_nvl8": 8, "a100_80g": 4}, between_groups=Link(12.5e9, 2e-5))
     >>> cluster.num_devices, cluster.num_nodes
@@ -65,7 +65,7 @@ class Cluster:
         """Read a cluster from a YAML or JSON file, that of a shipped name, or the data of one.
 
         Raises:
-            HardwareConfigError: the file cannot be read or believed; all faults are listed by key path.
+            HardwareConfigError: the file cannot be read, or is invalid; all faults are listed by key path.
         """
         from minitrain.hardware.clusters.cluster_files import read_cluster  # noqa: PLC0415 - only where there is a file
 

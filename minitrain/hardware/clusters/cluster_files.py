@@ -57,7 +57,7 @@ def read_cluster(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str
     """Return the arguments that make the cluster of a file, of a shipped name, or of the data itself.
 
     Raises:
-        HardwareConfigError: it cannot be read or believed; all faults are listed.
+        HardwareConfigError: it cannot be read, or is invalid; all faults are listed.
     """
     if isinstance(source, Mapping):
         return _Reader("cluster", Path()).read(source)

@@ -29,7 +29,7 @@ from minitrain.errors import UsageError
 from minitrain.hardware.network import Network
 from minitrain.hardware.price import Price
 from minitrain.hardware.topology import RING_OPS
-from minitrain.hardware.two_level import two_level_seconds
+from minitrain.hardware.two_level_collectives import two_level_seconds
 
 if TYPE_CHECKING:
     from minitrain.hardware.clusters.cluster import Cluster

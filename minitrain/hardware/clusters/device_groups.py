@@ -68,7 +68,7 @@ class Devices:
         prices: measured times of layers on this kind of device, in the place of computed ones.
 
     Raises:
-        HardwareConfigError: the config cannot be found, read or believed, or lacks the power that a cap needs.
+        HardwareConfigError: the config cannot be found or read, or is invalid, or lacks the power that a cap needs.
         UsageError: a count or a cap is outside its range.
     """
 

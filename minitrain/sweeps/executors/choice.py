@@ -58,7 +58,7 @@ def workers_of(executor: Any, jobs: int | None, strategies: Sequence[Any]) -> It
 def _lossy_workers(
     executor: Any, jobs: int | None, strategies: Sequence[Any]
 ) -> contextlib.AbstractContextManager[LossyWorkers]:
-    """Return what provides workers of which each may be lost."""
+    """Return a context manager of workers, each of which may be lost."""
     if executor is None:
         return contextlib.closing(OwnProcesses(jobs or os.cpu_count() or 1))
     if _is_ray(executor):

@@ -117,7 +117,7 @@ class LossyWorkers(Executor):
         return self._is_wanted(task)
 
     def _is_wanted(self, task: SentTask) -> bool:
-        """Return whether somebody still waits for a task."""
+        """Return whether a task is neither done nor cancelled."""
         with self._lock:
             return task in self._tasks
 

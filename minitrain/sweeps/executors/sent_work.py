@@ -123,7 +123,7 @@ def _renamed(result: Any, folders: Mapping[str, str]) -> Any:
 
 
 def _folders_of(texts: Iterable[str]) -> dict[str, SentFolder]:
-    """Return what is to be sent for each file that strategies are given by."""
+    """Return the folder to send for each file that strategies are given by."""
     paths = {str(path): path for text in texts if (path := file_in(split_options(text)[0])) is not None}
     return {
         name: SentFolder(str(path.parent) if path.parent != Path() else ".", _needed(path))

@@ -1,4 +1,4 @@
-"""The arithmetic of the first and the last unit, and of the loss over a vocabulary that parts may divide.
+"""The arithmetic of embedding and head, and of the loss over a vocabulary that parts may divide.
 
 The loss is the mean over all tokens of the global batch of the cross-entropy with the next token. Each part of the head
 makes the logits of some rows of the vocabulary. What parts exchange is, for every token, the highest of their logits,
@@ -41,7 +41,7 @@ class Embedding(UnitArithmetic):
         row, is_here = rows_of(inner.values, weights["tokens"].shape[0], weights.part.index)
         return np.where(is_here[..., None], weights["tokens"][row], 0)
 
-    def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:
+    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:
         """Return the rows of the positions."""
         return weights["positions"][inner.positions] if "positions" in weights.arrays else 0.0
 
@@ -50,7 +50,7 @@ class Embedding(UnitArithmetic):
         row, is_here = rows_of(inner.values, weights["tokens"].shape[0], weights.part.index)
         return np.zeros(inner.values.shape), {"tokens": partial(_of_table, weights["tokens"], row, is_here, grad)}
 
-    def behind_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
+    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
         """Return the gradient of the table of positions."""
         if "positions" not in weights.arrays:
             return 0.0, {}
@@ -71,7 +71,7 @@ class Head(UnitArithmetic):
         """Return the logits of some rows of the vocabulary."""
         return inner.values @ weights["tokens"]
 
-    def behind(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (there is nothing)
+    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (there is nothing)
         """Return nothing."""
         return 0.0
 
@@ -79,7 +79,7 @@ class Head(UnitArithmetic):
         """Take the gradient of some logits back."""
         return grad @ weights["tokens"].T, {"tokens": partial(outer_sum, inner.values, grad)}
 
-    def behind_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in behind)
+    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in after)
         """Return nothing."""
         return 0.0, {}
 
@@ -92,7 +92,7 @@ def rows_of(numbers: Any, num_rows: int, part: int) -> tuple[NDArray[np.int64], 
 
 
 def _of_table(table: Array, rows: Any, is_here: Any, grad: Array) -> Array:
-    """Return the gradient of a table's rows, each added up over who looked it up."""
+    """Return the gradient of a table's rows, each summed over the tokens that looked it up."""
     total = np.zeros_like(table)
     np.add.at(total, rows[is_here], grad[is_here])
     return total

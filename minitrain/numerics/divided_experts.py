@@ -1,11 +1,11 @@
-"""Units with experts that ranks share: what route, the experts, combine and their backwards compute.
+"""Expert parallelism in numbers: what route, the experts, combine and their backwards compute on one rank.
 
 The arithmetic is that of `moe` and `experts`; here it is taken apart where tokens travel. Copies of tokens are rows by
 sample and expert, so that an exchange is nothing but another choice of samples and experts. An expert adds the bias of
 its last matrix itself, before its output is weighted.
 
 What the router has decided stays on the rank until `backward_route`, and so does the gradient of its logits, which
-comes about in `backward_combine`.
+`backward_combine` makes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from minitrain.numerics.arithmetic import Array
 from minitrain.numerics.arrays import Flat
 from minitrain.numerics.elementary import over_tokens
 from minitrain.numerics.experts import Routing
-from minitrain.numerics.halves import Halves
 from minitrain.numerics.moe import Moe
 from minitrain.numerics.placing import placed
+from minitrain.numerics.split_backward import PendingHalves
 from minitrain.numerics.tokens import Tokens
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.numerics.unit_weights import Part, UnitWeights, by_name, flattened, taken
@@ -87,8 +87,8 @@ class _Routed:
     of_logits: Array | None = None
 
 
-class SharedExperts:
-    """What one rank computes of units whose experts it shares.
+class DividedExperts:
+    """What one rank computes of units whose experts are divided among ranks.
 
     Args:
         problem: what is trained.
@@ -102,7 +102,7 @@ class SharedExperts:
         self.problem = problem
         self.copies_by_expert: dict[int, Array] = {}
         self._moe = moe
-        self._halves = Halves[tuple[Copies, Flat]](problem)
+        self._halves = PendingHalves[tuple[Copies, Flat]](problem)
         self._routed: dict[tuple[int, frozenset[int]], _Routed] = {}
 
     def load(self, layer: int, part: Part) -> Flat:
@@ -219,8 +219,8 @@ class SharedExperts:
             through, gradients = self._moe.shared.backward(weights, tokens, grad.values)
             of_tokens += through
             gradients |= bias_gradient(weights, "shared.down.bias", grad.values)
-        behind = np.concatenate([of_tokens, routed.of_logits], axis=-1)
-        of_input, before = self._moe.before_backward(weights, x, behind)
+        of_inner = np.concatenate([of_tokens, routed.of_logits], axis=-1)
+        of_input, before = self._moe.before_backward(weights, x, of_inner)
         found = {name: gradient() for name, gradient in {**gradients, **before}.items()}
         return self._flat(layer, found, weight), x.with_values(of_input + grad.values)
 

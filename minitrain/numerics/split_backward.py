@@ -1,4 +1,4 @@
-"""What the first half of a backward, `backward_input`, leaves on its rank for the second, `backward_weight`.
+"""Split backward: what the first half, `backward_input`, leaves on its rank for the second, `backward_weight`.
 
 A pipeline may do the second half much later, as in zero-bubble schedules (Qi et al. 2023). Each half that is kept is
 taken once.
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 @final
-class Halves(Generic[T]):
-    """The halves that wait on one rank, by layer and samples.
+class PendingHalves(Generic[T]):
+    """The second halves that one rank still has to do, by layer and samples.
 
     Args:
         problem: what is trained.

@@ -1,4 +1,4 @@
-"""The first and the last unit: embedding, and head.
+"""The first and the last unit of a transformer: embedding, and head.
 
 Tensor parallelism gives each rank some rows of the vocabulary, which is padded until it divides. The embedding saves
 the mask of its dropout; the head saves its norm's input and output and the logits in single precision, which the loss

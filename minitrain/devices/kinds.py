@@ -165,7 +165,7 @@ def make_simulator(
         fidelity: "default" or "seed".
 
     Raises:
-        HardwareConfigError: the config cannot be found, read or believed.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
         UsageError: it is none of these, or there is no such fidelity.
     """
     if isinstance(device, DeviceSimulator):
