@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import shutil
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -31,18 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep in pytest's folder what would be compiled anew by each worker, and by each process that a test starts.
-
-    That is the bytecode of minitrain and the tests, where Python is told not to write it beside the sources, and the
-    single-device steps that proofs compile.
-    """
-    kept = config.rootpath / ".pytest_cache"
-    if sys.dont_write_bytecode:
-        sys.dont_write_bytecode = False
-        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(kept / "bytecode")
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    """Let workers share the single-device steps that proofs compile: JAX keeps them in pytest's folder."""
     if find_spec("filelock"):  # without it, JAX lets two workers write a file at once
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(kept / "jax"))
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "jax"))
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**26))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
