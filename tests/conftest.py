@@ -7,10 +7,10 @@ import gc
 import os
 import random
 import shutil
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep bytecode in pytest's folder where Python is told not to write it beside the sources.
-
-    Without any, each process that a test starts compiles all of minitrain, and each worker all tests.
-    """
-    if sys.dont_write_bytecode:
-        sys.dont_write_bytecode = False
-        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(config.rootpath / ".pytest_cache" / "bytecode")
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    """Let workers share the single-device steps that proofs compile: JAX keeps them in pytest's folder."""
+    if find_spec("filelock"):  # without it, JAX lets two workers write a file at once
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "jax"))
+        os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**26))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
 @pytest.fixture(scope="module", autouse=True)

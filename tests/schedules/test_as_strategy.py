@@ -313,8 +313,9 @@ def test_messages_travel_beside_compute() -> None:
 
 def require_every_sample_once(result: mt.Run) -> None:
     """Require that each layer's forward and weight gradient saw each sample exactly once, over all ranks."""
+    events = result.events
     for kinds in (("forward",), ("backward", "backward_weight")):
-        seen = Counter((e.layer, s) for e in result.events if e.typ in kinds for s in e.samples)
+        seen = Counter((e.layer, s) for e in events if e.typ in kinds for s in e.samples)
         assert seen == dict.fromkeys(product(range(result.num_layers), range(result.global_batch_size)), 1)
 
 

@@ -23,6 +23,7 @@ from minitrain.transport import collectives
 LoopFactories = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
 Sizes = dict[str, Any]
 
+PASSES = frozenset({"forward", "backward", "backward_input", "backward_weight"})
 WEIGHT = HIDDEN_SIZE**2  # elements
 DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp", "fsdp"]
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
@@ -92,9 +93,8 @@ def as_bucket(value: Any) -> list[Any]:
 
 def require_complete(run: mt.Run) -> None:
     """Require a whole training step of a run."""
-    for kinds in (("forward",), ("backward",), ("backward_input",), ("backward_weight",)):
-        seen = Counter((e.layer, sample) for e in run.events if e.typ in kinds for sample in e.samples)
-        assert set(seen.values()) <= {1}, f"a sample more than once in {kinds}"
+    seen = Counter((e.typ, e.layer, sample) for e in run.events if e.typ in PASSES for sample in e.samples)
+    assert set(seen.values()) <= {1}, f"a sample more than once: {[one for one in seen if seen[one] > 1]}"
     weights = [(layer, model.final_weights[layer]) for model in run.models for layer in model.final_weights]
     for layer in range(run.num_layers):
         copies = Counter((w.step, w.num_shards, shard) for at, w in weights if at == layer for shard in w.shards)

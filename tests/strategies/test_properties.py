@@ -52,12 +52,12 @@ def test_every_sample_passes_every_layer_exactly_once_and_is_in_every_update(
 ) -> None:
     name, sizes = program
     run = mt.simulate(name, **sizes)
-    samples = list(range(sizes["global_batch_size"]))
+    samples, events = list(range(sizes["global_batch_size"])), run.events
     for typ in ("forward", "backward"):
         for layer in range(sizes["num_layers"]):
-            passed = [s for e in run.events if (e.typ, e.layer) == (typ, layer) for s in e.samples]
+            passed = [s for e in events if (e.typ, e.layer) == (typ, layer) for s in e.samples]
             assert sorted(passed) == samples
-    assert all(sorted(event.samples) == samples for event in run.events if event.typ == "update")
+    assert all(sorted(event.samples) == samples for event in events if event.typ == "update")
 
 
 @given(programs())
