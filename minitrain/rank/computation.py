@@ -248,13 +248,14 @@ class Computation(RankState):
         Returns:
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
-        if weight.__class__ in PIECES or inp.__class__ in COPIES:
-            return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
-        laws.backward(self, "backward_input", layer, inp, grad, weight)
-        if isinstance(inp, ContextShard):
-            return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
-        if weight.__class__ is WeightPart:
-            return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
+        if not laws.is_usual_half(self, "backward_input", layer, inp, grad, weight):
+            if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
+            laws.backward(self, "backward_input", layer, inp, grad, weight)
+            if isinstance(inp, ContextShard):
+                return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
+            if weight.__class__ is WeightPart:
+                return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
         samples = inp.samples
         price = self._remembered.backward_inputs.get(len(samples))
         if price is None:
@@ -277,13 +278,14 @@ class Computation(RankState):
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
-        if inp.__class__ in COPIES:
-            return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
-        laws.backward(self, "backward_weight", layer, inp, grad, weight)
-        if isinstance(inp, ContextShard):
-            return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
-        if weight.__class__ is WeightPart:
-            return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
+        if not laws.is_usual_half(self, "backward_weight", layer, inp, grad, weight):
+            if inp.__class__ in COPIES:
+                return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
+            laws.backward(self, "backward_weight", layer, inp, grad, weight)
+            if isinstance(inp, ContextShard):
+                return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
+            if weight.__class__ is WeightPart:
+                return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples
         found = self._remembered.backward_weights.get(len(samples))
         if found is None:

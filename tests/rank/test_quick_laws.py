@@ -28,21 +28,29 @@ LAWFUL: dict[str, tuple[list[Any], Callable[..., None]]] = {
         [Activation(1, NUM_LAYERS, EVERYTHING, BATCH), Weight(1, NUM_LAYERS, 0)],
         lambda model, *values: laws.forward(model, "forward", *values),
     ),
-    "backward": (
-        [
-            Activation(1, NUM_LAYERS, EVERYTHING, BATCH),
-            ActivationGrad(1, NUM_LAYERS, EVERYTHING, BATCH),
-            Weight(1, NUM_LAYERS, 0),
-        ],
-        lambda model, *values: laws.backward(model, "backward", *values),
-    ),
+    **{
+        op: (
+            [
+                Activation(1, NUM_LAYERS, EVERYTHING, BATCH),
+                ActivationGrad(1, NUM_LAYERS, EVERYTHING, BATCH),
+                Weight(1, NUM_LAYERS, 0),
+            ],
+            lambda model, *values, op=op: laws.backward(model, op, *values),
+        )
+        for op in ("backward", "backward_input", "backward_weight")
+    },
     "update": (
         [WeightGrad(1, NUM_LAYERS, EVERYTHING, BATCH), Weight(1, NUM_LAYERS, 0), OptState(1, NUM_LAYERS, 0)],
         laws.update,
     ),
     "load_weights": ([1, 2], laws.load),
 }
-LAW_OF = {"forward": "forward", "backward": "backward", "update": "update", "load_weights": "load"}
+LAW_OF = {
+    **dict.fromkeys(("backward", "backward_input", "backward_weight"), "backward"),
+    "forward": "forward",
+    "update": "update",
+    "load_weights": "load",
+}
 
 
 def cast(value: Any, kind: type) -> Any:
