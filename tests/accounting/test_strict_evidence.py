@@ -230,6 +230,36 @@ def test_code_that_was_replaced_is_found(owner: Any, name: str, value: Any, monk
         simulate(after=replaces)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "change"),
+    [
+        (laws, "of_ones_own", lambda: setattr(laws, "of_ones_own", print)),
+        (laws, "final_weight", lambda: delattr(laws, "final_weight")),
+        (FlatTopology, "of_ones_own", lambda: setattr(FlatTopology, "of_ones_own", print)),
+        (FlatTopology, "collective", lambda: delattr(FlatTopology, "collective")),
+    ],
+)
+def test_code_that_is_new_or_gone_is_found_by_name(
+    owner: Any, name: str, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changes(model: Model) -> None:
+        if model.rank == 1:
+            monkeypatch.setattr(owner, name, getattr(owner, name, None), raising=False)  # is put back after the test
+            change()
+
+    with pytest.raises(mt.StrategyError, match=rf"minitrain\..*\.{name} was changed during the run"):
+        simulate(after=changes)
+
+
+def test_code_that_was_replaced_between_runs_is_the_code_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate()
+    monkeypatch.setattr(laws, "of_ones_own", print, raising=False)
+    monkeypatch.setattr(laws, "describe", lambda value: f"a {value}")
+    simulate()
+    monkeypatch.delattr(laws, "of_ones_own")
+    simulate()
+
+
 def test_a_class_that_was_changed_is_found() -> None:
     def changes_that_of_the_model(model: Model) -> None:
         model.__class__ = Model

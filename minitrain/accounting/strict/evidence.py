@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, islice
 from operator import is_, methodcaller
 from types import ModuleType
 from typing import Any
@@ -103,8 +103,8 @@ class Evidence:
                 self._descriptions.append(_description_of(_Machine(system)))
                 seen |= self._descriptions[-1].identities
             self._descriptions.append(_Description("model.runtime_predictor", predictor, seen))
-        self._code = _code(len(sys.modules))
-        self._before = [namespace.copy() for _, namespace in self._code]
+        self._code = _code()
+        self._values = [*self._code.values()]
 
     def require_unchanged(self) -> None:
         """Require that all is as it was.
@@ -122,10 +122,13 @@ class Evidence:
         """Yield the names of what is not as it was."""
         for description in self._descriptions:
             yield from description.changes()
-        if not _are_same(self._before, [namespace for _, namespace in self._code]):
-            for before, (name, now) in zip(self._before, self._code, strict=True):
-                if not _are_same([before], [now]):  # a module's state has changed in most runs, and no code
-                    yield from (f"{name}.{key}" for key in _changed_code(before, now))
+        code = self._code  # compared by identity: what takes a function's place may say that it equals it
+        if not (code.are_keys_known() and all(map(is_, self._values, code.values()))):
+            values = iter(self._values)
+            for name, keys, now in zip(code.names, code.keys, code.namespaces, strict=True):
+                before = [*islice(values, len(keys))]
+                if len(before) != len(now) or not all(map(is_, before, now.values())):
+                    yield from (f"{name}.{key}" for key in _changed_code(dict(zip(keys, before, strict=True)), now))
 
 
 def _description_of(machine: _Machine) -> _Description:
@@ -163,24 +166,53 @@ def _item(owner: Sequence[Any], index: int, default: Any) -> Any:
     return owner[index] if index < len(owner) else default
 
 
-@lru_cache(maxsize=1)
-def _code(num_modules: int) -> list[tuple[str, Any]]:  # noqa: ARG001  (looked for again when there are more modules)
-    """Return the namespaces of the modules that check a run, and of the classes that they define, with their names."""
-    found: list[tuple[str, Any]] = []
+class _Code:
+    """The namespaces of the modules that check a run, and of the classes that they define.
+
+    Args:
+        num_modules: how many modules there are; with more, there may be more to look at.
+
+    Attributes:
+        names: of the modules and classes.
+        namespaces: what they define, by name.
+        keys: these names, as they were when a run last began.
+    """
+
+    def __init__(self, num_modules: int) -> None:
+        self.num_modules = num_modules
+        found = list(_modules_and_classes())
+        self.names = [name for name, _ in found]
+        self.namespaces: list[_Namespace] = [vars(space) for _, space in found]
+        self.keys: list[tuple[str, ...]] = [*map(tuple, self.namespaces)]
+
+    def values(self) -> Iterator[Any]:
+        """Yield all that the namespaces hold: without the names, which takes half the time."""
+        return chain.from_iterable(map(_values, self.namespaces))
+
+    def are_keys_known(self) -> bool:
+        """Return whether the namespaces have as many names as when they were last looked at."""
+        return [*map(len, self.keys)] == [*map(len, self.namespaces)]
+
+
+def _modules_and_classes() -> Iterator[tuple[str, Any]]:
+    """Yield the modules that check a run and the classes that they define, each after its name."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_PREFIXES) and module is not None:
-            found.append((name, vars(module)))
+            yield name, module
             kinds = (value for value in vars(module).values() if isinstance(value, type))
-            found += [(f"{name}.{kind.__qualname__}", vars(kind)) for kind in kinds if kind.__module__ == name]
-    return found
+            yield from ((f"{name}.{kind.__qualname__}", kind) for kind in kinds if kind.__module__ == name)
 
 
-def _are_same(before: Sequence[_Namespace], after: Sequence[_Namespace]) -> bool:
-    """Return whether namespaces hold the very same objects: what takes a function's place may say that it equals it."""
-    if [*map(len, before)] != [*map(len, after)]:
-        return False
-    old, new = (chain.from_iterable(map(_values, spaces)) for spaces in (before, after))
-    return all(map(is_, old, new))
+_latest_code = _Code(0)
+
+
+def _code() -> _Code:
+    """Return the code as it is now; what is known of it is kept between runs."""
+    global _latest_code  # noqa: PLW0603  (one program has one code)
+    num_modules = len(sys.modules)
+    if _latest_code.num_modules != num_modules or not _latest_code.are_keys_known():
+        _latest_code = _Code(num_modules)
+    return _latest_code
 
 
 def _changed_code(before: _Namespace, after: _Namespace) -> Iterator[str]:
