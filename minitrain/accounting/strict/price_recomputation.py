@@ -126,7 +126,15 @@ class PriceRecomputation:
         self._check_each(model, asked, known)
         moved = model._moved
         columns = (map(id, _column(rows, moved, column)) for column in (PRICE, STREAM))
-        self._check_each(model, zip(_column(rows, moved, TYP), map(id, moved.values()), *columns, strict=True), moved)
+        asked = zip(_column(rows, moved, TYP), map(self._in_any_layer, moved.values()), *columns, strict=True)
+        self._check_each(model, asked, moved)
+
+    def _in_any_layer(self, moved: Moved) -> Hashable:
+        """Return the facts of one tensor without its layer, where layers are alike; of anything else, its identity."""
+        if self._are_alike and moved.__class__ is tuple and isinstance(moved[0], type):
+            kind, fields = moved
+            return kind, fields[1:]  # the layer comes first
+        return id(moved)
 
     def _check_each(self, model: Any, questions: Iterable[Hashable], places: Iterable[int]) -> None:
         """Check one row of all that ask the same and have the same price; ranks share what was checked."""
