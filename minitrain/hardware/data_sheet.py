@@ -1,4 +1,4 @@
-"""What a data sheet says of a device beside its rates and memories: caches, limits, clocks, power, price, links.
+"""What a data sheet says of a device beside rates and memories: class, caches, limits, clocks, power, price, links.
 
 All of it is optional in a hardware config, and SI inside: bytes, seconds, hertz, watts. What a config does not say is
 None or empty, never a guess. Device simulators, the solver, and the energy and cost of a run read it. Prices of runs

@@ -123,7 +123,7 @@ def _attributes(timeline: Timeline, event: int, typ: str, tag: int) -> Iterator[
         return
     yield _int64("comm_size", round(timeline.size_bytes[event]))
     if stream.kind == COMM:
-        yield _int64("comm_type", _COLLECTIVES.get(typ, _COLLECTIVES["all_reduce"]))
+        yield _int64("comm_type", _COLLECTIVES[typ])
         group = str(int(timeline.group[event]))
         yield protobuf.text(_ATTR_NAME, "pg_name") + protobuf.text(_ATTR_STRING, group)
         return
