@@ -143,6 +143,29 @@ def test_one_rank_whose_rows_cost_less_than_those_of_the_others_is_found(rank: i
         mt.simulate(strategy, world_size=3, num_layers=2, global_batch_size=3, strict=True)
 
 
+def starts_later(model: Any) -> None:
+    model._rows[-STRIDE + TIME] += 1e-9
+
+
+def ends_sooner(model: Any) -> None:
+    model.time -= 1e-9
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("change", "what"), [(starts_later, r"the start of event \d+"), (ends_sooner, r"model\.time at the end")]
+)
+def test_a_time_of_one_rank_that_differs_from_those_of_the_others_is_found(rank: int, change: Step, what: str) -> None:
+    async def strategy(model: Model) -> Model:
+        await trains(model)
+        if model.rank == rank:
+            change(model)
+        return model
+
+    with pytest.raises(mt.StrategyError, match=rf"the clock of rank {rank} does not add up: {what} is"):
+        mt.simulate(strategy, world_size=3, num_layers=2, global_batch_size=3, strict=True)
+
+
 def assign(name: str, value: Any) -> Step:
     def change(model: Model) -> None:
         owner: Any = model.runtime_predictor
