@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from minitrain.errors import UsageError
 from minitrain.numerics.arrays import Flat, held
 from minitrain.numerics.expert_model import NumericExperts
 from minitrain.numerics.layers import layers_of, problem_of
@@ -79,7 +80,10 @@ class NumericModel(NumericExperts):
         elif operations[0].op in _COMBINED:
             self._meet(operations[0].op, values, results)
         elif operations[0].op != "barrier":
-            raise NotImplementedError(f"proofs have no rule for the numbers of {operations[0].op}; add one here")
+            raise UsageError(
+                f"arrays go through {', '.join(sorted(_COMBINED))} and all_to_all, got {operations[0].op}; run it "
+                "without numerics, or say in minitrain.numerics.model what it does to arrays"
+            )
 
     def _meet(self, op: str, values: Sequence[Any], results: Sequence[Any]) -> None:
         """Give the results of a collective their numbers; of buckets, tensor by tensor."""

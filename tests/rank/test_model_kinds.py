@@ -59,8 +59,14 @@ def test_kinds_of_model_add_only_where_the_table_says_and_use_all_of_it() -> Non
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        ({"strict": True}, "strict runs have no rule for what scan does to tensors"),
-        ({"numerics": "numpy"}, "proofs have no rule for the numbers of scan"),
+        (
+            {"strict": True},
+            "a strict run follows tensors through all_gather, .*, got scan; run it without strict=True",
+        ),
+        (
+            {"numerics": "numpy"},
+            "arrays go through all_gather, .* and all_to_all, got scan; run it without numerics",
+        ),
     ],
 )
 def test_a_collective_without_a_rule_is_refused(
@@ -73,5 +79,5 @@ def test_a_collective_without_a_rule_is_refused(
 
     monkeypatch.setattr("minitrain.transport.communicator.perform", lambda op, values, *_, **__: [*map(clone, values)])
     sizes: dict[str, Any] = {"world_size": 2, "num_layers": 1, "global_batch_size": 2, "check": False}
-    with pytest.raises(NotImplementedError, match=error):
+    with pytest.raises(mt.UsageError, match=error):
         mt.simulate(strategy, hardware=mt.FixedPredictor(), **sizes, **kind)

@@ -142,7 +142,7 @@ class ClockRecomputation:
 
     @property
     def _num_own(self) -> int:
-        """Grows with a rank that has messages or moves to its host, which are its own and noted one by one."""
+        """How much was noted that belongs to one rank: its messages, and the host moves of its streams."""
         return self._num_messages + len(self._host_busy_until)
 
     def _note(

@@ -26,7 +26,7 @@ from minitrain.accounting.strict.ledger import Line
 from minitrain.accounting.strict.price_recomputation import Moved, Offloaded, facts_of, moved_by
 from minitrain.accounting.strict.provenance import Alias, new_origin
 from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION, InTransit, OffloadedOrigin, Unusable
-from minitrain.errors import LawError
+from minitrain.errors import LawError, UsageError
 from minitrain.events import OFFLOAD, STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
@@ -133,7 +133,10 @@ class StrictCommunication(StrictExperts):
     def _after_bucket(self, op: str, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective of buckets, or one that is neither a reduction nor a gather."""
         if op not in _FOLLOWED:
-            raise NotImplementedError(f"strict runs have no rule for what {op} does to tensors; add one here")
+            raise UsageError(
+                f"a strict run follows tensors through {', '.join(sorted(_FOLLOWED))}, got {op}; run it without "
+                "strict=True, or say in minitrain.accounting.strict.communication what it does to tensors"
+            )
         for operation in operations:
             require_valid(operation.model._ledger, op, tensors_in(operation.value), whatever_version=True)
         if op == "all_to_all":

@@ -175,7 +175,7 @@ class _Code:
     Attributes:
         names: of the modules and classes.
         namespaces: what they define, by name.
-        keys: these names, as they were when a run last began.
+        keys: these names, as they were when their number last changed.
     """
 
     def __init__(self, num_modules: int) -> None:
@@ -203,16 +203,16 @@ def _modules_and_classes() -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{kind.__qualname__}", kind) for kind in kinds if kind.__module__ == name)
 
 
-_latest_code = _Code(0)
+_latest_code: _Code | None = None
 
 
 def _code() -> _Code:
     """Return the code as it is now; what is known of it is kept between runs."""
     global _latest_code  # noqa: PLW0603  (one program has one code)
-    num_modules = len(sys.modules)
-    if _latest_code.num_modules != num_modules or not _latest_code.are_keys_known():
-        _latest_code = _Code(num_modules)
-    return _latest_code
+    known, num_modules = _latest_code, len(sys.modules)
+    if known is None or known.num_modules != num_modules or not known.are_keys_known():
+        known = _latest_code = _Code(num_modules)
+    return known
 
 
 def _changed_code(before: _Namespace, after: _Namespace) -> Iterator[str]:
