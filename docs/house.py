@@ -54,6 +54,7 @@ FLOORS = (
     ),
     Floor("training", (Room("tensors", "five kinds, as symbols"),)),
     Floor("", (Room("workloads", "what a layer costs and holds"),)),
+    Floor("", (Room("exchange", "recipes of other tools"),)),
     Floor("what happened", (Room("events", "what a rank did, and when"),)),
     Floor("what it costs", (Room("hardware", "devices, links, seconds"),)),
     Floor("", (Room("devices", "programs on devices"), Room("solver", "models x systems, units"))),
@@ -105,6 +106,7 @@ DOORS = (
     Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
     Door("numerics/placing.py", "heterogeneous", "a proof computes on the backend that its caller names"),
     Door("run/strategy_loading.py", "strategies", "a strategy may be given by the name of one that is shipped"),
+    Door("run/strategy_loading.py", "schedules", "a strategy may be given by the order of a pipeline, in a file"),
     Door("grading/worker.py", "__init__", "a submission is run as its author runs it, by the public names"),
 )
 

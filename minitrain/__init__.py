@@ -28,6 +28,9 @@ if TYPE_CHECKING:
         StrategyError,
         UsageError,
     )
+    from minitrain.exchange.reading import read_recipe
+    from minitrain.exchange.recipe import Recipe
+    from minitrain.exchange.writing import write_recipe
     from minitrain.faults.disturbed_run import DisturbedRun
     from minitrain.faults.goodput import Goodput, goodput
     from minitrain.grading.grader import Grade, grade
@@ -77,6 +80,9 @@ _HOMES = {
         "StrategyError",
         "UsageError",
     ),
+    "exchange.reading": ("read_recipe",),
+    "exchange.recipe": ("Recipe",),
+    "exchange.writing": ("write_recipe",),
     "faults.disturbed_run": ("DisturbedRun",),
     "faults.goodput": ("Goodput", "goodput"),
     "grading.grader": ("Grade", "grade"),
@@ -148,6 +154,7 @@ __all__ = [
     "Priced",
     "Proof",
     "ProofError",
+    "Recipe",
     "Recovery",
     "Replayed",
     "Run",
@@ -174,6 +181,7 @@ __all__ = [
     "price",
     "price_async",
     "prove",
+    "read_recipe",
     "replay",
     "schedules",
     "sensitivity",
@@ -185,6 +193,7 @@ __all__ = [
     "sweep",
     "tune",
     "validate",
+    "write_recipe",
 ]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from minitrain.lib import Model
+from minitrain.lib import Model, OptState, Weight
 from minitrain.transport.groups import Group
 
 Held = dict[Any, tuple[int, Group]]
@@ -26,19 +26,18 @@ def load_layers(
     Returns:
         What was loaded: for each key of the stores the layer, and the ranks that hold the same.
     """
-    weights, opt_states = model.weights, model.opt_states
     held: Held = {}
+
+    def keep(key: Any, group: Group, loaded: tuple[Weight, OptState]) -> None:
+        model.weights[key], opt_state = loaded
+        model.opt_states[key] = opt_state.shard(group.index, group.size) if shard_states else opt_state
+        held[key] = opt_state.layer, group
+
     for layer in layers:
-        held[layer] = layer, everyone
         if model.has_experts(layer):
-            held["experts", layer] = layer, replicas
-            weights[layer], opt_states[layer] = model.load_router(layer)
-            weights["experts", layer], opt_states["experts", layer] = model.load_experts(
-                layer, part=parts.index, num_parts=parts.size
-            )
+            keep(layer, everyone, model.load_router(layer))
+            experts = model.load_experts(layer, part=parts.index, num_parts=parts.size)
+            keep(("experts", layer), replicas, experts)
         else:
-            weights[layer], opt_states[layer] = model.load_weights(layer)
-    if shard_states:
-        for key, (_, group) in held.items():
-            opt_states[key] = opt_states[key].shard(group.index, group.size)
+            keep(layer, everyone, model.load_weights(layer))
     return held

@@ -23,6 +23,7 @@ async def run_schedule(
     zero: int,
     layers_per_stage: Sequence[int] | None,
     recompute: str,
+    overlap_messages: bool,
     *,
     least_microbatches: int = 1,
 ) -> Model:
@@ -37,6 +38,7 @@ async def run_schedule(
         zero: ZeRO stage of the replicas.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again.
+        overlap_messages: whether messages between stages are hidden behind compute.
         least_microbatches: microbatches for each rank of a pipeline by default.
 
     Returns:
@@ -58,7 +60,8 @@ async def run_schedule(
         "global_batch_size", model.global_batch_size, "replicas x microbatch_size", num_replicas * size, name
     )
     num_microbatches = model.global_batch_size // (num_replicas * size)
-    return await _strategy(generator, pp, num_microbatches, num_chunks)(model, size, zero, layers_per_stage)
+    strategy = _strategy(generator, pp, num_microbatches, num_chunks)
+    return await strategy(model, size, zero, layers_per_stage, overlap_messages=overlap_messages)
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,6 @@
 """DeepSeek-V3's step: pipeline x expert x data parallelism, tokens travelling beside compute (DeepSeek-AI 2024)."""
 
-from collections.abc import Generator, MutableMapping, Sequence
+from collections.abc import Coroutine, Generator, MutableMapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -9,6 +9,7 @@ from minitrain.errors import StrategyError
 from minitrain.lib import Model
 from minitrain.rank.operations import Launched
 from minitrain.schedules import Action
+from minitrain.schedules.messages import Messages
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 from ._experts import load_layers
@@ -27,6 +28,7 @@ async def deepseek_like(
     capacity_factor: float | None = None,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
+    overlap_messages: bool = True,
 ) -> Model:
     """Run DualPipeV on pipelines of pp ranks whose experts are divided among ep of them (section 3.2, figures 4 and 5).
 
@@ -47,6 +49,7 @@ async def deepseek_like(
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again of layers without experts: "none", "selective" or "full".
+        overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
     name = "deepseek_like"
     model.recompute = recompute
@@ -73,8 +76,16 @@ async def deepseek_like(
         stage_layers(model, stage, 2 * pp, microbatch_size, layers_per_stage, "2 pp", name) for stage in range(2 * pp)
     ]
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
-    receives: dict[tuple[str, int, int], Launched[Any]] = {}  # by tag
-    sends: dict[int, Launched[Any]] = {}  # the last one to each place
+
+    def incoming(action: Action) -> Coroutine[Any, Any, Any] | None:
+        """Return the receive of what an action needs from another rank."""
+        source = schedule.placement.get(action.stage + (-1 if action.kind == "F" else 1), place)
+        if action.kind == "W" or source == place:
+            return None
+        tag = "F" if action.kind == "F" else "B", action.stage, action.microbatch
+        return model.receive(mesh.peer("pp", source - place, wrap=True), tag=tag)
+
+    messages = Messages(model, incoming, overlap=overlap_messages)
 
     def forward(stage: int, i: int) -> Turn:
         for layer in stages[stage]:
@@ -151,7 +162,7 @@ async def deepseek_like(
                 backward_weight(action.stage, action.microbatch)
                 continue
             if turn is None:
-                turn = await begin(action.kind, action.stage, action.microbatch)
+                turn = await begin(action)
             else:
                 store, key, tokens = travelling
                 store[key] = await tokens
@@ -163,36 +174,25 @@ async def deepseek_like(
             else:
                 await send(action.stage - 1, "B", action.microbatch, grad_activations, stages[action.stage][0] - 1)
 
-    async def begin(kind: str, stage: int, i: int) -> Turn:
+    async def begin(action: Action) -> Turn:
         """Store what a forward or a backward begins with: an input, a loss, or what another rank has sent."""
+        kind, stage, i = action.kind, action.stage, action.microbatch
         first, last = stages[stage][0], stages[stage][-1]
         if kind == "F" and first == 0:
             activations[0, i] = model.get_input_activation(batches[i])
-        elif kind == "F" and ("F", stage, i) in receives:
-            activations[first, i] = await receives.pop(("F", stage, i))
         elif kind != "F" and last == model.num_layers - 1:
             grad_activations[last, i] = model.loss(activations.pop((last + 1, i)))
-        elif kind != "F" and ("B", stage, i) in receives:
-            grad_activations[last, i] = await receives.pop(("B", stage, i))
+        elif schedule.placement[stage + (-1 if kind == "F" else 1)] != place:
+            store, layer = (activations, first) if kind == "F" else (grad_activations, last)
+            store[layer, i] = await messages.received(action)
         return forward(stage, i) if kind == "F" else backward(stage, i, kind)
 
-    def post(cell: Sequence[Action]) -> None:
-        """Launch the receives of what actions need from another rank."""
-        for action in cell:
-            source = schedule.placement.get(action.stage + (-1 if action.kind == "F" else 1), place)
-            if action.kind != "W" and source != place:
-                tag = "F" if action.kind == "F" else "B", action.stage, action.microbatch
-                receives[tag] = model.launch(model.receive(mesh.peer("pp", source - place, wrap=True), tag=tag))
-
     async def send(stage: int, way: str, i: int, store: MutableMapping[Any, Any], layer: int) -> None:
-        """Launch a send to the rank of another stage, once the one before it to there is done."""
+        """Pass a tensor on to the rank of another stage; the gradient of the model's input is dropped."""
         dest = schedule.placement.get(stage, place)
         if dest != place:
-            if dest in sends:
-                await sends.pop(dest)
-            sends[dest] = model.launch(
-                model.send(mesh.peer("pp", dest - place, wrap=True), store.pop((layer, i)), tag=(way, stage, i))
-            )
+            peer = mesh.peer("pp", dest - place, wrap=True)
+            await messages.send(peer, store.pop((layer, i)), tag=(way, stage, i))
         elif stage < 0:
             del store[layer, i]
 
@@ -200,13 +200,13 @@ async def deepseek_like(
     held = load_layers(model, layers, everyone, parts, replicas, shard_states=zero == 1)
 
     cells = schedule.rows[place]
-    post(cells[0])
-    for step, cell in enumerate(cells):
-        if step + 1 < len(cells):
-            post(cells[step + 1])
+    for action in cells[0]:
+        messages.expect(action)
+    for cell, following in zip(cells, [*cells[1:], ()], strict=True):
+        for action in following:
+            messages.expect(action)
         await run(cell)
-    for launched in sends.values():
-        await launched
+    await messages.all_sent()
 
     for key, (layer, group) in held.items():
         if zero:

@@ -16,6 +16,7 @@ async def looped_bfs(
     num_chunks: int = 2,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
+    overlap_messages: bool = True,
 ) -> Model:
     """Run `minitrain.schedules.looped_bfs`, which gives the order of actions, on pipelines of pp ranks.
 
@@ -30,7 +31,16 @@ async def looped_bfs(
         num_chunks: stages a rank.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+        overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
     return await run_schedule(
-        model, schedules.looped_bfs, num_chunks, microbatch_size, pp, zero, layers_per_stage, recompute
+        model,
+        schedules.looped_bfs,
+        num_chunks,
+        microbatch_size,
+        pp,
+        zero,
+        layers_per_stage,
+        recompute,
+        overlap_messages,
     )

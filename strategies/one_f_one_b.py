@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from minitrain.lib import Model
+from minitrain.schedules.messages import Messages, from_neighbours
 
 from ._batch import add, microbatches, require_multiple, stage_layers
 
@@ -12,6 +13,7 @@ async def one_f_one_b(
     microbatch_size: int | None = None,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
+    overlap_messages: bool = True,
 ) -> Model:
     """Train a pipeline of world_size stages; num_layers must be a multiple of it where all layers are alike.
 
@@ -22,52 +24,55 @@ async def one_f_one_b(
         microbatch_size: samples a microbatch; global_batch_size / world_size, a whole number, if None.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+        overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
     model.recompute = recompute
     stage, num_stages = model.rank, model.world_size
+    before, after = stage - 1 if stage > 0 else None, stage + 1 if stage < num_stages - 1 else None
     layers = stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "world_size", "1f1b")
     if microbatch_size is None:
         require_multiple("global_batch_size", model.global_batch_size, "world_size", num_stages, "1f1b")
         microbatch_size = model.global_batch_size // num_stages
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    messages = Messages(model, from_neighbours(model, before, after), overlap=overlap_messages)
     batches = microbatches(range(model.global_batch_size), microbatch_size, "1f1b")
 
     async def forward(i: int) -> None:
-        if stage == 0:
+        if before is None:
             activations[layers[0], i] = model.get_input_activation(batches[i])
         else:
-            activations[layers[0], i] = await model.receive(stage - 1)
+            activations[layers[0], i] = await messages.received(("F", i))
         for layer in layers:
             activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights[layer])
-        if stage < num_stages - 1:
-            await model.send(stage + 1, activations.pop((layers.stop, i)))
+        if after is not None:
+            await messages.send(after, activations.pop((layers.stop, i)))
 
     async def backward(i: int) -> None:
-        if stage == num_stages - 1:
+        if after is None:
             grad_activations[layers[-1]] = model.loss(activations.pop((layers.stop, i)))
         else:
-            grad_activations[layers[-1]] = await model.receive(stage + 1)
+            grad_activations[layers[-1]] = await messages.received(("B", i))
         for layer in reversed(layers):
             grad_weights["new"], grad_activations[layer - 1] = model.backward(
                 layer, activations[layer, i], grad_activations[layer], weights[layer]
             )
             del activations[layer, i], grad_activations[layer]
             grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
-        if stage > 0:
-            await model.send(stage - 1, grad_activations[layers[0] - 1])
+        if before is not None:
+            await messages.send(before, grad_activations[layers[0] - 1])
         del grad_activations[layers[0] - 1]
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer)
 
     warmup = min(num_stages - 1 - stage, len(batches))
-    for i in range(warmup):
-        await forward(i)
+    order = [("F", i) for i in range(warmup)]
     for i in range(warmup, len(batches)):  # steady
-        await forward(i)
-        await backward(i - warmup)
-    for i in range(len(batches) - warmup, len(batches)):  # cooldown
-        await backward(i)
+        order += [("F", i), ("B", i - warmup)]
+    order += [("B", i) for i in range(len(batches) - warmup, len(batches))]  # cooldown
+    for kind, i in messages.ahead(order):
+        await (forward if kind == "F" else backward)(i)
+    await messages.all_sent()
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from minitrain.lib import Model
+from minitrain.schedules.messages import Messages, from_neighbours
 
 from ._batch import add, microbatches_of, require_multiple, require_range, require_shares, stage_layers
 
@@ -13,6 +14,7 @@ async def pp_zero1(
     pp: int = 2,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
+    overlap_messages: bool = True,
 ) -> Model:
     """Train world_size / pp replicas of a 1F1B pipeline of pp stages, which share the optimizer state.
 
@@ -26,6 +28,7 @@ async def pp_zero1(
         pp: stages of the pipeline.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+        overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
     model.recompute = recompute
     require_range("pp", pp, model.num_layers, "pp_zero1")
@@ -35,6 +38,7 @@ async def pp_zero1(
     replicas = mesh.group("dp")
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     stage, before, after = mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
+    messages = Messages(model, from_neighbours(model, before, after), overlap=overlap_messages)
     layers = stage_layers(model, stage, pp, microbatch_size, layers_per_stage, "pp", "pp_zero1")
     size = microbatch_size or max(1, model.global_batch_size // model.world_size)
     batches = microbatches_of(model, replicas.size, replicas.index, size, "pp_zero1")
@@ -43,17 +47,17 @@ async def pp_zero1(
         if before is None:
             activations[layers[0], i] = model.get_input_activation(batches[i])
         else:
-            activations[layers[0], i] = await model.receive(before)
+            activations[layers[0], i] = await messages.received(("F", i))
         for layer in layers:
             activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights[layer])
         if after is not None:
-            await model.send(after, activations.pop((layers.stop, i)))
+            await messages.send(after, activations.pop((layers.stop, i)))
 
     async def backward(i: int) -> None:
         if after is None:
             grad_activations[layers[-1]] = model.loss(activations.pop((layers.stop, i)))
         else:
-            grad_activations[layers[-1]] = await model.receive(after)
+            grad_activations[layers[-1]] = await messages.received(("B", i))
         for layer in reversed(layers):
             grad_weights["new"], grad_activations[layer - 1] = model.backward(
                 layer, activations[layer, i], grad_activations[layer], weights[layer]
@@ -61,7 +65,7 @@ async def pp_zero1(
             del activations[layer, i], grad_activations[layer]
             grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
         if before is not None:
-            await model.send(before, grad_activations[layers[0] - 1])
+            await messages.send(before, grad_activations[layers[0] - 1])
         del grad_activations[layers[0] - 1]
 
     for layer in layers:
@@ -69,13 +73,13 @@ async def pp_zero1(
         opt_states[layer] = opt_states[layer].shard(replicas.index, replicas.size)
 
     warmup = min(pp - 1 - stage, len(batches))
-    for i in range(warmup):
-        await forward(i)
+    order = [("F", i) for i in range(warmup)]
     for i in range(warmup, len(batches)):  # steady
-        await forward(i)
-        await backward(i - warmup)
-    for i in range(len(batches) - warmup, len(batches)):  # cooldown
-        await backward(i)
+        order += [("F", i), ("B", i - warmup)]
+    order += [("B", i) for i in range(len(batches) - warmup, len(batches))]  # cooldown
+    for kind, i in messages.ahead(order):
+        await (forward if kind == "F" else backward)(i)
+    await messages.all_sent()
 
     for layer in layers:
         grad_weights[layer] = await model.reduce_scatter(grad_weights[layer], layer, group=replicas)

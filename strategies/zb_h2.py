@@ -15,6 +15,7 @@ async def zb_h2(
     zero: int = 0,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
+    overlap_messages: bool = True,
 ) -> Model:
     """Run `minitrain.schedules.zb_h2`, which gives the order of actions, on pipelines of pp ranks.
 
@@ -28,5 +29,8 @@ async def zb_h2(
         zero: ZeRO stage of the replicas, 0 to 3.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+        overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
-    return await run_schedule(model, schedules.zb_h2, 1, microbatch_size, pp, zero, layers_per_stage, recompute)
+    return await run_schedule(
+        model, schedules.zb_h2, 1, microbatch_size, pp, zero, layers_per_stage, recompute, overlap_messages
+    )

@@ -1,8 +1,8 @@
 """Where each rank's step time goes: computing, exposed communication and waiting, which add up to it.
 
 A rank computes while its compute stream works, communicates *exposed* while another of its streams works and
-the compute stream does not, and waits while none does, from 0 to the step's end. Communication beside compute
-is hidden: it is reported too, but is no part of the sum.
+the compute stream does not, and waits while none does, from when all weights are there to the step's end.
+Communication beside compute is hidden: it is reported too, but is no part of the sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.analysis.busy_time import BusyTime, PassTime, are_flat, busy_of, passes_of
+from minitrain.analysis.busy_time import BusyTime, PassTime, are_flat, busy_of, load_end_of, passes_of
 from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.intervals import sweep, sweep_timeline
 from minitrain.analysis.timeline import Floats, Timeline, Trace
@@ -68,37 +68,42 @@ class Breakdown:
         return float(part.sum() / total) if total > 0 else 0.0
 
 
-def breakdown(trace: Trace, step_time: float | None = None) -> Breakdown:
-    """Split [0, step_time] of every rank.
+def breakdown(trace: Trace, end: float | None = None) -> Breakdown:
+    """Split the time of every rank from the end of loading to the step's end.
 
     Args:
         trace: one log a rank, or columns.
-        step_time: the step time, s; the latest end of all ranks if None.
+        end: when the step ends, s; the latest end of all ranks if None.
 
     Returns:
         The split; computing + exposed + waiting is the step time to 1e-12 relative on every rank.
 
     Raises:
-        UsageError: the step time is shorter than the log.
+        UsageError: the step ends before the log does.
     """
-    found = _sums([busy_of(log) for log in trace]) if are_flat(trace) else _sums_of_columns(as_timeline(trace))
-    return _split(found, step_time)
+    if are_flat(trace):
+        begin = max((load_end_of(log._rows) for log in trace), default=0.0)
+        return breakdown_of([busy_of(log, begin) for log in trace], begin, end)
+    timeline = as_timeline(trace)
+    return _split(_sums_of_columns(timeline), timeline.begin, end)
 
 
-def breakdown_of(ranks: Sequence[BusyTime], step_time: float) -> Breakdown:
+def breakdown_of(ranks: Sequence[BusyTime], begin: float, end: float | None = None) -> Breakdown:
     """Split the step time of ranks whose time at work is known: the same floats as from their logs."""
-    return _split(_sums(ranks), step_time)
+    return _split(_sums(ranks), begin, end)
 
 
-def _split(found: tuple[Floats, Floats, Floats, float], step_time: float | None) -> Breakdown:
+def _split(found: tuple[Floats, Floats, Floats, float], begin: float, end: float | None) -> Breakdown:
     """Split the step time into the three parts, which add up to it."""
     computing, communicating, either, latest = found
-    step = checked_step_time(latest, step_time)
+    step = checked_end(latest, end) - begin
     busy = np.maximum(either, computing)
     exposed = busy - computing
     overlapped = communicating - exposed
     overlapped[overlapped < 1e-12 * step] = 0.0  # a rounding error where nothing overlaps
-    return Breakdown(step, computing, exposed, overlapped, np.maximum(step - busy, 0.0))
+    waiting = step - busy
+    waiting[waiting < 1e-12 * step] = 0.0  # likewise, where a rank never waits
+    return Breakdown(step, computing, exposed, overlapped, waiting)
 
 
 def _sums(ranks: Sequence[BusyTime]) -> tuple[Floats, Floats, Floats, float]:
@@ -111,27 +116,27 @@ def _sums(ranks: Sequence[BusyTime]) -> tuple[Floats, Floats, Floats, float]:
 def _sums_of_columns(timeline: Timeline) -> tuple[Floats, Floats, Floats, float]:
     """Return the same floats as `_sums`, from columns."""
     either = sweep_timeline(timeline).covered(timeline.num_ranks)
-    return _covered(timeline, True), _covered(timeline, False), either, timeline.step_time
+    return _covered(timeline, True), _covered(timeline, False), either, timeline.last_end
 
 
-def checked_step_time(latest: float, step_time: float | None) -> float:
-    """Return the step time to use, which must not end before the log does, at `latest`."""
-    if step_time is None:
+def checked_end(latest: float, end: float | None) -> float:
+    """Return the end of the step to use, which must not come before that of the log, at `latest`."""
+    if end is None:
         return latest
-    if step_time < latest * (1 - 1e-9):
+    if end < latest * (1 - 1e-9):
         raise UsageError(
-            f"step_time must not be shorter than the log: got {step_time} s and events until {latest} s; "
+            f"a step must not end before its log: got an end at {end} s and events until {latest} s; "
             "leave it out to use the latest end",
-            step_time=step_time,
+            end=end,
             latest_end=latest,
         )
-    return step_time
+    return end
 
 
 def _covered(timeline: Timeline, computes: bool) -> Floats:
     """Return how long each rank computed, or communicated, s, (num_ranks,)."""
     chosen = timeline.computes == computes
-    part = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
+    part = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen], timeline.begin)
     return part.covered(timeline.num_ranks)
 
 

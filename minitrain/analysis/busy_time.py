@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from minitrain.events import COMPUTE, PRICE, STREAM, STRIDE, TIME, TYP, EventLog
+from minitrain.events import COMPUTE, LOAD_WEIGHTS, PRICE, STREAM, STRIDE, TIME, TYP, EventLog
 
 Interval = tuple[float, float, bool]
 """Start and end of an event, s, and whether it is on the compute stream."""
@@ -55,15 +55,18 @@ def are_flat(logs: object) -> TypeGuard[Sequence[EventLog]]:
 class BusyTimeSum:
     """How long one rank is at work, by intervals that may come in several chunks.
 
+    Args:
+        begin: when the step begins, s; what is done before it does not count.
+
     Attributes:
         busy: how long the rank was at work in all intervals so far.
     """
 
     __slots__ = ("_communicates_until", "_computes_until", "busy")
 
-    def __init__(self) -> None:
-        self.busy = BusyTime(0.0, 0.0, 0.0, 0.0)
-        self._computes_until = self._communicates_until = 0.0
+    def __init__(self, begin: float = 0.0) -> None:
+        self.busy = BusyTime(0.0, 0.0, 0.0, begin)
+        self._computes_until = self._communicates_until = begin
 
     def add(self, intervals: Iterable[Interval]) -> None:
         """Add intervals, sorted by start and then by end; none may start before one that was added earlier."""
@@ -120,9 +123,21 @@ def intervals_of(rows: Sequence[Any]) -> list[Interval]:
     return [(time, time + price.seconds, stream.kind == COMPUTE) for time, price, stream in events]
 
 
-def busy_of(log: EventLog) -> BusyTime:
-    """Return how long a rank is at work: the lengths of the unions of its streams' intervals."""
-    sums = BusyTimeSum()
+def loads_of(rows: Sequence[Any]) -> int:
+    """Return how many places of a rank's flat log its loading takes: its loads before its first other operation."""
+    places = range(0, len(rows), STRIDE)
+    return next((place for place in places if rows[place + TYP] != LOAD_WEIGHTS), len(rows))
+
+
+def load_end_of(rows: Sequence[Any]) -> Any:
+    """Return when the weights of a rank are there, s; on each machine where times are those of several."""
+    last = loads_of(rows) - STRIDE
+    return rows[last + TIME] + rows[last + PRICE].seconds if last >= 0 else 0.0
+
+
+def busy_of(log: EventLog, begin: float = 0.0) -> BusyTime:
+    """Return how long a rank is at work from some time on: the lengths of the unions of its streams' intervals."""
+    sums = BusyTimeSum(begin)
     sums.add(sorted(intervals_of(log._rows)))
     return sums.busy
 

@@ -1,5 +1,7 @@
 """The critical path: the chain of operations, across ranks, that sets the step time.
 
+Loading is no part of it: the step begins when the weights are there.
+
 It is followed backwards from the latest end of all ranks. Each step goes to the dependency that was fulfilled last; of
 two at the same time, to the one on the same rank. In a simulated run no operation of the path waits: at every time, one
 of them is at work. Time that no dependency explains, as in a measured log, counts as waiting.
@@ -121,9 +123,6 @@ def critical_path(graph: Graph, bound: Binding | None = None) -> CriticalPath:
             counted.append(counts)
         waits[-1] += float(bound.slack[moment])
         counts, moment = bool(bound.after_end[moment]), int(bound.moment[moment])
-    return CriticalPath(
-        line,
-        np.array(steps[::-1], np.int64),
-        np.array(waits[::-1], float),
-        np.array(counted[::-1], bool),
-    )
+    event = np.array(steps[::-1], np.int64)
+    own = ~line.loading[event]
+    return CriticalPath(line, event[own], np.array(waits[::-1], float)[own], np.array(counted[::-1], bool)[own])

@@ -30,7 +30,7 @@ class Explanation:
     Args:
         timeline: the run.
         bytes_per_element: bytes of one element of memory.
-        step_time: the step time, s; the latest end of all ranks if None.
+        step_end: when the step ends, s; the latest end of all ranks if None.
         strategy: name of the strategy, for the textbook's bubble.
         options: its options.
         journals: every change of every store, one journal a rank; empty if none were kept.
@@ -38,7 +38,7 @@ class Explanation:
 
     timeline: Timeline
     bytes_per_element: float
-    step_time: float | None = None
+    step_end: float | None = None
     strategy: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     journals: Journals = ()
@@ -56,12 +56,12 @@ class Explanation:
     @cached_property
     def breakdown(self) -> Breakdown:
         """Computing, exposed communication and waiting of each rank."""
-        return breakdown(self.timeline, self.step_time)
+        return breakdown(self.timeline, self.step_end)
 
     @cached_property
     def gaps(self) -> Gaps:
         """Every idle time with its reason."""
-        return find_gaps(self.timeline, self.step_time, self.graph, self.binding)
+        return find_gaps(self.timeline, self.step_end, self.graph, self.binding)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
@@ -86,7 +86,7 @@ class Explanation:
     @cached_property
     def waits_by_device(self) -> Mapping[str, Mapping[str, float]]:
         """How long a rank with each kind of device waits on average, by the kind that it waits for, s."""
-        return waits_by_device(self.timeline, self.step_time)
+        return waits_by_device(self.timeline, self.step_end)
 
     def longest_gaps(self, count: int = 5) -> list[int]:
         """Return the longest gaps, as indices into `gaps`, the longest first."""

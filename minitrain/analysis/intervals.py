@@ -18,7 +18,8 @@ class SweptIntervals:
         rank: rank of each interval, (n,).
         start: its start, s, (n,).
         end: its end, s, (n,).
-        busy_until: the latest end of the rank's earlier intervals, 0 for the first one, s, (n,).
+        busy_until: the latest end of the rank's earlier intervals, `begin` for the first one, s, (n,).
+        begin: when the step begins, s; what lies before it covers nothing.
     """
 
     order: Ints
@@ -26,6 +27,7 @@ class SweptIntervals:
     start: Floats
     end: Floats
     busy_until: Floats
+    begin: float = 0.0
 
     def covered(self, num_ranks: int) -> Floats:
         """Return the length of each rank's union of intervals, s, (num_ranks,)."""
@@ -34,13 +36,13 @@ class SweptIntervals:
         return lengths
 
     def last_end(self, num_ranks: int) -> Floats:
-        """Return the end of each rank's last interval, 0 where it has none, s, (num_ranks,)."""
-        last = np.zeros(num_ranks)
+        """Return the end of each rank's last interval, `begin` where it has none, s, (num_ranks,)."""
+        last = np.full(num_ranks, self.begin)
         np.maximum.at(last, self.rank, self.end)
         return last
 
 
-def sweep(rank: Ints, start: Floats, end: Floats) -> SweptIntervals:
+def sweep(rank: Ints, start: Floats, end: Floats, begin: float = 0.0) -> SweptIntervals:
     """Sort intervals and find how long each rank was busy before each of them.
 
     The running maximum is not taken of the ends themselves, but of their places among all sorted ends, with the rank
@@ -51,12 +53,12 @@ def sweep(rank: Ints, start: Floats, end: Floats) -> SweptIntervals:
     num = len(order)
     sorted_ends = np.sort(end)
     keys = np.maximum.accumulate(rank * num + np.searchsorted(sorted_ends, end)) if num else rank
-    busy_until = np.zeros(num)
+    busy_until = np.full(num, begin)
     follows = rank[1:] == rank[:-1]
-    busy_until[1:] = np.where(follows, sorted_ends[keys[:-1] % max(num, 1)], 0.0)
-    return SweptIntervals(order, rank, start, end, busy_until)
+    busy_until[1:] = np.where(follows, np.maximum(sorted_ends[keys[:-1] % max(num, 1)], begin), begin)
+    return SweptIntervals(order, rank, start, end, busy_until, begin)
 
 
 def sweep_timeline(timeline: Timeline) -> SweptIntervals:
-    """Sweep the events of all streams of each rank."""
-    return sweep(timeline.rank, timeline.time, timeline.end)
+    """Sweep the events of all streams of each rank, from the beginning of the step on."""
+    return sweep(timeline.rank, timeline.time, timeline.end, timeline.begin)

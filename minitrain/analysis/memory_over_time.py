@@ -40,20 +40,20 @@ class Curve(NamedTuple):
     memory: Floats
 
 
-def memory_curve(timeline: Timeline, rank: int, step_time: float) -> Curve:
+def memory_curve(timeline: Timeline, rank: int, step_end: float) -> Curve:
     """Return the memory of one rank at every sample of its log, to the step's end."""
     own = slice(int(timeline.starts[rank]), int(timeline.starts[rank + 1]))
     time, memory = timeline.sampled[own], timeline.memory[own]
     last = memory[-1:] if len(memory) else np.zeros(1)
-    return Curve(np.concatenate([time, [step_time]]), np.concatenate([memory, last]))
+    return Curve(np.concatenate([time, [step_end]]), np.concatenate([memory, last]))
 
 
-def highest_in_spans(timeline: Timeline, step_time: float, num_spans: int) -> Floats:
+def highest_in_spans(timeline: Timeline, step_end: float, num_spans: int) -> Floats:
     """Return the most memory each rank held in each of equal spans of the step, (num_ranks, num_spans).
 
     No peak is lost, whatever the number of spans. Before its first sample a rank counts as empty.
     """
-    scale = num_spans / step_time if step_time > 0 else 0.0
+    scale = num_spans / step_end if step_end > 0 else 0.0
     span = np.clip((timeline.sampled * scale).astype(np.int64), 0, num_spans - 1)
     highest = np.zeros((timeline.num_ranks, num_spans))
     np.maximum.at(highest, (timeline.rank, span), timeline.memory)
@@ -71,14 +71,14 @@ def _carried(timeline: Timeline, span: Ints, num_spans: int) -> Floats:
     return padded[before]
 
 
-def curves_by_kind(timeline: Timeline, journals: Journals, rank: int, step_time: float) -> dict[str, Curve]:
+def curves_by_kind(timeline: Timeline, journals: Journals, rank: int, step_end: float) -> dict[str, Curve]:
     """Return what a rank held of each kind that it ever held: a value for each moment at which anything changed.
 
     All curves have the same times. Several changes at one moment are one step, to what was held after all of them.
     """
     places = np.array([change.place for change in journals[rank]], np.int64)
     moments, first = np.unique(places, return_index=True)
-    time = np.append(moment_times(timeline, rank)[moments], step_time)
+    time = np.append(moment_times(timeline, rank)[moments], step_end)
     found = {}
     for kind, name in STORE_NAMES.items():
         sizes = [change.elements if change.kind == kind else 0.0 for change in journals[rank]]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.events import COMPUTE, Event, Outage
+from minitrain.events import COMPUTE, LOAD_WEIGHTS, Event, Outage
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,9 +113,35 @@ class Timeline:
         return np.arange(self.num_events) - self.starts[self.rank]
 
     @property
-    def step_time(self) -> float:
+    def last_end(self) -> float:
         """The latest end of all ranks, s."""
         return float(self.end.max(initial=0.0))
+
+    @property
+    def loading(self) -> Bools:
+        """Whether each event is loading: one of its rank's loads before its first other operation, and any outage."""
+        others = np.cumsum(np.append(0, ~self.of_types([LOAD_WEIGHTS])))
+        loading: Bools = others[1:] == others[self.starts[self.rank]]
+        if self.outages:
+            loading &= self.end <= self.outages[0].start
+        return loading
+
+    @property
+    def load_ends(self) -> Floats:
+        """When the weights of each rank are there, s, (num_ranks,)."""
+        ends, loading = np.zeros(self.num_ranks), self.loading
+        np.maximum.at(ends, self.rank[loading], self.end[loading])
+        return ends
+
+    @property
+    def begin(self) -> float:
+        """When the step begins: all weights are there, s."""
+        return float(self.load_ends.max(initial=0.0))
+
+    @property
+    def step_time(self) -> float:
+        """From when all weights are there to the latest end of all ranks, s."""
+        return self.last_end - self.begin
 
     @property
     def computes(self) -> Bools:

@@ -19,7 +19,7 @@ from statistics import mean  # exact: the same for ranks that are folded
 
 import numpy as np
 
-from minitrain.analysis.breakdown import checked_step_time
+from minitrain.analysis.breakdown import checked_end
 from minitrain.analysis.critical_path import Binding, binding
 from minitrain.analysis.dependencies import Graph, make_graph
 from minitrain.analysis.intervals import sweep_timeline
@@ -96,18 +96,17 @@ class Gaps:
 
 
 def find_gaps(
-    timeline: Timeline, step_time: float | None = None, graph: Graph | None = None, bound: Binding | None = None
+    timeline: Timeline, step_end: float | None = None, graph: Graph | None = None, bound: Binding | None = None
 ) -> Gaps:
     """Return every gap of every rank, with its reason and kind.
 
     Args:
         timeline: the run.
-        step_time: the step time, s; the latest end of all ranks if None.
+        step_end: when the step ends, s; the latest end of all ranks if None.
         graph: the dependencies, if they are known already.
         bound: the last dependency of each moment, likewise.
     """
-    step = checked_step_time(timeline.step_time, step_time)
-    rank, start, end, event = gaps_of(timeline, step)
+    rank, start, end, event = gaps_of(timeline, checked_end(timeline.last_end, step_end))
     source = _sources(timeline, event)
     kind = _kinds(timeline, rank, start, event)
     graph = graph or make_graph(timeline)
@@ -119,14 +118,14 @@ def find_gaps(
     return Gaps(timeline, rank, start, end, event, source, kind)
 
 
-def waits_by_device(timeline: Timeline, step_time: float | None = None) -> dict[str, dict[str, float]]:
+def waits_by_device(timeline: Timeline, step_end: float | None = None) -> dict[str, dict[str, float]]:
     """Return how long a rank with each kind of device waits on average, by the device of the rank it waits for, s.
 
     Args:
         timeline: a run on several kinds of device.
-        step_time: the step time, s; the latest end of all ranks if None.
+        step_end: when the step ends, s; the latest end of all ranks if None.
     """
-    rank, start, end, event = gaps_of(timeline, checked_step_time(timeline.step_time, step_time))
+    rank, start, end, event = gaps_of(timeline, checked_end(timeline.last_end, step_end))
     source = _sources(timeline, event)
     known = source != NONE
     names = list(dict.fromkeys(timeline.devices))
@@ -137,16 +136,17 @@ def waits_by_device(timeline: Timeline, step_time: float | None = None) -> dict[
     return {name: {other: wait for other, wait in zip(names, row, strict=True) if wait} for name, row in means.items()}
 
 
-def gaps_of(timeline: Timeline, step: float) -> tuple[Ints, Floats, Floats, Ints]:
-    """Return rank, start, end and ending event of every gap, from 0 to the step's end."""
+def gaps_of(timeline: Timeline, step_end: float) -> tuple[Ints, Floats, Floats, Ints]:
+    """Return rank, start, end and ending event of every gap, from when all weights are there to the step's end."""
     swept = sweep_timeline(timeline)
+    step = step_end - swept.begin
     gap = swept.start - swept.busy_until > _ROUNDING * step
     last = swept.last_end(timeline.num_ranks)
-    early = np.flatnonzero(step - last > _ROUNDING * step)
+    early = np.flatnonzero(step_end - last > _ROUNDING * step)
     return (
         np.concatenate([swept.rank[gap], early]),
         np.concatenate([swept.busy_until[gap], last[early]]),
-        np.concatenate([swept.start[gap], np.full(len(early), step)]),
+        np.concatenate([swept.start[gap], np.full(len(early), step_end)]),
         np.concatenate([swept.order[gap], np.full(len(early), NONE)]),
     )
 

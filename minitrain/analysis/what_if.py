@@ -1,7 +1,7 @@
 """What if operations lasted differently: the times of a run with other durations and the same dependencies.
 
 Only durations change. A strategy that would then choose another order or more overlap is not modelled. An operation
-that was slowed down by communication beside it stays slow.
+that was slowed down by communication beside it stays slow. Loading stays as it is, and is no part of the step.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def retime(graph: Graph, duration: Floats) -> Floats:
     Raises:
         UsageError: operations wait for one another in a circle, which no real log has.
     """
+    return moments(graph, duration)[: len(duration)]
+
+
+def moments(graph: Graph, duration: Floats) -> Floats:
+    """Return when each moment would come, s, (num_moments,): `retime` returns those at which events begin."""
     order = np.argsort(graph.source, kind="stable")
     first = np.searchsorted(graph.source[order], np.arange(graph.num_moments + 1)).tolist()
     targets, after_end = graph.target[order].tolist(), graph.after_end[order].tolist()
@@ -55,7 +60,7 @@ def retime(graph: Graph, duration: Floats) -> Floats:
                 ready.append(target)
     if done < graph.num_moments:
         raise _circle()
-    return np.array(times[: len(duration)])
+    return np.array(times)
 
 
 def _circle() -> UsageError:
@@ -102,9 +107,9 @@ def what_if(trace: Trace | Graph, free: Collection[str]) -> float:
 def _steps(graph: Graph, classes: Sequence[Collection[str]]) -> list[float]:
     """Return the step time if all operations of one class took no time, s, for each class."""
     line = graph.timeline
-    durations = [np.where(line.of_types(free), 0.0, line.duration) for free in classes]
+    durations = [np.where(line.of_types(free) & ~line.loading, 0.0, line.duration) for free in classes]
     times = retime_all(graph, durations)
-    return [float((time + lasts).max(initial=0.0)) for time, lasts in zip(times, durations, strict=True)]
+    return [float((time + lasts).max(initial=0.0)) - line.begin for time, lasts in zip(times, durations, strict=True)]
 
 
 def what_ifs(graph: Graph) -> Mapping[str, float]:
@@ -122,4 +127,5 @@ def what_ifs(graph: Graph) -> Mapping[str, float]:
 
 def _typs_that_last(timeline: Timeline) -> list[str]:
     """Return the types of which some operation takes time."""
-    return [timeline.typs[code] for code in np.unique(timeline.typ[timeline.duration > 0]).tolist()]
+    lasts = (timeline.duration > 0) & ~timeline.loading
+    return [timeline.typs[code] for code in np.unique(timeline.typ[lasts]).tolist()]

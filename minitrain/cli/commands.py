@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import minitrain as mt
-from minitrain.cli import fault_options
+from minitrain.cli import budget_options, fault_options, recipe_option
 from minitrain.cli import options as given
 from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import (
@@ -21,6 +21,7 @@ from minitrain.cli.failures import (
     running,
     saying_what_is_kept,
 )
+from minitrain.cli.machines import print_machines, with_budget
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.pricing_options import machine, pricing
 from minitrain.cli.wanted_traces import Traces, folding, wanted_traces
@@ -31,7 +32,10 @@ from minitrain.trace.run_folder import PAGE, RUN_FILE, conditions, title_of, wri
 from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
 
 TRACES = Path("traces")
-_STRATEGY = "a strategy's name (see `minitrain strategies`), path.py or path.py:function, with options as in pp_dp:pp=4"
+_STRATEGY = (
+    "a strategy's name (see `minitrain strategies`), path.py, path.py:function or the CSV of a schedule, with options "
+    "as in pp_dp:pp=4"
+)
 
 
 def compare(
@@ -52,8 +56,10 @@ def compare(
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
+    cost_per_hour: budget_options.CostPerHour = None,
+    tokens: budget_options.Tokens = None,
     network: given.Network = None,
-    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    fidelity: given.Fidelity = None,
     platform: given.Platform = None,
     without: given.Without = None,
     prices: given.Prices = None,
@@ -70,14 +76,17 @@ def compare(
 ) -> None:
     """Simulate a training step of several strategies, and print which is fastest.
 
-    Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given.
+    Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given. With several machines
+    (--hw A,B,C) the quickest strategy of each is printed, a row a machine, and no traces are written.
     """
+    for_tokens = budget_options.tokens_of(tokens, has_model=model is not None)
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traces = wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
+        trained = given.trained(model, seq, layers)
+        priced_by = pricing(fidelity, platform, without, prices)
         parameters = {
-            **machine(world_size, hw, network, durations, pricing(fidelity, platform, without, prices)),
-            **given.trained(model, seq, layers),
+            **trained,
             **ranks_given.batch_of(batch, shares),
             "strict": strict,
             "strict_memory": strict_memory,
@@ -87,17 +96,33 @@ def compare(
             **common,
         }
         chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
-        if traces is not Traces.NONE:
-            given.require_folder(out)
-        with running():
-            comparison = mt.compare(chosen, progress=progress.simulating, watch=progress.watch, **parameters)
-        pages = {"shared_script": shared_script, "pages_alone": traces is Traces.PAGES}
-        write = functools.partial(write_comparison, comparison, out, **pages)
-        written = [] if traces is Traces.NONE else _written(write, out, progress)
+
+        def compared(name: str | None) -> Comparison:
+            """Simulate the strategies on one machine."""
+            hardware = budget_options.at_cost(name, cost_per_hour)
+            of_machine = machine(world_size, hardware, network, durations, priced_by, trained)
+            with running():
+                return mt.compare(
+                    chosen, progress=progress.simulating, watch=progress.watch, **of_machine, **parameters
+                )
+
+        machines = budget_options.machines_of(hw)
+        if len(machines) > 1:
+            found = {str(name): compared(name) for name in machines}
+        else:
+            if traces is not Traces.NONE:
+                given.require_folder(out)
+            comparison = compared(hw)
+            pages = {"shared_script": shared_script, "pages_alone": traces is Traces.PAGES, "all_ranks": bool(trace)}
+            write = functools.partial(write_comparison, comparison, out, **pages)
+            written = [] if traces is Traces.NONE else _written(write, out, progress)
+    if len(machines) > 1:
+        print_machines(found, for_tokens, as_json=as_json)
+        return
     if as_json:
-        print_json(comparison.summary())
+        print_json([with_budget(run, for_tokens) for run in comparison.runs.values()])
     else:
-        _print_comparison(comparison, written)
+        _print_comparison(comparison, written, for_tokens)
     _tell_of_earlier_runs(out, written or [], to_stderr=as_json)
     for failure in comparison.failed:
         print_error(f"{failure.strategy} failed: {message_of(failure.error)}")
@@ -106,7 +131,10 @@ def compare(
 
 
 def run(
-    strategy: Annotated[str, typer.Argument(metavar="STRATEGY", help=f"{_STRATEGY.capitalize()}.")],
+    strategy: Annotated[
+        str | None, typer.Argument(metavar="[STRATEGY]", help=f"{_STRATEGY.capitalize()}.", show_default=False)
+    ] = None,
+    from_file: recipe_option.From = None,
     world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
@@ -116,8 +144,10 @@ def run(
     microbatch: given.Microbatch = None,
     option: given.Options = None,
     hw: given.Hardware = None,
+    cost_per_hour: budget_options.CostPerHour = None,
+    tokens: budget_options.Tokens = None,
     network: given.Network = None,
-    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    fidelity: given.Fidelity = None,
     platform: given.Platform = None,
     without: given.Without = None,
     prices: given.Prices = None,
@@ -136,39 +166,44 @@ def run(
     """Simulate a training step of one strategy, and print where each rank's time goes.
 
     Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given; with --fold, its page
-    alone, into traces/NAME-folded/, unless --trace is given.
+    alone, into traces/NAME-folded/, unless --trace is given. Of a run of more than 50,000 events, page and Chrome trace
+    show some ranks, and there is no log; --trace writes every rank.
     """
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traces = wanted_traces(trace, log, strict=strict, fold=fold)
-        common = given.strategy_options(option or (), microbatch)
+        asked = given.strategy_options(option or (), microbatch)
+        told = recipe_option.told(from_file, strategy, world_size, (model, seq, layers), (batch, shares), asked)
+        for_tokens = budget_options.tokens_of(tokens, has_model="workload" in told.trained)
+        priced_by = pricing(fidelity, platform, without, prices)
+        hardware = budget_options.at_cost(hw, cost_per_hour)
         parameters = {
-            **machine(
-                world_size, hw, network, durations, pricing(fidelity, platform, without, prices), by_name=bool(fault)
-            ),
-            **given.trained(model, seq, layers),
-            **ranks_given.batch_of(batch, shares),
+            **machine(told.world_size, hardware, network, durations, priced_by, told.trained, by_name=bool(fault)),
+            **told.trained,
+            **told.batch,
             "strict": strict,
             "strict_memory": strict_memory,
             "memory_by_kind": traces is Traces.ALL and not fault,
             "log": log,
             "fold": folding(fold),
             **fault_options.disturbance(fault or (), recovery or ()),
-            **common,
+            **told.options,
         }
-        chosen = given.choose_strategies([strategy], common)[0]
+        chosen = given.choose_strategies([told.strategy], told.options)[0]
         if traces is not Traces.NONE:
             given.require_folder(out)
         result = _simulated(chosen, parameters, progress)
         written: Sequence[Path] | None = []
         if traces is not Traces.NONE and isinstance(result, Run):
-            write = functools.partial(_write_one, result, out, page_alone=traces is Traces.PAGES)
+            pages = {"page_alone": traces is Traces.PAGES, "all_ranks": bool(trace)}
+            write = functools.partial(_write_one, result, out, **pages)
             written = _written(write, out, progress)
     if as_json:
-        print_json(result.summary())
+        print_json(with_budget(result, for_tokens))
     if isinstance(result, FailedRun):
         raise RunFailedError from result.error
     if not as_json:
-        _print_run(result, written, page_alone=traces is Traces.PAGES)
+        print_lines(told.lines)
+        _print_run(result, written, for_tokens, page_alone=traces is Traces.PAGES)
     if written is None:
         raise typer.Exit(FAILED)
 
@@ -184,9 +219,9 @@ def _simulated(chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: 
         return FailedRun(chosen.name, {**parameters, **chosen.options}, cause)
 
 
-def _write_one(run: Run, out: Path, *, page_alone: bool) -> Sequence[Path]:
+def _write_one(run: Run, out: Path, *, page_alone: bool, all_ranks: bool) -> Sequence[Path]:
     """Write the traces of a run."""
-    return [write_run(run, out, page_alone=page_alone)]
+    return [write_run(run, out, page_alone=page_alone, all_ranks=all_ranks)]
 
 
 def _tell_of_earlier_runs(out: Path, written: Sequence[Path], *, to_stderr: bool) -> None:
@@ -209,9 +244,9 @@ def _written(write: Callable[[], Sequence[Path]], out: Path, progress: RunsInPro
         return None
 
 
-def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) -> None:
+def _print_comparison(comparison: Comparison, written: Sequence[Path] | None, tokens: float | None) -> None:
     """Print the table, which strategies ran out of memory, and where the pictures are."""
-    table = comparison_table(comparison)
+    table = comparison_table(comparison, tokens)
     table.title = table.caption = None  # a title would be wrapped at the table's width; failures go to stderr
     print_lines([title_of(comparison)])
     print_table(table)
@@ -221,15 +256,17 @@ def _print_comparison(comparison: Comparison, written: Sequence[Path] | None) ->
         print_lines([f"wrote {written[0]} and a folder for each strategy beside it"])
 
 
-def _print_run(result: Run, written: Sequence[Path] | None, *, page_alone: bool) -> None:
+def _print_run(result: Run, written: Sequence[Path] | None, tokens: float | None, *, page_alone: bool) -> None:
     """Print a run's figures, where each rank's time goes, and where the pictures are."""
     print_lines([f"{result.strategy}: {conditions(result)}"])
     print_lines(result.notes)
-    print_table(run_table(result))
+    print_table(run_table(result, tokens))
     print_table(ranks_table(result))
     if written and page_alone:
         rows = ", which has a row for each class of ranks that do the same" if result.draws_classes else ""
         print_lines([f"wrote {written[0] / PAGE}{rows}"])
+    elif written and not (written[0] / RUN_FILE).exists():
+        print_lines([f"wrote {written[0]}: page and Chrome trace of some ranks; --trace writes every rank and the log"])
     elif written:
         why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
         print_lines([f"wrote {written[0]}", why])

@@ -88,7 +88,7 @@ def goodput(
     """Play days of a training run with failures, checkpoints and restarts, and print how much of them is training."""
     common = given.strategy_options(option or (), microbatch)
     chosen = given.choose_strategies([strategy], common)[0]
-    ranks = machine(world_size, hw, network, None, {}, by_name=True)
+    ranks = machine(world_size, hw, network, None, {}, {}, by_name=True)
     failures: dict[str, Any] = {"mtbf_hours": mtbf_of(mtbf or ()), "recovery": recovery_of(recovery or ())}
     with running():
         found = mt.goodput(

@@ -1,4 +1,4 @@
-"""The commands `minitrain hw list`, `show`, `check`, `calibrate` and `validate`; `layers-from-trace` is added."""
+"""The commands `minitrain hw list`, `show`, `check`, `calibrate` and `validate`; others are added."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minitrain.cli.failures import FAILED, USAGE, print_error
+from minitrain.cli.fit_platform import fit_platform
 from minitrain.cli.layers import layers_from_trace
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import Progress, print_json, print_lines, print_table
@@ -31,6 +32,7 @@ from minitrain.trace.tables import plain_table
 hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")
 
 hw.command("layers-from-trace")(layers_from_trace)
+hw.command("fit-platform")(fit_platform)
 
 Name = Annotated[str, typer.Argument(metavar="CONFIG", help="A shipped config's name or a file.")]
 

@@ -18,13 +18,20 @@ def layers_from_trace(
     ],
     microbatch: Annotated[int, typer.Option("--microbatch", metavar="N", min=1, help="Samples of a pass.")],
     annotation: Annotated[
-        str, typer.Option("--annotation", metavar="NAME", help="The name of a layer's record_function range.")
-    ] = "layer {layer}",
+        str | None,
+        typer.Option(
+            "--annotation", metavar="NAME", help='A layer\'s range, such as "layer {layer}"; found by default.'
+        ),
+    ] = None,
     embedding: Annotated[
         str | None, typer.Option("--embedding", metavar="NAME", help="The embedding's range, which is then layer 0.")
     ] = None,
     head: Annotated[
         str | None, typer.Option("--head", metavar="NAME", help="The head's range, loss included: the last layer.")
+    ] = None,
+    num_layers: Annotated[
+        int | None,
+        typer.Option("--num-layers", metavar="N", min=1, help="Layers of the model, where the trace shows fewer."),
     ] = None,
     tp: Annotated[int, typer.Option("--tp", metavar="N", min=1, help="Tensor-parallel degree.")] = 1,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="What the table calls the model.")] = "",
@@ -36,16 +43,27 @@ def layers_from_trace(
 ) -> None:
     """Read how long each layer keeps the device busy from a profiler's trace, for `--prices`.
 
-    Profile whole training steps with the activities CPU and CUDA, forward of each layer in a record_function range.
+    Profile whole training steps with the activities CPU and CUDA. Layers are found by ranges
+    named "layer 0", by those of FSDP2, by calls of modules (with_stack=True), or by the order of kernels.
     """
-    from minitrain.hardware.profiler_traces import Marks, layers_from_trace  # noqa: PLC0415  (only for this command)
+    from minitrain.hardware.profiler_traces import Marks, TracedLayers  # noqa: PLC0415  (only for this command)
 
-    marks = Marks(annotation, embedding, head)
-    rows = layers_from_trace(trace, marks, microbatch=microbatch, tp=tp, model=model, gpu=gpu)
+    is_marked = annotation or embedding or head
+    marks = Marks(annotation or "layer {layer}", embedding, head) if is_marked else None
+    traced = TracedLayers.read(trace, marks)
+    rows = traced.rows(microbatch=microbatch, tp=tp, model=model, gpu=gpu, num_layers=num_layers)
     write_layers(rows, out)
-    forward, backward, update = (sum(getattr(row, f"{kind}_s") for row in rows) for kind in _KINDS)
+    num_rows = [row.last_layer - row.first_layer + 1 for row in rows]
+    forward, backward, update = (
+        sum(num * getattr(row, f"{kind}_s") for num, row in zip(num_rows, rows, strict=True)) for kind in _KINDS
+    )
     totals = f"forward {forward * 1e3:.4g} ms, backward {backward * 1e3:.4g} ms, update {update * 1e3:.4g} ms"
-    print_lines([f"wrote {out}: {len(rows)} layers, {totals}"])
+    print_lines(
+        [
+            f"wrote {out}: {sum(num_rows)} layers, {totals}",
+            f"found by {traced.found_by}: {traced.coverage:.0%} of the time of all kernels but communication's",
+        ]
+    )
 
 
 _KINDS = ("forward", "backward", "update")

@@ -67,10 +67,12 @@ def _model_table(model: Transformer) -> Table:
         "attention": _attention(model),
         "MLP": _mlp(model),
         "ends": _ends(model),
-        "norm": f"{model.norm}, with biases" if model.norm_bias else model.norm,
+        "norm": _norm(model),
         "precision": _precision(model),
         "parameters": f"{model.num_parameters:,}",
     }
+    if model.taken_as:
+        rows["not modelled"] = ", ".join(model.taken_as)
     if model.num_experts:
         rows["of which a token uses"] = f"{model.num_active_parameters:,}"
     rows |= {f"  {kind}": f"{count:,}" for kind, count in model.parameters_by_kind().items()}
@@ -101,9 +103,25 @@ def _attention(model: Transformer) -> str:
         heads += f", {model.num_kv_heads} of keys and values"
     if model.latent is not None:
         heads += f", latents of {model.latent.query_rank} for queries, {model.latent.kv_rank} for keys and values"
-    window = f", window {model.window}" if model.window else ""
+    layers = "" if len(model.window_layers) in (0, model.num_layers) else f" in {len(model.window_layers)} layers"
+    window = f", window {model.window}{layers}" if model.window else ""
+    more = "".join(f", {text}" for text in _more_of_attention(model))
     bias = ", with biases" if model.output_bias else ", biases for queries, keys and values" if model.qkv_bias else ""
-    return f"{heads}, {model.attention}{window}{bias}"
+    return f"{heads}, {model.attention}{window}{bias}{more}"
+
+
+def _more_of_attention(model: Transformer) -> list[str]:
+    """Say what few models have."""
+    norms = {"none": "", "head": "norms of queries and keys", "whole": "norms of all queries and all keys"}
+    caps = f"scores capped at {model.score_cap:g}" if model.score_cap else ""
+    return [text for text in (norms[model.qk_norm], "sinks" if model.sinks else "", caps) if text]
+
+
+def _norm(model: Transformer) -> str:
+    """Say what the norms are, and where."""
+    biases = ", with biases" if model.norm_bias else ""
+    places = {"pre": "", "post": ", behind attention and MLP", "both": ", before and behind attention and MLP"}
+    return f"{model.norm}{biases}{places[model.norm_placement]}"
 
 
 def _mlp(model: Transformer) -> str:
@@ -124,9 +142,10 @@ def _mlp(model: Transformer) -> str:
 
 def _ends(model: Transformer) -> str:
     """Say what is before and behind the layers."""
+    at_most = "" if model.max_seq_len is None else f" (its config allows {model.max_seq_len})"
     tied = "tied" if model.tied_embeddings else "not tied"
     positions = f"{model.positions} positions" if model.positions != "none" else "no positions"
-    return f"vocabulary {model.vocab_size}, {tied}, {positions}, sequences of {model.seq_len}"
+    return f"vocabulary {model.vocab_size}, {tied}, {positions}, sequences of {model.seq_len}{at_most}"
 
 
 def _precision(model: Transformer) -> str:

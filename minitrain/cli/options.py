@@ -13,8 +13,10 @@ import typer
 from minitrain.cli import failures
 from minitrain.errors import StrategyError, UsageError
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy, literal
+from minitrain.run.command_line import OPTIONS
 from minitrain.run.parameters import DEFAULTS, RunParameters
 from minitrain.run.strategy_loading import load_strategy, takes_option
+from minitrain.workloads.matmul import DENSE
 
 DEFAULT = RunParameters()
 
@@ -54,7 +56,8 @@ Layers = Annotated[int | None, layers_option(str(DEFAULT.num_layers))]
 TrainedModel = Annotated[
     str | None,
     model_option(
-        "A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json."
+        "A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json; dense "
+        "for equal layers whose backward costs twice their forward."
     ),
 ]
 SeqLen = Annotated[
@@ -109,12 +112,13 @@ Durations = Annotated[
     ),
 ]
 Fidelity = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--fidelity",
         metavar="KIND",
         help="roofline: FLOPs and bytes of a layer; kernels: each kernel and transfer by what devices were measured to "
         "reach.",
+        show_default="kernels with --model, else roofline",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -123,7 +127,8 @@ Platform = Annotated[
     typer.Option(
         "--platform",
         metavar="NAME",
-        help="With --fidelity kernels: what a framework adds (see docs/accuracy.md).",
+        help="With prices of kernels: the framework, or one of its platforms (see docs/accuracy.md); components: none.",
+        show_default="what the strategy stands for",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -132,7 +137,7 @@ Without = Annotated[
     typer.Option(
         "--without",
         metavar="TERM,...",
-        help="With --fidelity kernels: terms of the prices to leave out, such as waves,launches.",
+        help="With prices of kernels: terms of the prices to leave out, such as waves,launches.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -200,26 +205,6 @@ Fold = Annotated[
 ]
 Debug = failures.Debug
 
-OWN_OPTIONS: Mapping[str, str] = {
-    "workload": "--model",
-    "seq_len": "--seq",
-    "world_size": "--world-size",
-    "num_layers": "--layers",
-    "global_batch_size": "--batch",
-    "shares": "--shares",
-    "hardware": "--hw",
-    "network": "--network",
-    "fidelity": "--fidelity",
-    "platform": "--platform",
-    "faults": "--fault",
-    "recovery": "--recovery",
-    "without": "--without",
-    "prices": "--prices",
-    "strict": "--strict",
-    "strict_memory": "--strict-memory",
-    "log": "--log",
-    "fold": "--fold",
-}
 _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
@@ -233,6 +218,8 @@ def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[
         if seq_len is not None:
             raise UsageError("--seq is for transformers; give --model too, or leave it out")
         return {"num_layers": DEFAULT.num_layers if layers is None else layers}
+    if model == DENSE and seq_len is None:
+        return {"workload": DENSE, "num_layers": DEFAULT.num_layers if layers is None else layers}
     if layers is not None:
         raise UsageError(f"--layers does not go with --model, since {model} has layers of its own; leave one out")
     return {"workload": model} if seq_len is None else {"workload": model, "seq_len": seq_len}
@@ -248,7 +235,7 @@ def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[
     for pair in pairs:
         name, value = name_and_value("--option", pair, options)
         if name in DEFAULTS or name in _NO_OPTIONS:
-            own = f"use {OWN_OPTIONS[name]}" if name in OWN_OPTIONS else "it is set in Python only"
+            own = f"use {OPTIONS[name]}" if name in OPTIONS else "it is set in Python only"
             raise UsageError(f"--option: {name} is no option of a strategy; {own}")
         options[name] = literal(value)
     return options
@@ -295,7 +282,7 @@ def _with_remedy(error: StrategyError, found: Sequence[ChosenStrategy], common: 
     return StrategyError(f"{error}; an option for one strategy is written {chosen.name}:{name}={common[name]}")
 
 
-def named_hardware(name: str | None) -> str:
+def named_hardware(name: Any) -> Any:
     """Return the hardware of --hw: the default only where the option is not given."""
     return str(DEFAULT.hardware) if name is None else name
 

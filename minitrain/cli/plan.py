@@ -27,7 +27,7 @@ Strategies = Annotated[
 Precisions = Annotated[
     list[str] | None,
     typer.Option(
-        "--precision", metavar="NAME", help="bf16, fp16 or fp32; repeat it to choose. The model's own if none."
+        "--precision", metavar="NAME", help="bf16, fp16, fp32 or fp8; repeat it to choose. The model's own if none."
     ),
 ]
 Watts = Annotated[float | None, typer.Option("--power-budget", metavar="W", help="What all devices may draw together.")]
@@ -46,7 +46,7 @@ def plan(
     precision: Precisions = None,
     power_budget: Watts = None,
     all_devices: All = False,
-    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    fidelity: given.Fidelity = None,
     platform: given.Platform = None,
     out: Saved = None,
     html: Page = None,

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minitrain.cli.options import DEFAULT, OWN_OPTIONS, name_and_value, named_hardware
+from minitrain.cli.options import DEFAULT, name_and_value, named_hardware
 from minitrain.errors import UsageError
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.measured_layers import MeasuredLayers
+from minitrain.run.command_line import OPTIONS
 from minitrain.run.parameters import DEFAULTS, split_keywords
 
 
-def pricing(fidelity: str, platform: str | None, without: str | None, prices: str | None) -> dict[str, Any]:
+def pricing(fidelity: str | None, platform: str | None, without: str | None, prices: str | None) -> dict[str, Any]:
     """Return how operations are priced, as arguments of `simulate`; nothing where that is the default."""
     terms = tuple(term.strip() for term in without.split(",")) if without else ()
     layers = None if prices is None else measured_layers(prices)
@@ -44,10 +45,11 @@ def measured_layers(text: str) -> MeasuredLayers:
 
 def machine(
     world_size: int | None,
-    hardware: str | None,
+    hardware: Any,
     network: str | None,
     durations: str | None,
     priced_by: Mapping[str, Any],
+    trained: Mapping[str, Any],
     *,
     by_name: bool = False,
 ) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def machine(
         network: its kind.
         durations: durations by hand instead of hardware.
         priced_by: how operations are priced.
+        trained: what is trained; a transformer's prices follow from the strategy too, so that its hardware is named.
         by_name: give the hardware itself instead of a predictor, which is for one number of ranks.
 
     Raises:
@@ -71,16 +74,18 @@ def machine(
         return {"world_size": world_size or DEFAULT.world_size, "hardware": by_hand}
     kind = DEFAULT.network if network is None else network
     named = {"hardware": named_hardware(hardware), "network": kind, **priced_by}
-    parameters, _ = split_keywords(named if world_size is None else {**named, "world_size": world_size})
+    ranks = {} if world_size is None else {"world_size": world_size}
+    parameters, _ = split_keywords({**named, **ranks, **trained})
     predictor = parameters.predictor()
-    return {"world_size": parameters.world_size, **(named if by_name else {"hardware": predictor})}
+    is_named = by_name or getattr(parameters.workload, "model", None) is not None
+    return {"world_size": parameters.world_size, **(named if is_named else {"hardware": predictor})}
 
 
 def _require_none(of_machine: Mapping[str, Any]) -> None:
     """Require that no machine is given beside --durations, which stand for one."""
     for name, value in of_machine.items():
         if value is not None:
-            raise UsageError(f"--durations stands for a machine of its own; give it or {OWN_OPTIONS[name]}, not both")
+            raise UsageError(f"--durations stands for a machine of its own; give it or {OPTIONS[name]}, not both")
 
 
 def parse_durations(text: str) -> dict[str, float]:

@@ -74,7 +74,7 @@ def _show(name: str, function: Strategy, *, as_json: bool) -> None:
     rules, meanings = _read(inspect.getdoc(function) or "")
     options = [_option(parameter, meanings) for parameter in options_of(function).values()]
     if as_json:
-        listed = [{**asdict(option), "default": plain(option.default)} for option in options]
+        listed = [{**asdict(option), "default": _for_json(option.default)} for option in options]
         print_json({"strategy": name, "description": _what_it_is(function), "rules": rules, "options": listed})
         return
     about = [_what_it_is(function), "", *rules] if rules else ["It has no docstring that says what it needs.", ""]
@@ -105,6 +105,11 @@ def _example(options: Sequence[Option]) -> str:
     quoted = re.search(r'"(\w+)"', option.meaning)
     value = str(option.default) if option.default is not None else quoted[1] if quoted else "1"
     return f"{option.name}={value}"
+
+
+def _for_json(default: Any) -> Any:
+    """Return a default as JSON has it: a tuple as a list, what JSON has no word for as Python writes it."""
+    return [plain(one) for one in default] if isinstance(default, tuple) else plain(default)
 
 
 def _what_it_is(function: Strategy) -> str:

@@ -61,7 +61,7 @@ def sweep(
     option: given.Options = None,
     hw: given.Hardware = None,
     network: given.Network = None,
-    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    fidelity: given.Fidelity = None,
     platform: given.Platform = None,
     without: given.Without = None,
     prices: given.Prices = None,
@@ -215,7 +215,8 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
     for row in best[:SHOWN]:
         rate = "-" if not row["step_time_s"] else _rate(row["global_batch_size"] / row["step_time_s"])
         mfu = "-" if row["mfu"] is None else f"{row['mfu'] * 100:.1f}"
-        figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{row['peak_memory_bytes'] / GIB:.2f}", rate, mfu)
+        needed = row.get("needed_memory_bytes") or row["peak_memory_bytes"]  # of transformers, all that must be held
+        figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{needed / GIB:.2f}", rate, mfu)
         table.add_row(*map(printable, (row["strategy"], *(_cell(row[axis]) for axis in axes))), *figures)
     if best:
         print_table(table)

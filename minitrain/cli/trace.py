@@ -46,7 +46,7 @@ def _chrome(run: Run, path: Path) -> Sequence[Path]:
 def _svg(run: Run, path: Path) -> Sequence[Path]:
     from minitrain.trace.svg import write_svg  # noqa: PLC0415  (numpy only when somebody draws)
 
-    return [write_svg(path, run.timeline, view_of(run))]
+    return [write_svg(path, run.step_timeline, view_of(run))]
 
 
 def _text(run: Run, path: Path) -> Sequence[Path]:

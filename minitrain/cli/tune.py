@@ -12,6 +12,7 @@ from rich.table import Table
 
 import minitrain as mt
 from minitrain.analysis.labels import GIB, duration
+from minitrain.cli import budget_options
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
@@ -19,11 +20,14 @@ from minitrain.cli.pricing_options import pricing
 from minitrain.cli.sweep import Results, in_words, parse_grid
 from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.plain_text import printable
+from minitrain.run.energy_figures import TokenBudget
+from minitrain.trace.tables import budget_cells, budget_columns
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
-from minitrain.tuning.rows import Row, distinct, options_of
+from minitrain.tuning.rows import Row, distinct, memory_of, options_of
 from minitrain.tuning.tune import HEAD_ROOM
 from minitrain.tuning.words import require_tool
+from minitrain.workloads.models import find_model
 
 SHOWN = 8
 
@@ -61,7 +65,9 @@ Html = Annotated[
 Words = Annotated[
     str | None,
     typer.Option(
-        "--words", metavar="TOOL", help="Print the winner for megatron-lm, torchtitan, deepspeed, fsdp or calculon."
+        "--words",
+        metavar="TOOL",
+        help="Print the winner for megatron-lm, megatron-bridge, torchtitan, deepspeed, fsdp or calculon.",
     ),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Say why the winner wins, and what would change that.")]
@@ -75,10 +81,13 @@ def tune(
     layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     hw: given.Hardware = None,
+    cost_per_hour: budget_options.CostPerHour = None,
+    tokens: budget_options.Tokens = None,
     network: given.Network = None,
-    fidelity: given.Fidelity = given.DEFAULT.fidelity,
+    fidelity: given.Fidelity = None,
     platform: given.Platform = None,
     without: given.Without = None,
+    prices: given.Prices = None,
     objective: Objective = "step_time",
     space: Space = None,
     head_room: HeadRoom = HEAD_ROOM,
@@ -103,16 +112,17 @@ def tune(
     Ctrl-C ends the search and prints what was found by then; with --results the same command goes on from there.
     """
     if words is not None:
-        require_tool(words)
+        require_tool(words, None if model is None else find_model(model))
+    for_tokens = budget_options.tokens_of(tokens, has_model=model is not None)
     given.require_file("--html", html)
     parameters: dict[str, Any] = {
         **given.trained(model, seq, layers),
         **({} if network is None else {"network": network}),
-        **pricing(fidelity, platform, without, None),
+        **pricing(fidelity, platform, without, prices),
     }
     with user_prints_to_stderr(as_json), saying_losses(), Progress() as progress:
         found = mt.tune(
-            hardware=given.named_hardware(hw),
+            hardware=given.named_hardware(budget_options.at_cost(hw, cost_per_hour)),
             world_size=world_size,
             global_batch_size=batch,
             objective=objective,
@@ -129,6 +139,7 @@ def tune(
             time_limit_s=time_limit,
             results=results,
             progress=_Live(progress),
+            words=words,
             **parameters,
         )
         if html is not None:
@@ -137,7 +148,7 @@ def tune(
     if as_json:
         print_json(found.rows)
     else:
-        _print(found, explain=explain, words=words)
+        _print(found, for_tokens, explain=explain, words=words)
         print_lines([f"wrote {html}"] if html is not None else [])
     if not found.ranked:
         raise typer.Exit(FAILED)
@@ -167,38 +178,61 @@ class _Live:
         self._words = printable(words)
 
 
-def _print(found: Tuning, *, explain: bool, words: str | None) -> None:
+def _print(found: Tuning, tokens: float | None, *, explain: bool, words: str | None) -> None:
     """Print the best layouts, why the first one wins, and how other tools call it."""
     if not found.ranked:
         print_lines([found.verdicts()])
         return
-    print_table(_table(found.ranked))
+    print_table(_table(found.ranked, tokens))
     print_lines([found.verdicts() + (" (interrupted)" if found.was_interrupted else "")])
     print_lines([f"{len(found.front)} of them are on the front of time, memory, money and energy"])
+    print_lines([f"the best one: {found.best.command}", *found.priced_by()])
     if explain:
         print_lines(["", *str(found.explain()).splitlines()[1:]])
     if words is not None:
-        print_lines(["", *found.best.words(words).splitlines()])
+        print_lines(["", *_said(found, words)])
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    """Return the best layouts as a table; of layouts with one step time and one memory, the first."""
+def _said(found: Tuning, tool: str) -> list[str]:
+    """Return the best layout that a tool has words for, in these; say where that is not the best of all."""
+    choice, text = found.best_with_words(tool)
+    lines = text.splitlines()
+    if choice.row is found.ranked[0]:
+        return lines
+    step = f"{duration(choice.step_time_s)} instead of {duration(found.best.step_time_s)}"
+    return [f"{tool} has no words for the best one; it has them for {choice} ({step}):", *lines]
+
+
+def _table(rows: Sequence[Row], tokens: float | None) -> Table:
+    """Return the best layouts as a table; of layouts with one step time and one memory, the first.
+
+    Args:
+        rows: the layouts, the best first.
+        tokens: what days, dollars and energy are for; None for the dollars of a step.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("layout", overflow="fold", min_width=20)
-    for column in ("step", "tok/s/GPU", "MFU %", "GiB", "USD"):
+    for column in ("step", "tok/s/GPU", "MFU %", "GiB", *(("USD",) if tokens is None else budget_columns())):
         table.add_column(column, justify="right", no_wrap=True)
     for row in distinct(rows)[:SHOWN]:
-        table.add_row(printable(f"{row['strategy']} {described(options_of(row))}"), *_cells(row))
+        table.add_row(printable(f"{row['strategy']} {described(options_of(row))}"), *_cells(row, tokens))
     return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, tokens: float | None) -> list[str]:
     """Return the figures of a row as text."""
     rate, mfu, dollars = row["tokens_per_second_per_rank"], row["mfu"], row["dollars"]
     return [
         duration(row["step_time_s"]),
         "-" if rate is None else f"{rate:,.0f}",
         "-" if mfu is None else f"{mfu * 100:.1f}",
-        f"{row['peak_memory_bytes'] / GIB:.1f}",
-        "-" if dollars is None else f"{dollars:.4g}",
+        f"{(memory_of(row) or 0.0) / GIB:.1f}",
+        *(["-" if dollars is None else f"{dollars:.4g}"] if tokens is None else budget_cells(_budget(row, tokens))),
     ]
+
+
+def _budget(row: Row, tokens: float) -> TokenBudget | None:
+    """Return what so many tokens take in steps of a layout."""
+    step_time_s, rate = row["step_time_s"], row["tokens_per_second"]
+    num_tokens = None if rate is None else round(rate * step_time_s)
+    return TokenBudget.of(tokens, num_tokens, step_time_s, row["dollars"], row["energy_joules"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from minitrain.cli.options import OWN_OPTIONS
 from minitrain.errors import UsageError
+from minitrain.run.command_line import OPTIONS
 from minitrain.run.exclusions import AUTO, EXCLUSIONS
 from minitrain.run.parameters import LOGS
 
@@ -34,14 +34,14 @@ def wanted_traces(trace: bool | None, log: str, *, strict: bool, fold: bool | No
     if log not in LOGS:
         raise UsageError(f"--log must be full or summary, got {log!r}")
     excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": trace, "strict": strict})
-    for name, option in (("memory_by_kind", "--trace"), ("strict", OWN_OPTIONS["strict"])):
+    for name, option in (("memory_by_kind", "--trace"), ("strict", OPTIONS["strict"])):
         if name in excluded:
             raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
     if fold and log != "full":
         raise UsageError(f"--fold does not go with --log {log}; leave one out")
     if EXCLUSIONS["fold"].found({"fold": fold, "strict": strict}):
         raise UsageError(
-            f"{OWN_OPTIONS['strict']} needs every rank, but --fold simulates ranks that do the same once; leave one out"
+            f"{OPTIONS['strict']} needs every rank, but --fold simulates ranks that do the same once; leave one out"
         )
     if log != "full" or trace is False:
         return Traces.NONE

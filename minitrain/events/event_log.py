@@ -104,6 +104,11 @@ class EventLog(ReadOnlyLog):
         """Whose log it is."""
         return self._rank
 
+    @property
+    def rows_of_memory(self) -> list[Any]:
+        """The rows that say what a device must hold: all of them."""
+        return self._rows
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle what it was made of."""
         return EventLog, (self._rank, self._rows)

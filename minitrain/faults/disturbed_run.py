@@ -163,7 +163,7 @@ async def simulate_disturbed(
     """
     undisturbed = await simulate(range(world_size))
     if isinstance(faults, FaultRate):
-        faults = faults.draw(devices, undisturbed.step_time)
+        faults = faults.draw(devices, undisturbed.last_clock)
     step = _StepUnderFaults(simulate, world_size, recovery, undisturbed)
     for fault in sorted(faults, key=lambda fault: (fault.at_s, fault.rank)):
         await step.take(fault)
@@ -188,7 +188,7 @@ class _StepUnderFaults:
     async def take(self, fault: Fault) -> None:
         """Let a device die."""
         done_s = fault.at_s - self.begin_s
-        if done_s >= self.attempt.step_time or fault.rank not in self.ranks:
+        if done_s >= self.attempt.last_clock or fault.rank not in self.ranks:
             self.without_effect.append(fault)
             return
         if done_s >= 0:

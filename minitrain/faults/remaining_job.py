@@ -17,6 +17,7 @@ from minitrain.rank.shares import Shares
 from minitrain.run.faults import Recovery
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
+from minitrain.run.strategy_loading import framework_of
 
 SimulatePrepared = Callable[[PreparedRun], Awaitable[Run]]
 
@@ -125,7 +126,7 @@ def _smaller(prepared: PreparedRun, ranks: Sequence[int], shares: Shares | None 
     if old.slowdown:
         changes["slowdown"] = {place: old.slowdown[rank] for place, rank in enumerate(ranks) if rank in old.slowdown}
     parameters = replace(old, **changes)
-    return replace(prepared, parameters=parameters, predictor=parameters.predictor())
+    return replace(prepared, parameters=parameters, predictor=parameters.predictor(framework_of(prepared.function)))
 
 
 def nodes_of(prepared: PreparedRun) -> Sequence[int] | None:

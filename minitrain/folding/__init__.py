@@ -11,7 +11,7 @@ ranks of a class would do different things, they *diverge*: the operation raises
 
 May import: the rooms up to `run`. Open `driver` first: it makes one attempt (`attempt`) after the other, with a `model`
 for each class. `early_divergence` finds cheaply that an attempt would fail. `per_rank_values` and `per_rank_sets` are
-what strategies see in place of ints and frozensets, and `mesh` has the groups and meshes that they see.
+what strategies see in place of ints and frozensets, `ranges` of ranges, and `mesh` of groups and meshes.
 
 `collectives` makes results within a class, and `class_operation` completes collectives of several classes. Ranks are
 kept apart by `prices`, by shards of a sequence (`sequences`), and by devices and shares (`unlike_ranks`); `experts` has

@@ -13,6 +13,7 @@ from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.tensors import OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.attention import KeysValues, KeysValuesGrad
+from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.experts import COPIES, PIECES, ExpertGrad, moved
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import (
@@ -23,6 +24,7 @@ from minitrain.tensors.parts import (
     with_parts,
     with_sequence_shards,
 )
+from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.transport.collectives import describe
 from minitrain.transport.partial_sums import gathered, remember
 
@@ -72,9 +74,7 @@ def perform_of_classes(attempt: FoldAttempt, op: str, value: Any, result: Any, g
         ]
     if isinstance(value, _OF_CLASSES) or (type(result) is not type(value) and isinstance(value, PARTIAL)):
         return result  # all came together among classes
-    if op == "all_to_all":
-        if not group.axes <= attempt.kept:
-            attempt.diverge("all_to_all over some axes that fold and some that do not", group.axes)
+    if op == "all_to_all":  # of kept axes alone
         return result
     if op == "reduce_scatter":  # its shards are those of the group's ranks, not of its classes
         result = _with_samples(result, result.samples, value.shards, value.num_shards)
@@ -136,6 +136,8 @@ def _reduce(op: str, value: Any, group: FoldedGroup) -> Any:
     if value.__class__ is ExpertGrad:
         _require_same(op, "parts", value, value.parts, group)
     samples = _over(value.samples, group)
+    if value.__class__ in PIECES:
+        value = replace(value, sequence=_sequence_over(value.sequence, group))
     if op == "all_reduce":
         return _with_samples(value, samples, value.shards, value.num_shards)
     if not value.is_complete():
@@ -173,25 +175,29 @@ def _sum_of_parts(op: str, value: Any, group: FoldedGroup) -> Any:
 def _sum_of_common(op: str, value: WeightGradPart, group: FoldedGroup) -> WeightGradPart:
     """Return the gradient of each rank's part, with what all parts hold summed over the sequence."""
     _require_same(op, "samples", value, value.samples, group)
-    covered = _over(value.sequence_shards, group)
-    if op != "all_reduce" or len(covered) != len(value.sequence_shards) * group.size:
+    seen = value.pieces if isinstance(value, ContextWeightGrad) else value.sequence_shards
+    covered = _over(seen, group)
+    if op != "all_reduce" or len(covered) != len(seen) * group.size:
         raise CollectiveMismatchError(
             f"all ranks of {op} must bring gradients of one part, or (all_reduce) of parts that have each seen other "
             f"shards of the sequence, got {describe(value)}",
             op=op,
         )
+    if isinstance(value, ContextWeightGrad):
+        return value.with_pieces(covered)
     return value.with_sums(value.samples, covered)
 
 
 def _exchange(value: Any, group: FoldedGroup) -> Any:
     """Return the copies of tokens of all samples for each rank's part of the experts; or those of its own, back."""
     samples, parts = _over(value.samples, group), _over(value.parts, group)
+    sequence = _sequence_over(value.sequence, group)
     if value.num_parts == group.size:
-        is_going, num_samples = len(value.parts) == group.size, len(value.samples) * group.size
-        if is_going and len(samples) == num_samples:
-            return moved(value, samples, singleton(group.index))
+        is_going, num_brought = len(value.parts) == group.size, len(value.samples) * value.sequence.count
+        if is_going and len(samples) * sequence.count == num_brought * group.size:
+            return moved(value, samples, singleton(group.index), sequence)
         if not is_going and len(parts) == group.size and not _differs(value.samples, group):
-            return moved(value, value.own, parts)
+            return moved(value, value.own, parts, value.own_sequence)
     raise CollectiveMismatchError(
         "all ranks of all_to_all must bring copies of different samples for all parts of the experts, or copies of the "
         f"same samples for another part each, and be as many as there are parts; got {describe(value)} from all "
@@ -217,6 +223,11 @@ def _all_gather(value: Any, group: FoldedGroup) -> Any:
 def _over(values: Any, group: FoldedGroup) -> Any:
     """Return the union of the sets of a group's ranks."""
     return values.union_over(group.axes) if isinstance(values, PerRankSet) else values
+
+
+def _sequence_over(part: SequencePart, group: FoldedGroup) -> SequencePart:
+    """Return the union of the parts of sequences of a group's ranks."""
+    return part.with_pieces_of(_over(part.shards, group), _over(part.pieces, group))
 
 
 def _differs(values: Any, group: FoldedGroup) -> bool:

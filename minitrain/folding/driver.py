@@ -21,6 +21,7 @@ from minitrain.folding.early_divergence import DivergenceHistory, find_early_div
 from minitrain.folding.expansion import Expansion
 from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.folding.per_rank_sets import PerRankSet
+from minitrain.folding.ranges import ranges_of_every_rank
 from minitrain.folding.run import FoldedRun
 from minitrain.folding.unlike_ranks import are_alike, labels_of
 from minitrain.hardware import FlatTopology, HierarchicalTopology
@@ -63,15 +64,16 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
     """
     _require_prices_alike(prepared.predictor)
     search = _Search(prepared, simulate_fully)
-    try:
-        return await search.run(may_change_axes=True)
-    except StrategyError as refusal:
-        if not refusal.is_split:
-            raise
-        try:  # as one axis, it may be a pipeline
-            return await search.run(may_change_axes=False)
-        except StrategyError:
-            raise refusal from None
+    with ranges_of_every_rank(prepared.function):
+        try:
+            return await search.run(may_change_axes=True)
+        except StrategyError as refusal:
+            if not refusal.is_split:
+                raise
+            try:  # as one axis, it may be a pipeline
+                return await search.run(may_change_axes=False)
+            except StrategyError:
+                raise refusal from None
 
 
 async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:

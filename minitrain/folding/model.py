@@ -195,6 +195,8 @@ class FoldedModel(FoldedExperts):
     def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
+        if op == "all_to_all" and not member.axes <= self.attempt.kept:
+            self.attempt.diverge("all_to_all over some axes that fold and some that do not", member.axes)
         operation: ClassOperation = self._class_operation_kind(
             self, op, united_within(op, value, member), member, row, None
         )

@@ -110,13 +110,13 @@ class FoldedRun(Run):
 
         ranks = self.ranks_of_class_logs
         sheets = [self.sheets[rank] for rank in ranks] if len(self.sheets) > 1 else self.sheets
-        of_classes = peak_watts(self.timeline_of_classes, sheets)
+        of_classes = peak_watts(self.step_timeline_of_classes, sheets)
         return None if of_classes is None else of_classes * self.num_ranks_a_class
 
     @property
     def drawn(self) -> Timeline:
         """What pictures show: a row a class, which says how many ranks it stands for, or a row a rank."""
-        return self.timeline_of_classes if self.draws_classes else self.timeline
+        return self.step_timeline_of_classes if self.draws_classes else self.step_timeline
 
     @cached_property
     def timeline_of_classes(self) -> Timeline:
@@ -134,6 +134,11 @@ class FoldedRun(Run):
         peer, waited_for = row_of[line.peer], row_of[line.waited_for]
         return replace(line, peer=peer, waited_for=waited_for, rank_names=names, ranks_a_row=size)
 
+    @cached_property
+    def step_timeline_of_classes(self) -> Timeline:
+        """The columns of classes that figures of the step are made from."""
+        return self._of_step(self.timeline_of_classes) if self._classes else self.step_timeline
+
     def explain(self) -> Explanation:
         """Return why ranks wait, or classes of them in a large run that was to be folded, and what would help."""
         from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
@@ -141,8 +146,8 @@ class FoldedRun(Run):
         if not (self._classes and self.was_asked_for and self.num_events > MOST_DRAWN):
             return super().explain()
         journals = self._of_classes(self.memory_journals)
-        sizes = self.bytes_per_element, self.step_time
-        return Explanation(self.timeline_of_classes, *sizes, self.strategy, self.options, journals)
+        sizes = self.bytes_per_element, self.step_end
+        return Explanation(self.step_timeline_of_classes, *sizes, self.strategy, self.options, journals)
 
     @property
     def drawn_journals(self) -> Sequence[Sequence[MemoryChange]]:

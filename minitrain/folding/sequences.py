@@ -38,4 +38,7 @@ def keep_shards_apart(attempt: FoldAttempt, shards: Any) -> Any:
 
 def tells_classes_apart(value: Any) -> bool:
     """Return whether a tensor says what differs between classes: the shards of the sequence that their ranks have."""
-    return isinstance(value, ContextWeightGrad | KeysValues | KeysValuesGrad)
+    if isinstance(value, ContextWeightGrad | KeysValues | KeysValuesGrad):
+        return True
+    sequence = getattr(value, "sequence", None)  # of tensors of layers with experts
+    return sequence is not None and sequence.num_shards > 1

@@ -36,7 +36,7 @@ class Budget:
     Args:
         communication_bytes: of all ranks, an all_reduce counted twice.
         communication_by_kind: the same by operation.
-        step_time_s: s.
+        step_time_s: with loading, since a submission may load when it pleases, s.
         memory_bytes: the peak of any rank.
         kept: inputs of layers that a rank may keep for its backward passes, by rank and sample by sample; empty if the
             exercise does not limit them.
@@ -70,7 +70,7 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
     """Return the budget that a reference's run sets."""
     run = measured.run
     by_kind = communication_by_kind(run)
-    total, time_s = sum(by_kind.values()), run.step_time * TIME_MARGIN
+    total, time_s = sum(by_kind.values()), run.last_clock * TIME_MARGIN
     if exercise.memory_limit_bytes:
         limit = exercise.memory_limit_bytes
         return Budget(total, by_kind, time_s, limit, reference_memory_bytes=run.peak_memory_bytes)
@@ -167,4 +167,5 @@ def measure_reference(exercise: Exercise, case: Case) -> Measured:
 
 def run_reference(exercise: Exercise, case: Case, **more: Any) -> Run:
     """Run the reference with some sizes, under strict accounting."""
-    return simulate(exercise.reference, strict=True, hardware=exercise.hardware, **case.sizes, **case.options, **more)
+    options = {**case.options, **exercise.reference_options, **more}
+    return simulate(exercise.reference, strict=True, hardware=exercise.hardware, **case.sizes, **options)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.hardware.config import SPECIFIED
 
 SHIPPED = Path(__file__).parent.parent / "exercises"
 
@@ -104,6 +105,7 @@ class Exercise:
         hardware: config that it is priced on.
         memory_limit_bytes: the device's memory, where it is part of the task instead of a budget; else None.
         memory_slack: how many of a layer's tensors a rank may hold beside what the reference holds, by kind.
+        reference_options: options that budgets give to the reference beside those of the sizes.
     """
 
     folder: Path
@@ -113,9 +115,10 @@ class Exercise:
     hidden: Sequence[Case]
     hints: Sequence[str]
     hints_by_check: Mapping[str, str]
-    hardware: str = "h100_80g_nvl8"
+    hardware: str = SPECIFIED
     memory_limit_bytes: float | None = None
     memory_slack: Mapping[str, float] = field(default_factory=lambda: dict(ONE_LAYER))
+    reference_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -190,9 +193,10 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
             else [],
             hints=data.get("hints", ()),
             hints_by_check=data.get("hints_by_check", {}),
-            hardware=data.get("hardware", "h100_80g_nvl8"),
+            hardware=data.get("hardware", SPECIFIED),
             memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
             memory_slack=_slack(data.get("memory_slack", ONE_LAYER)),
+            reference_options=dict(data.get("reference_options", {})),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the exercise {path} is not as it must be: {error!r}; see docs/teach.md") from error

@@ -50,7 +50,7 @@ def write_picture(grade: Grade, exercise: Exercise, path: Path) -> Path | None:
     drawn = {name: run for name, run in runs.items() if run is not None}
     if not drawn:
         return None
-    longest = max(run.step_time for run in drawn.values())
+    longest = max(run.last_clock for run in drawn.values())
     parts = [f"<p>{html.escape(str(case))}</p>", _words(grade), *(_figure(*item, longest) for item in drawn.items())]
     if grade.failed_run is None:
         parts.insert(2, "<p>Nothing is known of what your step did before it ended, so there is no picture of it.</p>")
@@ -81,7 +81,7 @@ def _figure(name: str, run: Run, longest: float) -> str:
     from minitrain.trace.svg import svg  # noqa: PLC0415
 
     title = f"{name}{_length(run)}, peak memory {run.peak_memory_bytes / 2**30:.3f} GiB"
-    width = _MARGINS + (_WIDTH - _MARGINS) * (run.step_time / longest if longest else 1.0)
-    view = View("", (), run.step_time, None, run.bytes_per_element)
-    drawing = svg(run.timeline, view, max(round(width), _LEAST))
+    width = _MARGINS + (_WIDTH - _MARGINS) * (run.last_clock / longest if longest else 1.0)
+    view = View("", (), run.step_end, None, run.bytes_per_element)
+    drawing = svg(run.step_timeline, view, max(round(width), _LEAST))
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"

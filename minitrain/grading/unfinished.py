@@ -24,10 +24,13 @@ class UnfinishedRun(Run):
     What a rank still waited for has no duration.
     """
 
+    loads_alike = True
+    """Whether clocks say what the step takes: an error may have ended it while ranks loaded."""
+
     @cached_property
-    def step_time(self) -> float:
+    def last_clock(self) -> float:
         """The latest end of an operation, s."""
-        return self.timeline.step_time
+        return self.timeline.last_end
 
 
 def run_up_to_error(
@@ -50,4 +53,4 @@ def run_up_to_error(
     with contextlib.suppress(MinitrainError):  # the same error, or another one that follows from the missing steps
         simulate(strategy, watch=seen.append, **parameters)
     run = prepare(strategy, parameters).result(UnfinishedRun, seen[0].models, ())
-    return run if run.step_time > 0 else None
+    return run if run.last_clock > 0 else None

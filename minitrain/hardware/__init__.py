@@ -1,6 +1,6 @@
 """What a machine costs: how long it computes, reads memory and communicates. Numbers go in, seconds come out.
 
-May import: `errors`, `source_lines`, `workloads`, and the names of types from `events`. Nothing here knows of
+May import: `errors`, `files`, `source_lines`, `workloads`, and the names of types from `events`. Nothing here knows of
 strategies or of the state of ranks.
 
 Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
@@ -13,7 +13,7 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | a network | `network` (one tier), `topology` (which carries what), `two_level_collectives`, `rank_placement` |
 | transfers by size | `measured_topology`, by a `transfer_curve` |
 | times that are given | `fixed_durations`; `measured_layers` with `layer_predictor` |
-| times from a profiler | `profiler_traces` with `trace_ranges` |
+| times from a profiler | `profiler_traces` with `trace_layers`, `trace_launches` and `trace_ranges` |
 | what a framework adds | `platforms` |
 | several machines at once | `many_predictors`, by `per_machine` numbers |
 | the formulas of `device`, `topology` and `kernel_device` for these | `roofline_fleet`, `kernel_fleet` |

@@ -1,8 +1,8 @@
 """The predictor that prices the operations of a run: which one `hardware` and `fidelity` mean together.
 
 `hardware` may be a predictor, which then has prices of its own; otherwise it names a hardware config, and the fidelity
-says how operations are priced on it. `RuntimePredictor` is the specified one, and the default; `KernelPredictor` is
-imported where it is asked for.
+says how operations are priced on it. `RuntimePredictor` is the specified one; `KernelPredictor` is imported where it
+is needed, which is for transformers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.hardware.config import load_config
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import Predictor
 from minitrain.hardware.pricing import ROOFLINE, Pricing
@@ -48,9 +49,11 @@ def make_predictor(
     if hasattr(hardware, "profile"):  # a platform
         hardware = hardware.profile.system_config()
     workload = workload or MATMUL_LAYER
-    if pricing.is_default:
-        return RuntimePredictor(world_size, hardware, network=network, placement=placement, workload=workload)
-    return _priced_otherwise(world_size, hardware, network, placement, workload, pricing)
+    system = load_config(hardware)
+    if getattr(workload, "model", None) is None and pricing.is_default:
+        return RuntimePredictor(world_size, system, network=network, placement=placement, workload=workload)
+    found = pricing.on(system, workload)
+    return _priced_otherwise(world_size, system, network, placement, workload, found)
 
 
 def _priced_otherwise(
@@ -61,7 +64,7 @@ def _priced_otherwise(
     workload: Workload,
     pricing: Pricing,
 ) -> Predictor:
-    """Return a predictor that is not the specified one."""
+    """Return a predictor for a pricing that was decided upon."""
     from minitrain.hardware.kernel_predictor import KernelPredictor  # noqa: PLC0415  (only where it is asked for)
     from minitrain.hardware.layer_predictor import LayerPredictor  # noqa: PLC0415
 
@@ -69,6 +72,7 @@ def _priced_otherwise(
     base: RuntimePredictor | KernelPredictor
     if pricing.fidelity == "roofline":
         base = RuntimePredictor(world_size, hardware, **machine)
+        base.pricing = pricing  # so that a headline says it, and why
     else:
         base = KernelPredictor(world_size, hardware, pricing, **machine)
     return base if pricing.prices is None else LayerPredictor(pricing.prices, base)

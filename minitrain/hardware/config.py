@@ -35,6 +35,9 @@ if TYPE_CHECKING:
         RateModel,
     )
 
+SPECIFIED = "specified_h100_80g_nvl8"
+"""The shipped config with the specification's figures of an H100, which are not those of the device."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,8 @@ def load_config(source: "str | os.PathLike[str] | Mapping[str, Any] | SystemConf
             key path, with what was expected and found; `error.faults` holds all, and `error.path` the file.
 
     Example:
-        >>> load_config("h100_80g_nvl8").mem_hbm.throughput(5e7)
-        2304000000000.0
+        >>> load_config("a100_80g").mem_hbm.GBps
+        2039.0
     """
     if isinstance(source, SystemConfig):
         return source
@@ -190,7 +193,7 @@ def _rates(models: "Mapping[str, RateModel]") -> dict[str, Rate]:
 
 
 def _memory(model: "MemoryModel") -> Memory:
-    return Memory(model.GiB, model.GBps, tuple(model.MB_efficiency))
+    return Memory(model.GiB, model.GBps, tuple(model.MB_efficiency), model.usable_GiB)
 
 
 def _network(model: "NetworkModel") -> Network:

@@ -6,7 +6,7 @@ A file is read only if it is a regular file of at most 1 MB; keys that come twic
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -60,22 +60,36 @@ def is_shipped(source: object) -> bool:
 
 def unknown_name(name: str) -> HardwareConfigError:
     """Return the error for a name that is neither shipped nor a file."""
-    from difflib import get_close_matches  # noqa: PLC0415 - needed only for this message
-
     known = shipped_names()
     stem = name.removesuffix(".json")
     if stem in shipped_clusters():
         fault = f"expected the config of one kind of device, found a cluster of several; use one of {', '.join(known)}"
         return refuse(json.dumps(name), [fault])
-    names = (*known, *shipped_clusters())
-    longer = [other for other in names if stem and other.startswith(stem)]
-    close = longer or get_close_matches(stem, names, n=1, cutoff=0.4)
-    hint = f'did you mean "{close[0]}"? ' if close else ""
+    close = _like(stem, (*known, *shipped_clusters()))
+    hint = f"did you mean {' or '.join(map(json.dumps, close))}? " if close else ""
     fault = (
         f"expected the name of a shipped config or of a file, found no such thing; {hint}"
         f"shipped are {', '.join(known)}; give a file of your own by its path, such as ./my_config.json"
     )
     return refuse(json.dumps(name), [fault])
+
+
+def _like(stem: str, names: Sequence[str]) -> list[str]:
+    """Return the names that somebody may mean: those that begin so, else of the same family, else the closest."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only for this message
+
+    asked = _letters(stem)
+    beginning = [name for name in names if asked and _letters(name).startswith(asked)]
+    families = [family for name in names if (family := name.partition("_")[0]) in asked]
+    of_family = [name for name in names if families and name.partition("_")[0] == max(families, key=len)]
+    within = [name for name in names if asked and asked in _letters(name)]
+    cutoff = 0 if of_family else 0.55
+    return beginning or get_close_matches(stem.lower(), of_family or within or names, n=1, cutoff=cutoff)
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name, small."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def read_file(path: str) -> str:

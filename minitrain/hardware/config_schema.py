@@ -103,6 +103,7 @@ class MemoryModel(BaseModel):
     GiB: Positive
     GBps: Positive
     MB_efficiency: RowList
+    usable_GiB: Positive | None = None  # noqa: N815 - a unit
 
 
 class OpsModel(BaseModel):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware.kernel_rates import AttentionRate, KernelRates, MatmulRate
@@ -50,6 +50,19 @@ def rates_of(system: SystemConfig) -> KernelRates:
     fastest = max(rates.matmul.values(), key=lambda rate: rate.tflops)
     prologue = fastest.prologue * tflops / fastest.tflops  # as many seconds, hence fewer of the longer steps
     return replace(rates, matmul={**rates.matmul, "float32": MatmulRate(tflops, prologue)})
+
+
+def why_no_kernels(system: SystemConfig, workload: Any) -> str:
+    """Return why kernels of a transformer have no price on a device; "" where they have one.
+
+    A datatype that the device lacks is no reason: it has no price by the roofline either.
+    """
+    if system.kernels is None and system.sheet.num_units is None:
+        return f"{system.name} has no figures of kernels"
+    precision = getattr(getattr(workload, "model", None), "precision", None)
+    wanted = {workload.datatype, getattr(precision, "weight_datatype", None) or workload.datatype}
+    lacking = sorted(name for name in wanted if name in system.matrix and name not in rates_of(system).matmul)
+    return f"{system.name} has no figures of kernels in {lacking[0]}" if lacking else ""
 
 
 def _derived(system: SystemConfig) -> KernelRates:

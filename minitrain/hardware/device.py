@@ -144,16 +144,23 @@ class Memory:
         GiB: capacity, in 2^30 bytes.
         GBps: peak bandwidth, in 1e9 bytes/s.
         MB_efficiency: rows `(lower bound in 1e6 bytes, share of the peak)`, bounds strictly descending to 0.
+        usable_GiB: what the driver leaves to a process, in 2^30 bytes; all of it if None.
     """
 
     GiB: float
     GBps: float
     MB_efficiency: Rows
+    usable_GiB: float | None = None  # noqa: N815 - a unit
 
     @property
     def capacity_bytes(self) -> int:
         """Return the capacity in bytes."""
         return int(self.GiB * 2**30)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return what the driver leaves to a process, in bytes: no more than there is, where a test makes it less."""
+        return int(min(self.usable_GiB or self.GiB, self.GiB) * 2**30)
 
     def throughput(self, size_bytes: float) -> float:
         """Return the speed an operation reaches.
@@ -210,6 +217,11 @@ class RooflineDevice:
     def capacity_bytes(self) -> float:
         """The device's own memory."""
         return self.memory.capacity_bytes
+
+    @property
+    def usable_bytes(self) -> float:
+        """What the driver leaves of it to a process."""
+        return self.memory.usable_bytes
 
     @property
     def host_capacity_bytes(self) -> float:

@@ -19,6 +19,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "tflops": "TFLOP/s",
         "gflops_efficiency": "[GFLOP, share]",
         "GiB": "GiB",
+        "usable_GiB": "GiB",
         "GBps": "GB/s",
         "MB_efficiency": "[MB, share]",
         "bandwidth": "GB/s",

@@ -102,11 +102,7 @@ class KernelDevice:
     ) -> None:
         found = system.kernels if rates is None else rates
         if found is None:
-            raise HardwareConfigError(
-                f"prices of kernels need what kernels reach on the device, but config {system.name} has no key "
-                f"kernels; add it, or use a config that has it",
-                path=system.name,
-            )
+            raise _without_kernels(system)
         self.system = system
         self.rates = found
         self.launch_s = found.launch_s if launch_s is None else launch_s
@@ -122,6 +118,11 @@ class KernelDevice:
     def capacity_bytes(self) -> float:
         """The device's own memory."""
         return self.system.mem_hbm.capacity_bytes
+
+    @property
+    def usable_bytes(self) -> float:
+        """What the driver leaves of it to a process."""
+        return self.system.mem_hbm.usable_bytes
 
     @property
     def host_capacity_bytes(self) -> float:
@@ -209,6 +210,18 @@ class KernelDevice:
         if not kernel.num_random or vector is None:
             return 0.0
         return RANDOM_OPERATIONS * kernel.num_random / (vector.tflops * 1e12 * INTEGER_SHARE)
+
+
+def _without_kernels(system: SystemConfig) -> HardwareConfigError:
+    """Return the error for a config that does not say what kernels reach."""
+    from minitrain.hardware.config import load_config, shipped_configs  # noqa: PLC0415 - needed only for this message
+
+    known = ", ".join(name for name in shipped_configs() if load_config(name).kernels is not None)
+    return HardwareConfigError(
+        f"prices of kernels need what kernels reach on the device, but config {system.name} has no key kernels; "
+        f'use fidelity="roofline", or one of {known}',
+        path=system.name,
+    )
 
 
 def _device(system: SystemConfig, rates: KernelRates, launch_s: float) -> KernelDevice:

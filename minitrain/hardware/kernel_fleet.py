@@ -118,6 +118,11 @@ class _Device:
         return self._of_each(lambda device: device.capacity_bytes)
 
     @property
+    def usable_bytes(self) -> Any:
+        """What the drivers leave of it to a process."""
+        return self._of_each(lambda device: device.usable_bytes)
+
+    @property
     def host_capacity_bytes(self) -> Any:
         """The hosts' memory."""
         return self._of_each(lambda device: device.host_capacity_bytes)

@@ -72,6 +72,8 @@ class LayerPredictor(DevicePredictor):
             found: list[Any] = ask(name)
         except HardwareConfigError:  # a table needs no rate for its datatype
             return [None] * len(ask("system"))
+        if name == "pricing":
+            return [replace(pricing or ROOFLINE, prices=self.layers) for pricing in found]
         return found
 
     def training(self, workload: Workload) -> LayerPredictor:

@@ -5,11 +5,11 @@ config has curves, unless `network="flat"` is given.
 
 Ranks sit in nodes as `HierarchicalTopology` places them. A group inside a node takes the innermost tier's curve. A
 group of several nodes takes the outer tier's curve at the bandwidth of the network interfaces that its local ranks
-have: of `nics` interfaces a node, shared evenly by the ranks of a node, since in a training step the groups beside a
-group do the same at the same time. That is at most what its ranks within a node reach among themselves. A ring through
-n ranks brings (n-1)/n of the bytes into each node; an all_reduce, which NCCL does by trees of N nodes, 2 (N-1)/N
-instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of their interfaces. Half the
-bandwidth is reached at a size in proportion to the group's interfaces.
+have, in the node that has fewest of them: of `nics` interfaces a node, shared evenly by the ranks of a node, since in a
+training step the groups beside a group do the same at the same time. That is at most what its ranks within a node reach
+among themselves. A ring through n ranks brings (n-1)/n of the bytes into each node; an all_reduce, which NCCL does by
+trees of N nodes, 2 (N-1)/N instead of 2 (n-1)/n of them, so that two nodes reach nearly twice the bus bandwidth of
+their interfaces. Half the bandwidth is reached at a size in proportion to the group's interfaces.
 
 An operation without a curve of its own is priced by others where they have one: broadcast as all_gather; all_to_all as
 (n-1)/n of its bytes at the p2p curve, those to ranks of the own node inside it and at the same time; barrier as an
@@ -41,7 +41,7 @@ class MeasuredTopology:
     Args:
         tiers: the tiers of a config, in any order.
         world_size: number of ranks of the run.
-        placement: the node of each rank; by default nodes are filled in rank order.
+        placement: the node of each rank; by default as `nodes_in_rank_order` says.
         may_be_unfilled: whether the run may fill a `must_be_filled` tier in part.
 
     Attributes:
@@ -70,28 +70,28 @@ class MeasuredTopology:
         """Place the ranks."""
         self.places = HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=may_be_unfilled)
         self._inner = self.places.tiers[0]
-        self._ranks_per_node = self._most_ranks_of_a_node(world_size)
+        self._ranks_per_node = self.places.ranks_per_node
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
         """Price a collective of `size_bytes` bytes among `ranks`; errors as for `HierarchicalTopology`."""
         shape = self.places.shape(ranks)
         curve = _curve(shape.tier, op)
-        if curve is None or shape.num_ranks == 1:
+        if curve is None or shape.split.num_ranks == 1:
             return self.places.collective(op, size_bytes, ranks)
         _check_size(op, size_bytes)
-        if op == "all_to_all" and shape.is_hierarchical and "all_to_all" not in shape.tier.curves:
+        if op == "all_to_all" and shape.split.has_two_levels and "all_to_all" not in shape.tier.curves:
             return self._exchange(size_bytes, shape)
         bandwidth = self._bandwidth(op, shape, curve)
         if shape.tier is not self._inner:
             curve = self._a_share(curve, shape)
-        return Transfer(_seconds(op, size_bytes, shape.num_ranks, curve, bandwidth), "ring", shape.tier)
+        return Transfer(_seconds(op, size_bytes, shape.split.num_ranks, curve, bandwidth), "ring", shape.tier)
 
     def _a_share(self, curve: TransferCurve, shape: GroupShape) -> TransferCurve:
         """Return the curve of a group that has some ranks of each node: what saturates is an interface.
 
         Curves between nodes are those of groups that have all ranks of a node.
         """
-        share = max(1, shape.num_local) / self._inner.size
+        share = shape.split.least / self._inner.size
         return replace(curve, half_bytes=curve.half_bytes * share) if share < 1 and curve.half_bytes else curve
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
@@ -101,11 +101,10 @@ class MeasuredTopology:
 
     def _exchange(self, size_bytes: float, shape: GroupShape) -> Transfer:
         """Price an all_to_all of several ranks in each of several nodes: across, and inside at the same time."""
-        each = size_bytes / shape.num_ranks
-        across = self._message(shape.tier, each * (shape.num_ranks - shape.num_local))
-        return Transfer(
-            max(across, self._message(self._inner, each * (shape.num_local - 1))), "hierarchical", shape.tier
-        )
+        split = shape.split
+        each = size_bytes / split.num_ranks
+        across = self._message(shape.tier, each * (split.num_ranks - split.least))
+        return Transfer(max(across, self._message(self._inner, each * (split.most - 1))), "hierarchical", shape.tier)
 
     def _message(self, tier: Network, size_bytes: float) -> float:
         """Return the seconds of a message on a tier."""
@@ -116,12 +115,10 @@ class MeasuredTopology:
 
     def _bandwidth(self, op: str, shape: GroupShape, curve: TransferCurve) -> float:
         """Return the bus bandwidth of a group, in 1e9 bytes/s."""
-        local = 1 if op == "all_to_all" else max(1, shape.num_local)  # its bytes are a rank's own
+        local = 1 if op == "all_to_all" else shape.split.least  # its bytes are a rank's own
         if shape.tier is self._inner:
-            return curve.bandwidth(shape.num_ranks, self._inner.bandwidth)
-        reached = curve.bandwidth(shape.num_ranks, self._wires(shape.tier, local)) * _tree_gain(
-            op, shape.num_ranks, local
-        )
+            return curve.bandwidth(shape.split.num_ranks, self._inner.bandwidth)
+        reached = curve.bandwidth(shape.split.num_ranks, self._wires(shape.tier, local)) * _tree_gain(op, shape)
         inside = _curve(self._inner, op)
         if local == 1 or inside is None:
             return reached
@@ -136,13 +133,6 @@ class MeasuredTopology:
         shared = tier.nics * num_local / self._ranks_per_node
         return nic_GBps * min(shared, num_local * max(1.0, tier.nics / node_size))
 
-    def _most_ranks_of_a_node(self, world_size: int) -> int:
-        """Return how many ranks of the run share a node's interfaces."""
-        placement = self.places.placement
-        if placement is None:
-            return min(world_size, self._inner.size)
-        return max(map(placement.count, set(placement)))
-
 
 def places_of(topology: Any) -> Any:
     """Return which ranks sit where, so that groups of equal shape have equal prices; None where all are alike."""
@@ -156,12 +146,11 @@ def _curve(tier: Network, op: str) -> TransferCurve | None:
     return tier.curves.get(op) or tier.curves.get(_PRICED_AS.get(op, op))
 
 
-def _tree_gain(op: str, num_ranks: int, num_local: int) -> float:
+def _tree_gain(op: str, shape: GroupShape) -> float:
     """Return how many times fewer bytes than in a ring cross a node's interfaces, for the same bus bandwidth."""
-    num_nodes = num_ranks // num_local
-    if op != "all_reduce" or num_nodes < 2:
+    if op != "all_reduce" or shape.split.num_nodes == 1:
         return 1.0
-    return wire_share(op, num_ranks) / wire_share(op, num_nodes)
+    return wire_share(op, shape.split.num_ranks) / wire_share(op, shape.split.num_nodes)
 
 
 def _seconds(op: str, size_bytes: float, num_ranks: int, curve: TransferCurve, bandwidth: float) -> float:

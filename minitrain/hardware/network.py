@@ -64,7 +64,7 @@ class Network:
         wires = (self.bandwidth, self.efficiency, self.size, self.latency, dict(self.ops))
         return Network, (*wires, self.must_be_filled, self.processor_usage, self.nics, dict(self.curves))
 
-    def time(self, op: str, size_bytes: float, num_ranks: int) -> float:
+    def time(self, op: str, size_bytes: float, num_ranks: float) -> float:
         """Return how long an operation among ranks of this tier lasts.
 
         An operation without a row of its own is priced by others: broadcast by the all_gather row;
@@ -98,7 +98,7 @@ class Network:
             seconds = self._priced(self._row(op), size_bytes, num_ranks)
         return 0.0 if num_ranks == 1 else seconds
 
-    def _priced(self, row: OpRow, size_bytes: float, num_ranks: int) -> float:
+    def _priced(self, row: OpRow, size_bytes: float, num_ranks: float) -> float:
         """Price by a row. The order of the float operations is part of the format: the last digit counts."""
         scalar, offset = row
         wire_bytes = size_bytes * scalar
@@ -106,7 +106,7 @@ class Network:
             wire_bytes += (1 / num_ranks * wire_bytes) * offset
         return self.latency + wire_bytes / (self.bandwidth * 1e9 * self.efficiency)
 
-    def _derived(self, op: str, size_bytes: float, num_ranks: int) -> float:
+    def _derived(self, op: str, size_bytes: float, num_ranks: float) -> float:
         """Price an operation that has no row of its own."""
         if op == "broadcast":
             return self._priced(self._row("all_gather"), size_bytes, num_ranks)

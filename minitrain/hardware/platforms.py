@@ -4,7 +4,9 @@ A `Platform` here is a set of constants; the virtual platform whose links runs s
 
 Prices of kernels are those of components measured alone: a matrix multiplication on a cool card, a copy, a launch from
 C++. A run of a framework differs from that in ways that no component tells. A `Platform` says in which, in at most six
-numbers, and on what they were fitted. No platform is the default.
+numbers, and on what they were fitted.
+
+A strategy stands for a framework, which has a platform for some generations of devices: `FRAMEWORKS`.
 
 The shipped ones are in `platforms.json` beside this file; `dataclasses.replace` makes another.
 """
@@ -13,13 +15,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
 from minitrain.errors import UsageError
+from minitrain.files import write_text
 
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {"none": {}, "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2}}
@@ -40,6 +45,9 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "gradient_accesses": "a number >= 0",
     }
 )
+
+
+_NO_NUMBERS = ("name", "about", "fitted_on", "fitted_error")
 
 
 @final
@@ -68,6 +76,8 @@ class Platform:
         fused_loss: whether softmax and cross entropy are one kernel.
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
+        fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
+            the step time was missed by at most; None where nothing was fitted to one's own runs.
 
     Raises:
         UsageError: a number is outside its rule.
@@ -91,6 +101,7 @@ class Platform:
     attention: str | None = None
     fused_loss: bool = False
     gradient_accesses: float = 0.0
+    fitted_error: float | None = None
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -118,13 +129,46 @@ class Platform:
         exposed = EXPOSED[self.parts_overlap].get(op, 1.0)
         return self.parts_exposed * (exposed + (1 - exposed) * usage)
 
+    @property
+    def title(self) -> str:
+        """Return what headlines call it: its name, and how far runs of one's own were off that it was fitted to.
+
+        >>> Platform(name="mine", fitted_error=0.084).title
+        'mine (fitted to +- 8 %)'
+        """
+        return self.name if self.fitted_error is None else f"{self.name} (fitted to +- {100 * self.fitted_error:.0f} %)"
+
     def numbers(self) -> dict[str, Any]:
         """Return the numbers that differ from those of components, by name."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in ("name", "about", "fitted_on") and getattr(self, field.name) != field.default
+            if field.name not in _NO_NUMBERS and getattr(self, field.name) != field.default
         }
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Platform:
+        """Read a platform from a JSON file, such as `minitrain hw fit-platform` writes.
+
+        Raises:
+            UsageError: the file cannot be read, or has something that no platform has.
+        """
+        file = Path(path)
+        try:
+            values = json.loads(file.read_text("utf-8"))
+            return cls(**{"name": file.stem, **values})
+        except (OSError, ValueError, TypeError) as error:
+            known = ", ".join(field.name for field in fields(cls))
+            raise UsageError(
+                f"cannot read the platform {file.name}: {error}; give a JSON file with some of {known}"
+            ) from error
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write it as a file that `read` reads, and return the path."""
+        values = {"name": self.name, "about": self.about, "fitted_on": self.fitted_on, **self.numbers()}
+        if self.fitted_error is not None:
+            values["fitted_error"] = self.fitted_error
+        return write_text(Path(path), [json.dumps(values, indent=2), "\n"])
 
 
 COMPONENTS = Platform(name="components", about="What components reach when they are measured alone.")
@@ -145,21 +189,46 @@ def platforms() -> Mapping[str, Platform]:
     return MappingProxyType({COMPONENTS.name: COMPONENTS, **found})
 
 
-def find_platform(platform: str | Platform | None) -> Platform:
-    """Return a platform by its name, or as it is.
+FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "torchtitan": {"": "torchtitan-h100", "a100": "eager-a100", "v100": "eager-a100"},
+        "megatron": {"": "nemo-h100", "a100": "megatron-2021", "v100": "megatron-2021"},
+    }
+)
+"""The platforms of a framework by the family of the device; "" for families on which none was fitted.
+
+V100 has A100's, as its neighbour; all others have that of H100, the newest that was fitted. So it is their best known
+figure, and `minitrain.validation.similar_runs` says that it was not compared there.
+"""
+
+
+def find_platform(platform: str | Platform | None, device: str = "") -> Platform:
+    """Return a platform by its name, its framework's, from its file ("mine.json"), or as it is.
+
+    Args:
+        platform: the platform; components alone if None.
+        device: the name of a hardware config, whose family a framework's platform is for.
 
     Raises:
         UsageError: there is no such platform.
+
+    >>> find_platform("megatron", "a100_80g").name
+    'megatron-2021'
     """
     if platform is None:
         return COMPONENTS
     if isinstance(platform, Platform):
         return platform
-    found = platforms().get(platform) if isinstance(platform, str) else None
+    if isinstance(platform, str) and platform.endswith(".json"):
+        return Platform.read(platform)
+    by_family = FRAMEWORKS.get(platform, {}) if isinstance(platform, str) else {}
+    name = by_family.get(device.partition("_")[0].lower(), by_family.get("", platform))
+    found = platforms().get(name) if isinstance(name, str) else None
     if found is None:
         raise UsageError(
-            f"platform must be {', '.join(platforms())} or a minitrain.hardware.platforms.Platform, got "
-            f"{platform!r:.80}; use one of them",
+            f"platform must be a framework ({', '.join(FRAMEWORKS)}), one of {', '.join(platforms())}, a "
+            "platform's file (.json) or a "
+            f"minitrain.hardware.platforms.Platform, got {platform!r:.80}; use one of them",
             platform=platform,
         )
     return found

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.config import SystemConfig, load_config
+from minitrain.hardware.config import SPECIFIED, SystemConfig, load_config
 from minitrain.hardware.device import Device, RooflineDevice
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.price import Price
+from minitrain.hardware.pricing import ROOFLINE
 from minitrain.hardware.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
+from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload, fills_devices
 
 NETWORKS = ("auto", "flat", "hierarchical")
+_SPECIFIED_FILE = "h100_80g_nvl8.json"  # the specification's name of what is `SPECIFIED` here
 
 
 class DevicePredictor:
@@ -33,11 +35,14 @@ class DevicePredictor:
 
     Attributes:
         slowdown: factor by which computing takes longer than the device says.
+        pricing: how operations are priced.
         reference: the predictor of a rank that is no straggler; None for such a one.
     """
 
     prices_layers_alike = True
     """Whether layers that are alike have one price, so that it may be remembered for all of them."""
+
+    pricing = ROOFLINE
 
     def __init__(self, workload: Workload, device: Device, topology: Topology) -> None:
         self.workload = workload
@@ -100,8 +105,9 @@ class DevicePredictor:
 
     @property
     def capacity_bytes(self) -> float:
-        """The device's main memory, bytes."""
-        return self.device.capacity_bytes
+        """The device's main memory, bytes; what a process may use of it where all that it holds is counted."""
+        whole = self.device.capacity_bytes
+        return getattr(self.device, "usable_bytes", whole) if fills_devices(self.workload) else whole
 
     @property
     def host_capacity_bytes(self) -> float | None:
@@ -169,7 +175,8 @@ class RuntimePredictor(DevicePredictor):
 
     Args:
         world_size: number of ranks; the run's network is the smallest tier that spans them.
-        config_file_name: a shipped config's name (with or without ".json"), a path, or a loaded config.
+        config_file_name: a shipped config's name (with or without ".json"), a path, or a loaded config. The
+            specification's file name means the specification's figures: `specified_h100_80g_nvl8`.
         network: "flat", "hierarchical" or "auto", as for `make_topology`.
         placement: node of each rank; rank order by default.
         workload: what the layers cost and hold.
@@ -181,14 +188,14 @@ class RuntimePredictor(DevicePredictor):
     def __init__(
         self,
         world_size: int,
-        config_file_name: str | SystemConfig = "h100_80g_nvl8.json",
+        config_file_name: str | SystemConfig = _SPECIFIED_FILE,
         *,
         network: str = "flat",
         placement: Sequence[int] | None = None,
         workload: Workload = MATMUL_LAYER,
     ) -> None:
         require_count("world_size", world_size)
-        system = load_config(config_file_name)
+        system = load_config(SPECIFIED if config_file_name == _SPECIFIED_FILE else config_file_name)
         self.world_size = world_size
         self.system = system
         self.processor = system.processor

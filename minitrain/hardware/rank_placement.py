@@ -1,4 +1,8 @@
-"""How ranks lie in nodes: a placement by hand, checked, and regular groups, counted by arithmetic.
+"""How ranks lie in nodes: as launchers start them, or a placement by hand; regular groups are counted by arithmetic.
+
+Launchers start ranks node after node, and as many on each node as on any other: torchrun takes one `--nproc-per-node`,
+Slurm's block distribution divides tasks evenly over nodes (man page of srun, `--distribution=block`), and jobs on
+NVL72 racks use 64 of the 72 devices of each, so that their groups fit. `nodes_in_rank_order` does the same.
 
 A million ranks are never listed. A group `range(start, stop, step)` meets node boundaries in a pattern that repeats
 after step / gcd(step, node size) nodes. Groups that start a multiple of all units' sizes apart lie alike.
@@ -6,13 +10,17 @@ after step / gcd(step, node size) nodes. Groups that start a multiple of all uni
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from math import gcd
 from operator import index
-from typing import Protocol
+from typing import Protocol, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.two_level_collectives import Split
 
 Step = tuple[int, int]  # distance in ranks, and how many places there are
+_NEIGHBOURS = 8  # the largest tensor parallelism in use; its ranks are to stay in a node
+_SPARE = 8  # a node may leave one in so many of its devices free, where all nodes then hold the same number
 
 
 class RankNodes(Protocol):
@@ -25,6 +33,69 @@ class RankNodes(Protocol):
     def distance(self, source: int, dest: int) -> Hashable:
         """Return what the price of a message between two ranks depends on."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodesInRankOrder:
+    """Nodes that take ranks in their order: some of them `most` ranks each, and all later ones `least`.
+
+    Args:
+        num_full: how many hold `most`.
+        most: ranks of one of these.
+        least: ranks of a later node; as many as `most` where all are equal.
+    """
+
+    num_full: int
+    most: int
+    least: int
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether all nodes hold the same number of ranks."""
+        return self.least == self.most
+
+    def node(self, rank: int) -> int:
+        """Return the node of a rank."""
+        beyond = rank - self.num_full * self.most
+        return rank // self.most if beyond < 0 else self.num_full + beyond // self.least
+
+    def split(self, ranks: range) -> Split:
+        """Return how an ascending group lies in the nodes."""
+        border = self.num_full * self.most
+        num_first = len(range(ranks.start, min(border, ranks.stop), ranks.step))
+        later = ranks[num_first:]
+        moved = range(later.start - border, later.stop - border, ranks.step)
+        parts = [(part, size) for part, size in ((ranks[:num_first], self.most), (moved, self.least)) if part]
+        counts = set[int]().union(*(counts_in_nodes(part, size) for part, size in parts))
+        num_nodes = sum(num_nodes_of(part, size) for part, size in parts)
+        return Split(len(ranks), num_nodes, min(counts), max(counts))
+
+
+def nodes_in_rank_order(world_size: int, node_size: int) -> NodesInRankOrder:
+    """Return how a run lies in nodes where nothing else is asked for.
+
+    All nodes hold the same number where a divisor of the world size nearly fills a node, else as nearly the same as may
+    be, in the fewest nodes. Blocks of gcd(world_size, node_size, 8) neighbours are never torn apart: groups for tensor
+    parallelism, whose size divides all three, stay in a node.
+
+    Args:
+        world_size: number of ranks.
+        node_size: ranks that a node holds at most.
+
+    >>> nodes_in_rank_order(512, 72)
+    NodesInRankOrder(num_full=8, most=64, least=64)
+    >>> nodes_in_rank_order(20, 8)
+    NodesInRankOrder(num_full=2, most=8, least=4)
+    """
+    block = gcd(world_size, node_size, _NEIGHBOURS)
+    blocks, places = world_size // block, node_size // block
+    for equal in range(places, places - places // _SPARE - 1, -1):
+        if blocks % equal == 0:
+            return NodesInRankOrder(blocks // equal, equal * block, equal * block)
+    num_nodes = -(-blocks // places)
+    least, num_full = divmod(blocks, num_nodes)
+    return NodesInRankOrder(num_full, (least + bool(num_full)) * block, least * block)
 
 
 def counts_in_nodes(ranks: range, node_size: int) -> set[int]:
@@ -41,6 +112,15 @@ def counts_in_nodes(ranks: range, node_size: int) -> set[int]:
     if len(ranks) > 4 * period:  # the same first node, the same last one, and every kind of node between them
         ranks = ranks[: 3 * period + len(ranks) % period]
     return set(Counter(rank // node_size for rank in ranks).values())
+
+
+def num_nodes_of(ranks: range, node_size: int) -> int:
+    """Return in how many nodes an ascending group sits: all between its ends, or one a member.
+
+    >>> num_nodes_of(range(4, 20), 8), num_nodes_of(range(0, 64, 16), 8)
+    (3, 4)
+    """
+    return len(ranks) if ranks.step > node_size else ranks[-1] // node_size - ranks[0] // node_size + 1
 
 
 def distinct_shifts(steps: Iterable[Step], period: int) -> list[int]:

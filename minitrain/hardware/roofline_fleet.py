@@ -22,7 +22,7 @@ from minitrain.hardware.per_machine import Floats, least, per_machine, values_of
 from minitrain.hardware.predictor import DevicePredictor, make_topology
 from minitrain.hardware.topology import TWO_LEVEL_OPS, FlatTopology, GroupShape, Topology, Transfer
 from minitrain.hardware.two_level_collectives import two_level_seconds
-from minitrain.workloads.workload import Cost, Workload
+from minitrain.workloads.workload import Cost, Workload, fills_devices
 
 
 def fleets_of(
@@ -90,7 +90,9 @@ class RooflineFleet(DevicePredictor):
         if name == "system":
             return list(self.systems)
         if name == "capacity_bytes":
-            return [system.mem1.capacity_bytes for system in self.systems]
+            memories = [system.mem1 for system in self.systems]
+            whole = not fills_devices(self.workload)
+            return [memory.capacity_bytes if whole else memory.usable_bytes for memory in memories]
         found = getattr(self, name, None)
         if name != "peak_flop_per_s":
             return [found] * len(self.systems)
@@ -134,10 +136,10 @@ class _Topology:
             return Transfer(self._numbers[id(self._tier)].time(op, size_bytes, len(ranks)), None, self._tier)
         shape: GroupShape = self.places.shape(ranks)
         tier = self._numbers[id(shape.tier)]
-        seconds = tier.time(op, size_bytes, shape.num_ranks)
-        if op in TWO_LEVEL_OPS and shape.is_hierarchical and not (op == "all_to_all" and op in tier.ops):
+        seconds = tier.time(op, size_bytes, shape.split.num_ranks)
+        if op in TWO_LEVEL_OPS and shape.split.has_two_levels and not (op == "all_to_all" and op in tier.ops):
             inner = self._numbers[id(self.places.tiers[0])]
-            nested = two_level_seconds(op, size_bytes, inner, tier, shape.num_ranks, shape.num_local)
+            nested = two_level_seconds(op, size_bytes, inner, tier, shape.split)
             seconds = least(nested, seconds)
         return Transfer(seconds, None, shape.tier)
 
@@ -178,6 +180,11 @@ class _Device:
     def capacity_bytes(self) -> Any:
         """The devices' own memory."""
         return _column(system.mem1.capacity_bytes for system in self._systems)
+
+    @property
+    def usable_bytes(self) -> Any:
+        """What the drivers leave of it to a process."""
+        return _column(system.mem1.usable_bytes for system in self._systems)
 
     @property
     def host_capacity_bytes(self) -> Any:

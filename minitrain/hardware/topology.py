@@ -4,35 +4,38 @@
 nodes and prices each message or collective on the smallest tier that contains its participants.
 
 Definitions. A *node* is one unit of the smallest tier and holds at most `tiers[0].size` ranks. Nodes are
-numbered; rank r sits in node r // tiers[0].size unless a placement says otherwise. A larger tier k spans
-ceil(size_k / size_0) consecutive nodes; blocks of so many nodes, counted from node 0, are its units (a node
-that a tier reaches only in part belongs to it, which happens where sizes do not divide). A tier *contains*
+numbered; they take ranks as launchers start them (see `rank_placement`) unless a placement says otherwise. A larger
+tier k spans ceil(size_k / size_0) consecutive nodes; blocks of so many nodes, counted from node 0, are its units (a
+node that a tier reaches only in part belongs to it, which happens where sizes do not divide). A tier *contains*
 ranks whose nodes lie in one block.
 
-Formulas, for a group of n = local x nodes ranks and S bytes; T(op, bytes, ranks) is the tier's own price:
+Formulas, for a group of n ranks in N nodes, of which the emptiest has `least` and the fullest `most`, and S bytes;
+T(op, bytes, ranks) is the tier's own price:
 
     ring            T_outer(op, S, n)
     hierarchical
-      all_reduce      T_inner(reduce_scatter, S, local) + T_outer(all_reduce, S/local, nodes)
-                        + T_inner(all_gather, S, local)
-      all_gather      T_outer(all_gather, S/local, nodes) + T_inner(all_gather, S, local)
-      reduce_scatter  T_inner(reduce_scatter, S, local) + T_outer(reduce_scatter, S/local, nodes)
-      all_to_all      max(T_outer(p2p, S (n - local)/n), T_inner(p2p, S (local - 1)/n))
+      all_reduce      T_inner(reduce_scatter, S, most) + T_outer(all_reduce, S/least, N)
+                        + T_inner(all_gather, S, most)
+      all_gather      T_outer(all_gather, S/least, n/least) + T_inner(all_gather, S, most)
+      reduce_scatter  T_inner(reduce_scatter, S, most) + T_outer(reduce_scatter, S/least, n/least)
+      all_to_all      max(T_outer(p2p, S (n - least)/n), T_inner(p2p, S (most - 1)/n))
 
-inner is the smallest tier, outer the one that contains the group. The ranks of a node work on `local`
-different shares at the same time, each over its own port: a tier's bandwidth is that of one processor. The
-hierarchical form needs the same number (two or more) of participants in each of several nodes; the faster
-of the two is taken, the ring if equal. An all_to_all has no ring: each rank sends to every other one itself, to
-those of its node inside, at the same time as to all others across; on the containing tier alone, (n - 1)/n of S
-go there. broadcast and barrier are priced on the containing tier alone. Left out: congestion between groups, and
-the reordering of shards that a hierarchical all_gather needs.
+inner is the smallest tier, outer the one that contains the group. The ranks of a node work on different shares at the
+same time, each over its own port: a tier's bandwidth is that of one processor. All nodes work on as many shares as the
+emptiest has ports, as NCCL takes the fewest channels that any node has; all of S but what it holds itself, a share
+1 - least/n, passes them in an all_gather and a reduce_scatter. The hierarchical form needs two participants or more in
+each of several nodes; the faster of the two is taken, the ring if equal. An all_to_all has no ring: each rank sends to
+every other one itself, to those of its node inside, at the same time as to all others across; on the containing tier
+alone, (n - 1)/n of S go there. broadcast and barrier are priced on the containing tier alone. Left out: congestion
+between groups, and the reordering of shards that a hierarchical all_gather needs.
 
 `must_be_filled` is a rule for the whole run: one that reaches beyond such a tier holds a multiple of its
 size. Groups of the run may hold any ranks.
 
 Source: hierarchical all-reduce: Jia et al., "Highly Scalable Deep Learning Training System with
 Mixed-Precision", 2018 (arXiv 1807.11205), in the reduce-scatter form of BlueConnect (Cho et al., SysML
-2019) and Horovod's NCCLHierarchicalAllreduce; its halves are the two-phase forms of the other collectives.
+2019) and Horovod's NCCLHierarchicalAllreduce; its halves are the two-phase forms of the other collectives. Fewest
+channels: `initTransportsRank` in src/init.cc of github.com/NVIDIA/nccl, which takes the minimum over all ranks.
 Ring costs: see `network.py`.
 """
 
@@ -44,8 +47,8 @@ from typing import ClassVar, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.network import Network, select_tier
-from minitrain.hardware.rank_placement import Step, checked_placement, counts_in_nodes, distinct_shifts, shifted
-from minitrain.hardware.two_level_collectives import two_level_seconds
+from minitrain.hardware.rank_placement import Step, checked_placement, distinct_shifts, nodes_in_rank_order, shifted
+from minitrain.hardware.two_level_collectives import Split, two_level_seconds
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
@@ -108,19 +111,15 @@ class FlatTopology:
 @final
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What the price of a group depends on: its size, its tier, and its split over nodes.
+    """What the price of a group depends on.
 
-    `num_local` is the number of participants in each node, or 0 where nodes differ.
+    Args:
+        tier: the smallest that contains it.
+        split: how its ranks lie in nodes.
     """
 
-    num_ranks: int
     tier: Network
-    num_local: int
-
-    @property
-    def is_hierarchical(self) -> bool:
-        """Whether the group has several nodes with the same number, two or more, of participants each."""
-        return 2 <= self.num_local < self.num_ranks
+    split: Split
 
 
 @final
@@ -130,7 +129,7 @@ class HierarchicalTopology:
     Args:
         tiers: the tiers of a config, in any order.
         world_size: number of ranks of the run.
-        placement: the node of each rank; by default nodes are filled in rank order.
+        placement: the node of each rank; by default as `nodes_in_rank_order` says.
         may_be_unfilled: whether the run may fill a `must_be_filled` tier in part.
 
     Raises:
@@ -141,7 +140,7 @@ class HierarchicalTopology:
         >>> from minitrain.hardware import HierarchicalTopology, load_config
         >>> net = HierarchicalTopology(load_config("h100_80g_nvl8").networks, world_size=16)
         >>> net.p2p(0, 0, 7).tier.size, net.p2p(0, 0, 8).tier.size
-        (8, 65536)
+        (8, 1048576)
     """
 
     kind: ClassVar[str] = "hierarchical"
@@ -159,7 +158,7 @@ class HierarchicalTopology:
         self.tiers = tuple(sorted(tiers, key=lambda tier: tier.size))
         self.world_size = world_size
         node_size = self.tiers[0].size
-        self._node_size = node_size
+        self._in_order = nodes_in_rank_order(world_size, node_size)
         self._spans = tuple(-(-tier.size // node_size) for tier in self.tiers)  # nodes a block, rounded up
         self.placement = (
             None if placement is None else checked_placement(placement, world_size, node_size, self._spans[-1])
@@ -174,12 +173,29 @@ class HierarchicalTopology:
 
     def node(self, rank: int) -> int:
         """Return the node that a rank sits in."""
-        return rank // self._node_size if self.placement is None else self.placement[rank]
+        return self._in_order.node(rank) if self.placement is None else self.placement[rank]
 
     @property
     def num_nodes(self) -> int:
         """How many nodes the ranks sit in."""
-        return -(-self.world_size // self._node_size) if self.placement is None else len(set(self.placement))
+        return self.node(self.world_size - 1) + 1 if self.placement is None else len(set(self.placement))
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many ranks sit in the node that has most of them."""
+        return self._in_order.most if self.placement is None else max(Counter(self.placement).values())
+
+    def lie_alike(self, size: int) -> bool:
+        """Return whether blocks of so many neighbours, counted from rank 0, lie alike in nodes and larger units."""
+        if self.placement is not None or not self._in_order.are_equal:
+            return size % self.world_size == 0
+        return all(unit % size == 0 or size % unit == 0 for unit in self._units)
+
+    @property
+    def _units(self) -> list[int]:
+        """The ranks of a unit of each tier that the run reaches beyond, where nodes hold equal numbers."""
+        sizes = [span * self._in_order.most for span in self._spans]
+        return [size for size in sizes if size < self.world_size]
 
     def one_of_each_shape(self, ranks: Sequence[int], steps: Iterable[Step]) -> list[Sequence[int]]:
         """Return groups that stand for a group and all its copies: copies of equal shape have equal prices.
@@ -253,14 +269,15 @@ class HierarchicalTopology:
             UsageError: ranks that are out of range, repeated or none; an unknown operation or a negative size.
         """
         shape = self.shape(ranks)
-        seconds = shape.tier.time(op, size_bytes, shape.num_ranks)
-        if op not in TWO_LEVEL_OPS or shape.num_ranks == 1:
-            return Transfer(seconds, None, shape.tier)
-        if shape.is_hierarchical and not (op == "all_to_all" and op in shape.tier.ops):
-            nested = two_level_seconds(op, size_bytes, self.tiers[0], shape.tier, shape.num_ranks, shape.num_local)
+        tier, split = shape.tier, shape.split
+        seconds = tier.time(op, size_bytes, split.num_ranks)
+        if op not in TWO_LEVEL_OPS or split.num_ranks == 1:
+            return Transfer(seconds, None, tier)
+        if split.has_two_levels and not (op == "all_to_all" and op in tier.ops):
+            nested = two_level_seconds(op, size_bytes, self.tiers[0], tier, split)
             if nested < seconds:
-                return Transfer(nested, "hierarchical", shape.tier)
-        return Transfer(seconds, "ring" if op in RING_OPS else None, shape.tier)
+                return Transfer(nested, "hierarchical", tier)
+        return Transfer(seconds, "ring" if op in RING_OPS else None, tier)
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return the shape of a group, remembered by identity and by value."""
@@ -281,25 +298,20 @@ class HierarchicalTopology:
         """Find the tier and the split over nodes of a group."""
         if isinstance(ranks, range) and ranks and self.placement is None:
             return self._described_by_arithmetic(ranks)
-        num_ranks = len(ranks)
-        if not num_ranks or len(set(ranks)) != num_ranks:
+        if not ranks or len(set(ranks)) != len(ranks):
             raise UsageError("a group holds at least one rank, each once; check the ranks of the collective")
         self._check_range(min(ranks), max(ranks))
         counts = Counter(map(self.node, ranks))
-        return self._shape_of(num_ranks, min(counts), max(counts), set(counts.values()))
+        tier = self.tiers[self._level(min(counts), max(counts))]
+        return GroupShape(tier, Split.of(counts.values()))
 
     def _described_by_arithmetic(self, ranks: range) -> GroupShape:
         """Find the tier and the split over nodes of a regular group, where nodes are filled in rank order."""
         if ranks.step < 0:
             ranks = ranks[::-1]
         self._check_range(ranks[0], ranks[-1])
-        counts = counts_in_nodes(ranks, self._node_size)
-        return self._shape_of(len(ranks), self.node(ranks[0]), self.node(ranks[-1]), counts)
-
-    def _shape_of(self, num_ranks: int, first_node: int, last_node: int, counts: set[int]) -> GroupShape:
-        """Return the shape of a group from its nodes and the numbers of members in them."""
-        tier = self.tiers[self._level(first_node, last_node)]
-        return GroupShape(num_ranks, tier, counts.pop() if len(counts) == 1 else 0)
+        tier = self.tiers[self._level(self.node(ranks[0]), self.node(ranks[-1]))]
+        return GroupShape(tier, self._in_order.split(ranks))
 
     def _level(self, first_node: int, last_node: int) -> int:
         """Return the index of the smallest tier with all nodes from first to last in one block."""
@@ -331,7 +343,6 @@ class HierarchicalTopology:
 
     def _shift_that_changes_nothing(self) -> int:
         """Return a number of ranks: groups that far apart, and multiples of it, have one shape."""
-        if self.placement is not None:
+        if self.placement is not None or not self._in_order.are_equal:
             return self.world_size  # no two groups of the run are that far apart
-        inner = [span * self._node_size for span in self._spans if span * self._node_size < self.world_size]
-        return min(lcm(*inner), self.world_size)
+        return min(lcm(*self._units), self.world_size)

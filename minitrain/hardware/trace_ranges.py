@@ -15,7 +15,10 @@ from typing import final
 @final
 @dataclass(slots=True)
 class Range:
-    """Something that a thread did from a time to a time; `parent` is what it lies within."""
+    """Something that a thread did from a time to a time; `parent` is what it lies within.
+
+    `is_named` says that somebody gave it a name: an annotation or a module, and no operation.
+    """
 
     start: float
     end: float
@@ -23,6 +26,7 @@ class Range:
     layer: int | str | None = None
     sequence: int | None = None
     parent: Range | None = field(default=None, repr=False)
+    is_named: bool = False
 
     def around(self) -> Iterator[Range]:
         """Yield this and what it lies within, from the inside out."""

@@ -3,7 +3,8 @@
 An *activity* is an operation of one rank, or a whole collective, since its members begin and end together. The graph of
 the log (`minitrain.analysis.dependencies`) has two moments an event. Many of them coincide: a compute operation begins
 when it is submitted. About a quarter is left here, and thousands of samples are timed on it at once. A maximum of
-floats is exact in any order, so that the times are those of the whole graph to the last float.
+floats is exact in any order, so that the times are those of the whole graph to the last float. Loading stays as it was
+recorded, and is no part of the step.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class Activities:
     levels: Levels
 
     @property
+    def loading(self) -> Bools:
+        """Whether an activity is a rank's loading, before the step, (num_activities,)."""
+        return self.timeline.loading[self.event]
+
+    @property
     def num_activities(self) -> int:
         """How many activities there are."""
         return len(self.event)
@@ -64,7 +70,7 @@ class Activities:
             durations: how long activities last, s, (num_activities, num_samples).
         """
         moments = self.levels.moments(durations)
-        steps: Floats = self.ends(moments, durations, self.last).max(axis=0, initial=0.0)
+        steps: Floats = self.ends(moments, durations, self.last).max(axis=0, initial=0.0) - self.timeline.begin
         return steps
 
 

@@ -67,6 +67,7 @@ class Draws:
         event[activities.draw[::-1]] = activities.event[::-1]  # of a message, its first side
         self._event, self._tiers = event, None if tiers is None else tiers[event]
         self._computes = line.computes[event]
+        self._loading = np.flatnonzero(activities.loading)
         self._num_uniform = 0
         self._sigma, self._histograms = self._by_type(noise)
         self._chances = [*self._stragglers(noise), *(self._slow(link) for link in noise.slow_links)]
@@ -84,6 +85,7 @@ class Draws:
         """Return how long each activity lasts in some samples, s, (num_activities, num_samples)."""
         factors = np.ascontiguousarray(self._factors(samples).T)
         durations: Floats = self._activities.duration[:, None] * factors[self._activities.draw]
+        durations[self._loading] = self._activities.duration[self._loading, None]
         return durations
 
     def _factors(self, samples: Ints) -> Floats:

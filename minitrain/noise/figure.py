@@ -61,8 +61,8 @@ def write_html(found: Distribution, path: Path, include_plotlyjs: bool | str = T
 def both_figures(found: Distribution) -> tuple[Drawing, dict[str, Any] | None]:
     """Return the recorded run above the distribution, and the bars of a page that draws them when it is zoomed into."""
     run, view = found.run, view_of(found.run)
-    explained = Explanation(run.timeline, view.bytes_per_element, view.step_time, journals=run.memory_journals)
-    bars = make_bars(explained.timeline, view.step_time, explained.gaps)
+    explained = Explanation(run.step_timeline, view.bytes_per_element, view.step_end, journals=run.memory_journals)
+    bars = make_bars(explained.timeline, view.step_end, explained.gaps)
     gantt, num_fixed = drawn_bars(bars, view, run.memory_journals, explained.critical_path)
     own = _traces(found, "3", "legend3")
     traces = [*gantt.data[:num_fixed], *own, *gantt.data[num_fixed:]]

@@ -93,7 +93,7 @@ def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -
         raise UsageError(f"noise must be a `mt.Noise`, such as mt.Noise(jitter=0.05), got {noise!r:.80}")
     require_events(run, "monte_carlo")
     _require_ranks(noise, run.world_size)
-    activities = make_activities(run.timeline)
+    activities = make_activities(run.step_timeline)
     draws = Draws(activities, noise, seed, _tiers(run))
     at_once = max(_NUMBERS_AT_ONCE // max(activities.levels.num_moments, 1), 1)
     parts = [activities.step_times(draws.durations(part)) for part in _parts(np.arange(samples), at_once)]

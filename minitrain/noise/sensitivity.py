@@ -151,7 +151,7 @@ def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:
     ):
         raise UsageError(f"change must be a share above 0 and below 1, such as 0.1, got {change!r}")
     require_events(run, "sensitivity")
-    activities = make_activities(run.timeline)
+    activities = make_activities(run.step_timeline)
     kinds = _kinds(activities)
     count = activities.num_activities
     chosen = np.stack([members for _, members in kinds], axis=1) if kinds else np.zeros((count, 0), bool)
@@ -180,7 +180,8 @@ def _kinds(activities: Activities) -> list[tuple[str, Bools]]:
     typ, computes = line.typ[activities.event], line.computes[activities.event]
     groups = [(COMPUTING, computes), (COMMUNICATION, ~computes)]
     groups += [(name, typ == code) for code, name in enumerate(line.typs)]
-    return [(name, members) for name, members in groups if activities.duration[members].any()]
+    found = [(name, members & ~activities.loading) for name, members in groups]
+    return [(name, members) for name, members in found if activities.duration[members].any()]
 
 
 def _derivatives(activities: Activities, kinds: Sequence[Bools]) -> list[float]:

@@ -102,7 +102,7 @@ class PathFinder:
         steps = list(self._steps(moments, lasts))
         sample, activity = (np.concatenate(parts) for parts in zip(*steps, strict=True))
         seconds = lasts[activity, sample]
-        kept = seconds > 0
+        kept = (seconds > 0) & ~self._activities.loading[activity]
         return Path(sample[kept], activity[kept], seconds[kept])
 
     def _steps(self, moments: Floats, lasts: Floats) -> Iterator[tuple[Ints, Ints]]:

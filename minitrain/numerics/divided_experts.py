@@ -10,7 +10,7 @@ What the router has decided stays on the rank until `backward_route`, and so doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, cast, final
@@ -29,6 +29,10 @@ from minitrain.numerics.tokens import Tokens
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.numerics.unit_weights import Part, UnitWeights, by_name, flattened, taken
 from minitrain.numerics.units import bias_gradient
+from minitrain.tensors.sequence_parts import SequencePart
+
+Origin = tuple[int, int, int]
+"""Where copies come from: a sample, the first of a rank's shards of its sequence, and the piece of these shards."""
 
 
 @final
@@ -37,19 +41,24 @@ class Copies:
     """The numbers of copies of tokens, or of what experts made of them.
 
     Args:
-        rows: copies x hidden_size, by sample and expert.
+        rows: copies x hidden_size, by origin and expert.
     """
 
-    rows: Mapping[int, Mapping[int, Array]]
+    rows: Mapping[Origin, Mapping[int, Array]]
 
     def add(self, other: Copies) -> Copies:
         """Return the copies of both, of other samples or other experts."""
-        samples = sorted({*self.rows, *other.rows})
-        return Copies({sample: {**self.rows.get(sample, {}), **other.rows.get(sample, {})} for sample in samples})
+        origins = sorted({*self.rows, *other.rows})
+        return Copies({origin: {**self.rows.get(origin, {}), **other.rows.get(origin, {})} for origin in origins})
 
-    def of(self, samples: Iterable[int], experts: range) -> Copies:
-        """Return the copies of some samples for some experts."""
-        return Copies({sample: {expert: self.rows[sample][expert] for expert in experts} for sample in sorted(samples)})
+    def of(self, samples: Set[int], sequence: SequencePart, experts: range) -> Copies:
+        """Return the copies of some samples, and a part of their sequences, for some experts."""
+        wanted = (
+            origin
+            for origin in sorted(self.rows)
+            if origin[0] in samples and origin[1] in sequence.shards and origin[2] in sequence.pieces
+        )
+        return Copies({origin: {expert: self.rows[origin][expert] for expert in experts} for origin in wanted})
 
     def by_expert(self) -> dict[int, Array]:
         """Return the copies for each expert, in order of the samples."""
@@ -57,13 +66,13 @@ class Copies:
         return {expert: np.concatenate([rows[expert] for rows in each]) for expert in sorted(each[0])}
 
     def split_alike(self, by_expert: Mapping[int, Array]) -> Copies:
-        """Return other rows by sample and expert: as many as here, given for all samples one after another."""
-        found: dict[int, dict[int, Array]] = {sample: {} for sample in self.rows}
+        """Return other rows by origin and expert: as many as here, given for all origins one after another."""
+        found: dict[Origin, dict[int, Array]] = {origin: {} for origin in self.rows}
         for expert, rows in by_expert.items():
-            counts = [len(of_sample[expert]) for of_sample in self.rows.values()]
+            counts = [len(of_origin[expert]) for of_origin in self.rows.values()]
             pieces = np.split(rows, np.cumsum(counts)[:-1])
-            for sample, piece in zip(found, pieces, strict=True):
-                found[sample][expert] = piece
+            for origin, piece in zip(found, pieces, strict=True):
+                found[origin][expert] = piece
         return Copies(found)
 
 
@@ -120,7 +129,10 @@ class DividedExperts:
         """Return what the members of an exchange get."""
         contents: list[Copies] = [value._content for value in values]
         everything = reduce(Copies.add, contents)
-        return [everything.of(result.samples, self.experts_of(result.parts, result.num_parts)) for result in results]
+        return [
+            everything.of(result.samples, result.sequence, self.experts_of(result.parts, result.num_parts))
+            for result in results
+        ]
 
     def require_capacity(self, capacity_factor: float | None) -> None:
         """Require the capacity that one device is computed with.
@@ -136,7 +148,9 @@ class DividedExperts:
                 capacity_factor=capacity_factor,
             )
 
-    def route(self, layer: int, samples: frozenset[int], x: Tokens, weight: Flat) -> tuple[Copies, int]:
+    def route(
+        self, layer: int, samples: frozenset[int], sequence: SequencePart, x: Tokens, weight: Flat
+    ) -> tuple[Copies, int]:
         """Return the copies of tokens that the router makes, and how many it drops."""
         weights = by_name(weight.values, self.problem.units[layer], _part_of(weight))
         inner = self._moe.before(weights, x)
@@ -145,8 +159,9 @@ class DividedExperts:
         counts = routing.counts()
         self.copies_by_expert[layer] = self.copies_by_expert.get(layer, np.zeros_like(counts)) + counts
         everybody = range(self.problem.model.num_experts)
+        first, (piece,) = min(sequence.shards), sequence.pieces
         rows = {
-            sample: {expert: tokens[place][routing.taken[place, :, expert]] for expert in everybody}
+            (sample, first, piece): {expert: tokens[place][routing.taken[place, :, expert]] for expert in everybody}
             for place, sample in enumerate(sorted(samples))
         }
         return Copies(rows), routing.num_dropped

@@ -80,7 +80,7 @@ class NumericExperts(NumericSequences):
         dropped = self.dropped_copies
         tokens = super().route(layer, inp, weight, num_parts, **how)
         self._divided.require_capacity(how.get("capacity_factor"))
-        copies, num_dropped = self._divided.route(layer, inp.samples, x, w)
+        copies, num_dropped = self._divided.route(layer, inp.samples, tokens.sequence, x, w)
         self.dropped_copies = dropped + num_dropped
         carry(tokens, copies)
         return tokens

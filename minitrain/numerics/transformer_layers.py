@@ -151,7 +151,7 @@ class TransformerLayers:
         unit, x = self.problem.units[layer], found.x
         assert found.grad is not None  # the steps have it by now
         arithmetic = self._arithmetic["attention"]
-        border = Border(unit, arithmetic, found.weights, x, found.inner, found.grad, x.positions)
+        border = Border(unit, arithmetic, found.weights, x, found.inner, found.grad, _own_positions(inp, x))
         halfway = _Halfway(x.with_values(of_inner), border, gradients)
         grad_input = self._of_input(halfway)
         return halfway.weight_gradient(), grad_input

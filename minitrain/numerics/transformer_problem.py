@@ -102,6 +102,16 @@ class TransformerProblem:
         return _initial_weight(self.model, self.seed, layer)
 
 
+_NOT_COMPUTED = {
+    "norm_placement": ("pre", "norms behind a unit are"),
+    "qk_norm": ("none", "norms of queries and keys are"),
+    "sinks": (False, "sinks are"),
+    "score_cap": (None, "soft caps are"),
+    "logit_cap": (None, "soft caps are"),
+}
+"""What a transformer may have that its arithmetic has not: the value that it must have, and why."""
+
+
 def _faults(model: Transformer) -> Iterator[str]:
     """Yield why a model cannot be computed with."""
     if model.num_parameters > MOST_PARAMETERS:
@@ -119,9 +129,24 @@ def _faults(model: Transformer) -> Iterator[str]:
             f"dropout ({model.dropout}) and attention_dropout ({model.attention_dropout}) must be 0, since masks are "
             "not drawn; use dataclasses.replace(model, dropout=0.0, attention_dropout=0.0)"
         )
+    yield from _layers_not_computed(model)
     name, size = _rotary_size(model)
     if size % 2:
         yield f"{name} ({size}) must be even for rotary positions; use {size + 1}"
+
+
+def _layers_not_computed(model: Transformer) -> Iterator[str]:
+    """Yield what of a model's layers has no arithmetic here."""
+    for name, (usual, why) in _NOT_COMPUTED.items():
+        if getattr(model, name) != usual:
+            yield (
+                f"{name} ({getattr(model, name)}) must be {usual!r}, since {why} not computed here; use "
+                f"dataclasses.replace(model, {name}={usual!r})"
+            )
+    if model.mlp in ("geglu", "relu2"):
+        yield f'mlp must be "swiglu", "gelu" or "relu", since others are not computed here, got "{model.mlp}"'
+    if model.window and len(model.window_layers) < model.num_layers:
+        yield "window_layers must be all, since every attention is computed with one mask; leave window_layers out"
 
 
 def _rotary_size(model: Transformer) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from minitrain.errors import MinitrainError
 from minitrain.events import PASSES
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.planning.precisions import datatype_lacking
+from minitrain.run.device_memory import ONE_GROUP
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.workloads.precision import Precision
@@ -62,10 +63,12 @@ class DeviceTimes:
             return None
         node = first_node(self.cluster, group)
         machine: dict[str, Any] = {"hardware": self.cluster, "placement": [node] * tp, "world_size": tp, "fold": False}
-        how: dict[str, Any] = {"tp": tp, "microbatch_size": num_samples} if tp > 1 else {}
+        workload = self.step.get("workload")
+        is_megatron = tp > 1 or not (workload is None or hasattr(workload, "compute_cost"))  # the quickest framework
+        how: dict[str, Any] = {"tp": tp, "microbatch_size": num_samples} if is_megatron else {}
         try:
             return simulate(
-                "megatron" if tp > 1 else "single",
+                "megatron" if is_megatron else "single",
                 **machine,
                 **self.step,
                 global_batch_size=num_samples,
@@ -141,8 +144,14 @@ class DeviceTimes:
         return weights, states, kept
 
     def capacity_bytes(self, group: str) -> float:
-        """Return the memory of a group's devices."""
-        return float(self.cluster.group(group).system.mem_hbm.capacity_bytes)
+        """Return what tensors may take of the memory of a group's devices.
+
+        Of a transformer's, that is what is left beside context, workspace and the buffers of one group of ranks.
+        """
+        memory, run = self.cluster.group(group).system.mem_hbm, self.run(group, 1)
+        if run is None or run.needed_memory_bytes is None:
+            return float(memory.capacity_bytes)
+        return max(0.0, memory.usable_bytes - ONE_GROUP.beside_bytes)
 
     def samples(self, group: str, most: int, tp: int = 1) -> Callable[[int], float] | None:
         """Return how long a group's device takes for a microbatch of so many samples, s.

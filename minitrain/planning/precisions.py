@@ -1,9 +1,9 @@
 """In which precision a step may be computed, and which devices have it natively.
 
-A device has a precision if each of its datatypes has a price: with the roofline, a rate of its matrix units; with
-`fidelity="kernels"`, float32 by the vector units too. Configs give bfloat16 and float16 one rate, so that a device has
-bfloat16 unless its config's features say that it has not. Emulation has no price here, so that a device takes no part
-in a plan of a precision that it lacks.
+A device has a precision if each of its datatypes has a price: by kernels, a rate of its matrix units, and of the vector
+units for float32; with `fidelity="roofline"`, a rate of its matrix units. Configs give bfloat16 and float16 one rate,
+so that a device has bfloat16 unless its config's features say that it has not. Emulation has no price here, so that a
+device takes no part in a plan of a precision that it lacks.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def _require_priced(step: Step, precisions: Sequence[Precision], cluster: Cluste
             "precisions cannot be chosen by measured layers, which were measured in one of them; leave precisions out"
         )
     narrow = next((each for each in precisions if each.weight_datatype is not None), None)
-    if narrow is not None and step.get("fidelity", "roofline") != "kernels":
+    if narrow is not None and step.get("fidelity") == "roofline":
         raise UsageError(
             f"precision {narrow.name} multiplies weights in {narrow.weight_datatype}, which prices of kernels alone "
-            'know; use fidelity="kernels", or leave it out'
+            'know; leave fidelity="roofline" out, or the precision'
         )
 
 

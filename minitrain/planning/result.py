@@ -114,6 +114,8 @@ class Plan:
             "power_caps_watts": {group.label: group.power_cap_watts for group in self.cluster.devices},
             "step_time_s": self.step_time,
             "mfu": self.run.mfu,
+            "priced_by": self.run.priced_by,
+            "sureness": self.run.sureness,
             "num_considered": len(self.verdicts),
         }
 
@@ -131,7 +133,8 @@ class Plan:
 
     def explain(self) -> str:
         """Say why this plan: what else was simulated, and what it would have taken."""
-        lines = [str(self), ""]
+        sure = [f"  how sure: {self.run.sureness}", *(f"  {note}" for note in self.run.notes)]
+        lines = [str(self), *(sure if self.run.trained_model else ()), ""]
         if self.precisions:
             lines += [f"a sample's time in each precision, beside {self.precision}:"]
             lines += [*(f"  {each}" for each in self.precisions), ""]
@@ -143,7 +146,7 @@ class Plan:
     def __str__(self) -> str:
         """Say it in words."""
         own = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        memory = f"peak {self.run.peak_memory_bytes / GIB:.4g} GiB"
+        memory = f"peak {(self.run.needed_memory_bytes or self.run.peak_memory_bytes) / GIB:.4g} GiB"
         how = f"{in_precision(self.precision)}{f' ({own})' if own else ''}"
         head = f"{self.strategy}{how} on {self.world_size} ranks: step {duration(self.step_time)}"
         mfu = "" if self.run.mfu is None else f", MFU {self.run.mfu:.1%}"

@@ -106,25 +106,26 @@ class RankRoutes:
         for rank in ranks:
             nodes.setdefault(self.node_of[rank], []).append(rank)
         local = [nodes[node] for node in sorted(nodes)]
-        across = [list(column) for column in zip(*local, strict=True)]
-        num_local, inner = len(local[0]), self.tiers[0]
+        across = [list(column) for column in zip(*local, strict=False)]  # as many rings as the emptiest node has ranks
+        most, least, inner = max(map(len, local)), len(across), self.tiers[0]
         inside, between = self._ring(local), self._ring(across)
-        share = price.size_bytes / num_local
+        num_like_it = len(local) if op == "all_reduce" else len(ranks) / least
+        share = price.size_bytes / least
         phases = []
         if op in ("all_reduce", "reduce_scatter"):
-            seconds = inner.time("reduce_scatter", price.size_bytes, num_local)
-            phases.append(self._phase(inner, "reduce_scatter", num_local, inside, price.size_bytes, seconds))
-        phases.append(self._phase(outer, op, len(local), between, share, outer.time(op, share, len(local))))
+            seconds = inner.time("reduce_scatter", price.size_bytes, most)
+            phases.append(self._phase(inner, "reduce_scatter", most, inside, price.size_bytes, seconds))
+        phases.append(self._phase(outer, op, num_like_it, between, share, outer.time(op, share, num_like_it)))
         if op in ("all_reduce", "all_gather"):
-            seconds = inner.time("all_gather", price.size_bytes, num_local)
-            phases.append(self._phase(inner, "all_gather", num_local, inside, price.size_bytes, seconds))
+            seconds = inner.time("all_gather", price.size_bytes, most)
+            phases.append(self._phase(inner, "all_gather", most, inside, price.size_bytes, seconds))
         return phases
 
     def _phase(
         self,
         tier: Network | None,
         op: str,
-        num_ranks: int,
+        num_ranks: float,
         lanes: Counter[Lane],
         size_bytes: float,
         seconds: float,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from minitrain.errors import UsageError
 from minitrain.events import EventLog
 from minitrain.hardware.config import SystemConfig, load_config
+from minitrain.hardware.rank_placement import nodes_in_rank_order
 from minitrain.platform.cluster_links import ClusterLinks
 from minitrain.platform.fair_sharing import FairSharing
 from minitrain.platform.platform import VirtualHardwarePlatform
@@ -118,7 +119,7 @@ def replay(
         alone += _together([run], [links.rank_routes(place)], links, processor_share)
     links = make()
     runs_together = _together(all_runs, [links.rank_routes(place) for place in places], links, processor_share)
-    until = max(run.step_time for run in runs_together)
+    until = max(run.last_clock for run in runs_together)
     utilization = LinkUse({}, _used(links), until).utilization
     return Replayed(tuple(runs_together), tuple(run.step_time for run in alone), utilization)
 
@@ -205,7 +206,7 @@ def _together(runs: Sequence[Run], routes: Sequence[RankRoutes], links: Any, pro
     found = [replace(run, logs=one.logs) for run, one in zip(runs, replays, strict=True)]
     lanes = _used(links)
     return [
-        replace(run, links=LinkUse(one.delays, lanes, run.step_time)) for run, one in zip(found, replays, strict=True)
+        replace(run, links=LinkUse(one.delays, lanes, run.last_clock)) for run, one in zip(found, replays, strict=True)
     ]
 
 
@@ -221,13 +222,15 @@ def replayed_logs(
     Args:
         logs: the log of each rank.
         hardware: the hardware config, or a platform whose devices are the ranks'.
-        placement: node of each rank; filled in order if None.
+        placement: node of each rank; as `nodes_in_rank_order` says if None.
     """
     from simpy import Environment  # noqa: PLC0415
 
     if isinstance(hardware, VirtualHardwarePlatform):
         links: Any = _OwnLinks(hardware, hardware.profile.system_config())
     else:
+        nodes = nodes_in_rank_order(len(logs), min(tier.size for tier in hardware.networks))
+        placement = [nodes.node(rank) for rank in range(len(logs))] if placement is None else placement
         links = ClusterLinks(hardware, len(logs), placement=placement)
     env = Environment()
     one = Replay(logs, links.rank_routes(range(len(logs))), FairSharing(env))

@@ -32,9 +32,9 @@ from minitrain.rank.kept_for_backward import hold_core_again, keep_before_core, 
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
 from minitrain.tensors.context import ContextShard, ContextWeightGrad
-from minitrain.tensors.kinds import Weight, passage_of
+from minitrain.tensors.kinds import Weight
 from minitrain.workloads.context import Context
-from minitrain.workloads.workload import PassMode, Recompute
+from minitrain.workloads.workload import Recompute
 
 _ALL = frozenset([0])
 
@@ -104,7 +104,7 @@ class Attention(Computation):
 
     def _record_core(self, typ: str, layer: int, inp: Any, keys_values: Any) -> None:
         """Log a step of the queries and some keys, priced by the pairs between them that the mask leaves."""
-        mode: PassMode = passage_of(inp).mode
+        mode = steps.mode_of_forward(self, typ, layer, inp)
         context = Context(inp.shards, inp.num_shards, keys_values.shards)
         record_pass(self, typ, layer, inp, replace(mode, context=context))
 
@@ -124,7 +124,7 @@ class Attention(Computation):
             LawError: keys are missing, the weight is incomplete or not in a store, or something is of another layer.
         """
         steps.project(self, layer, inp, weight, attended)
-        before: PassMode = passage_of(inp).mode
+        before = steps.mode_of_forward(self, "project", layer, inp)
         mode = replace(before, context=_context(inp, attended))
         record_pass(self, "project", layer, inp, mode)
         out = output_of(self, layer, inp, weight, mode)

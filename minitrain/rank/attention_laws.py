@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import LawError
 from minitrain.rank import laws
 from minitrain.rank.context_shards import has_attention, missing, require_same_shards
+from minitrain.rank.kept_for_backward import mode_of_forward as known_mode
 from minitrain.rank.laws import broken, require_kind
 from minitrain.tensors import ActivationGrad
 from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
 from minitrain.tensors.context import ContextGradShard, ContextShard
-from minitrain.tensors.kinds import passage_of
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import PassMode
 
@@ -46,7 +46,7 @@ def mode_of_forward(model: RankState, op: str, layer: int, inp: Any) -> PassMode
     Raises:
         LawError: they were not made.
     """
-    mode: PassMode | None = passage_of(inp).mode
+    mode = known_mode(inp)
     if mode is None:
         raise broken(
             model,

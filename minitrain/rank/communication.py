@@ -172,6 +172,7 @@ class Communication(HostMemory):
 
     def _listed(self, v: Any) -> list[Any]:
         """Return the tensors of an exchange as a list."""
+        self._require_results("all_to_all", v)
         if isinstance(v, Tensor):
             raise TensorTypeError(
                 f"all_to_all on rank {self._rank} needs a list of one tensor for each rank, or copies of tokens for "
@@ -270,10 +271,22 @@ class Communication(HostMemory):
         if v is None and op not in ("barrier", "broadcast"):
             raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
         value = list(v) if isinstance(v, tuple) else v
+        self._require_results(op, value)
         if isinstance(value, list) and any(item is None for item in value):
             raise TensorTypeError(f"{op} on rank {self._rank} needs tensors, got {value!r:.80}", rank=self._rank)
         self.wire_bytes(value)  # raises for anything that is not a tensor
         return value
+
+    def _require_results(self, op: str, v: Any) -> None:
+        """Require that no value is a launched operation that nobody has awaited."""
+        for item in v if isinstance(v, list | tuple) else (v,):
+            if isinstance(item, Launched):
+                raise TensorTypeError(
+                    f"{op} on rank {self._rank} needs a tensor, got the launched {item.operation.op}: give it `await "
+                    "work` instead of `work`; to hide a chain of launched operations, compute something between them",
+                    rank=self._rank,
+                    op=op,
+                )
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective."""
@@ -296,6 +309,8 @@ class Communication(HostMemory):
 
     def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message; it takes its stream at once, whatever its receiver does."""
+        if v.__class__ not in TENSORS:
+            self._require_results(SEND, v)
         channel = self._transport.channel(self._rank, dest, tag)
         size_bytes = self._runtime_predictor.workload.message_bytes(v)
         price = self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
@@ -311,6 +326,7 @@ class Communication(HostMemory):
         owner = self._peer(RECV, source)
         operation = self._operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
         owner.pending.append(operation)
+        owner.is_waited_for |= not self.launching
         self._transport.get(channel, operation)
         return operation
 

@@ -21,6 +21,7 @@ from minitrain.tensors.context import (
     PartialContextShard,
 )
 from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.kinds import passage_of
 from minitrain.transport.collectives import describe
 from minitrain.workloads.context import NONE, Context
 from minitrain.workloads.workload import PassMode
@@ -100,7 +101,8 @@ def _require_divisible(model: RankState, num_shards: int) -> None:
 def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = NONE) -> PassMode:
     """Return how some shards of the sequence go through a layer, or through a step of it."""
     context = Context(inp.shards, inp.num_shards, keys)
-    return PassMode(mode_of(recompute).recompute, getattr(weight, "num_parts", 1), context=context)
+    in_pieces = passage_of(inp).gathered_from is not None
+    return PassMode(mode_of(recompute).recompute, getattr(weight, "num_parts", 1), in_pieces, context)
 
 
 def has_attention(model: RankState, layer: int) -> bool:
@@ -130,6 +132,8 @@ def forward_shard(model: RankState, layer: int, inp: ContextShard, weight: Weigh
     record_pass(model, "forward", layer, inp, mode)
     out = output_of(model, layer, inp, weight, mode)
     keep(model, layer, inp, out, mode)
+    if mode.num_parts > 1 and not mode.sequence_parallel:
+        passage_of(out).kept_by = inp
     return out
 
 
@@ -154,7 +158,8 @@ def output_of(model: RankState, layer: int, inp: Any, weight: Any, mode: PassMod
 def loss_of_shard(model: RankState, inp: ContextShard, made_in: PassMode | None) -> ContextGradShard:
     """Return the gradient of the loss for some shards of the sequence."""
     num_parts = 1 if made_in is None else made_in.num_parts
-    mode = PassMode("none", num_parts, context=Context(inp.shards, inp.num_shards))
+    mode = PassMode("none", num_parts, context=(context := Context(inp.shards, inp.num_shards)))
+    model.parts_of_loss = num_parts * context.degree
     record_pass(model, "loss", model._num_layers, inp, mode)
     grad = ContextGradShard(
         model._num_layers - 1, model._num_layers, inp.samples, model._global_batch_size, inp.shards, inp.num_shards
@@ -192,8 +197,10 @@ def gradients_of(model: RankState, layer: int, inp: Any, weight: Any) -> tuple[C
     """Return the gradients of a layer's weight, which covers some shards of the sequence, and of its input."""
     parts, num_parts = getattr(weight, "parts", _ALL), getattr(weight, "num_parts", 1)
     samples, of_batch = inp.samples, model._global_batch_size
+    piece = passage_of(inp).gathered_from
+    pieces = (_ALL, 1) if piece is None else (piece.shards, piece.num_shards)
     weight_grad = ContextWeightGrad(
-        layer, model._num_layers, samples, of_batch, _ALL, 1, parts, num_parts, inp.shards, inp.num_shards
+        layer, model._num_layers, samples, of_batch, _ALL, 1, parts, num_parts, inp.shards, inp.num_shards, *pieces
     )
     fields = layer - 1, model._num_layers, samples, of_batch
     if num_parts == 1:

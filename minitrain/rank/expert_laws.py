@@ -14,6 +14,7 @@ from minitrain.errors import LawError
 from minitrain.rank import laws
 from minitrain.rank.laws import broken, require_kind
 from minitrain.tensors import Activation, ActivationGrad
+from minitrain.tensors.context import ContextGradPiece, ContextGradShard, ContextPiece, ContextShard
 from minitrain.tensors.experts import (
     COPIES,
     ExpertGrad,
@@ -29,6 +30,8 @@ from minitrain.tensors.experts import (
     RouterWeight,
 )
 from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.parts import ActivationGradShard, ActivationShard
+from minitrain.tensors.sequence_parts import part_of_sequence
 from minitrain.transport.collectives import describe
 from minitrain.workloads.degrees import Cut
 
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
 _OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(
     {ExpertWeight: (ExpertGrad, ExpertOptState), RouterWeight: (RouterGrad, RouterOptState)}
 )
+
+
+_INPUTS = frozenset({ActivationShard, ContextShard, ContextPiece})
+_GRADIENTS = frozenset({ActivationGradShard, ContextGradShard, ContextGradPiece})
 
 
 def experts_of(model: RankState) -> ExpertLayers | None:
@@ -118,19 +125,21 @@ def _require_router(model: RankState, op: str, layer: int, weight: Any) -> None:
 
 
 def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
-    """Require the layer's whole input."""
+    """Require the layer's input, or shards of it along the sequence."""
     require_kind(model, op, "inp", inp, Activation)
     _require_of_layer(model, op, "inp", inp, layer)
     _require_plain(model, op, "inp", inp, Activation)
-    laws.require_whole(model, op, "inp", inp)
+    if inp.__class__ not in _INPUTS:
+        laws.require_whole(model, op, "inp", inp)
 
 
 def _require_grad(model: RankState, op: str, layer: int, grad: Any) -> None:
-    """Require the whole gradient of the layer's output."""
+    """Require the gradient of the layer's output, or shards of it along the sequence."""
     require_kind(model, op, "grad", grad, ActivationGrad)
     _require_of_layer(model, op, "grad", grad, layer)
     _require_plain(model, op, "grad", grad, ActivationGrad)
-    laws.require_whole(model, op, "grad", grad)
+    if grad.__class__ not in _GRADIENTS:
+        laws.require_whole(model, op, "grad", grad)
 
 
 def _require_plain(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
@@ -151,8 +160,9 @@ def _require_of_layer(model: RankState, op: str, name: str, value: Any, layer: A
     laws.require_layer(model, op, name, value, layer, layer)
 
 
-def _require_all_parts(model: RankState, op: str, name: str, value: Any, samples: frozenset[int]) -> None:
-    """Require copies of tokens from all parts of the experts, for the samples of the layer's input."""
+def _require_all_parts(model: RankState, op: str, name: str, value: Any, inp: Any) -> None:
+    """Require copies of tokens from all parts of the experts, for the tokens of the layer's input."""
+    samples: frozenset[int] = inp.samples
     if len(value.parts) != value.num_parts:
         missing = ranges(set(range(value.num_parts)) - value.parts)
         raise broken(
@@ -171,6 +181,13 @@ def _require_all_parts(model: RankState, op: str, name: str, value: Any, samples
             value.layer,
             samples=(samples, value.samples),
         )
+    _require_same_part(model, op, f"{name} and inp", value.sequence, part_of_sequence(inp), value.layer)
+
+
+def _require_same_part(model: RankState, op: str, names: str, one: Any, other: Any, layer: int) -> None:
+    """Require two parts of sequences to be the same."""
+    if one != other:
+        raise broken(model, op, f"{names} must be of the same part of the sequence, got {one} and {other}", layer)
 
 
 def combine(model: RankState, layer: int, inp: Any, outputs: Any, weight: Any) -> None:
@@ -180,7 +197,7 @@ def combine(model: RankState, layer: int, inp: Any, outputs: Any, weight: Any) -
     _require_input(model, "combine", layer, inp)
     require_kind(model, "combine", "outputs", outputs, ExpertOutputs)
     _require_of_layer(model, "combine", "outputs", outputs, layer)
-    _require_all_parts(model, "combine", "outputs", outputs, inp.samples)
+    _require_all_parts(model, "combine", "outputs", outputs, inp)
 
 
 def backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad: Any) -> None:
@@ -189,7 +206,7 @@ def backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad:
     _require_input(model, op, layer, inp)
     require_kind(model, op, "outputs", outputs, ExpertOutputs)
     _require_of_layer(model, op, "outputs", outputs, layer)
-    _require_all_parts(model, op, "outputs", outputs, inp.samples)
+    _require_all_parts(model, op, "outputs", outputs, inp)
     _require_grad(model, op, layer, grad)
     _require_same_samples(model, op, layer, "inp and grad", inp, grad)
     for name, value in (("inp", inp), ("outputs", outputs), ("grad", grad)):
@@ -205,7 +222,7 @@ def backward_route(model: RankState, layer: int, inp: Any, grad: Any, tokens_gra
     _require_same_samples(model, op, layer, "inp and grad", inp, grad)
     require_kind(model, op, "tokens_grad", tokens_grad, RoutedTokensGrad)
     _require_of_layer(model, op, "tokens_grad", tokens_grad, layer)
-    _require_all_parts(model, op, "tokens_grad", tokens_grad, inp.samples)
+    _require_all_parts(model, op, "tokens_grad", tokens_grad, inp)
     for name, value in (("inp", inp), ("grad", grad), ("tokens_grad", tokens_grad)):
         laws.require_stored(model, op, name, value)
 
@@ -220,6 +237,8 @@ def _require_same_samples(model: RankState, op: str, layer: int, names: str, one
             layer,
             samples=(one.samples, other.samples),
         )
+    if one.__class__ not in COPIES:
+        _require_same_part(model, op, names, part_of_sequence(one), part_of_sequence(other), layer)
 
 
 def forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:
@@ -319,3 +338,11 @@ def update(model: RankState, weight: Any, weight_grad: Any, state: Any) -> None:
         )
     for name, value, kind in zip(("weight_grad", "opt_state"), (weight_grad, state), kinds, strict=True):
         require_kind(model, "update", name, value, kind)
+    if weight_grad.sequence.share != 1:
+        raise broken(
+            model,
+            "update",
+            f"the gradient must cover the whole sequence, got {weight_grad.sequence.share} of it; reduce it over the "
+            "ranks that have the others",
+            weight.layer,
+        )

@@ -18,6 +18,7 @@ recomputation, since that would exchange the tokens again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,7 +42,10 @@ from minitrain.tensors.experts import (
     turned_into,
 )
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.sequence_parts import part_of_sequence
+from minitrain.workloads.context import Context
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
+from minitrain.workloads.workload import USUAL, PassMode
 
 
 class ExpertComputation(RankState):
@@ -114,7 +118,7 @@ class ExpertComputation(RankState):
 
         Args:
             layer: which layer.
-            inp: its input, which stands for what router and norm keep from now on.
+            inp: its input, or shards of it along the sequence; it stands for what router and norm keep from now on.
             weight: the complete router piece, from a store.
             num_parts: number of parts that the experts are divided into.
             imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens
@@ -131,15 +135,14 @@ class ExpertComputation(RankState):
         experts = _experts_of(self)
         load = expert_load(experts.num_experts, num_parts, as_imbalance(imbalance), capacity_factor)
         expert_laws.capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
-        samples = inp.samples
-        self._record_around("route", layer, samples)
-        tokens = RoutedTokens(
-            layer, self._num_layers, samples, self._global_batch_size, _every(num_parts), num_parts, samples, load
-        )
+        samples, sequence = inp.samples, part_of_sequence(inp)
+        self._record_around("route", layer, inp)
+        of_batch = layer, self._num_layers, samples, self._global_batch_size
+        tokens = RoutedTokens(*of_batch, _every(num_parts), num_parts, samples, load, sequence, sequence)
         self._account.size(tokens)
         self._keep_for_router(layer, inp, combined=False)
-        self.routed_copies += experts.num_copies(len(samples))
-        self.dropped_copies += experts.num_copies(len(samples), load.dropped)
+        self.routed_copies += experts.num_copies(len(samples), sequence.share)
+        self.dropped_copies += experts.num_copies(len(samples), load.dropped * sequence.share)
         return tokens
 
     def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
@@ -152,15 +155,15 @@ class ExpertComputation(RankState):
             weight: the complete router piece, from a store.
 
         Returns:
-            The input of layer + 1, for the same samples.
+            The input of layer + 1, for the same samples and shards of the sequence.
 
         Raises:
             LawError: outputs of a part are missing, or something is of another layer, of other samples, incomplete, or
                 not in a store.
         """
         expert_laws.combine(self, layer, inp, outputs, weight)
-        self._record_around("combine", layer, inp.samples)
-        out = Activation(layer + 1, self._num_layers, inp.samples, self._global_batch_size)
+        self._record_around("combine", layer, inp)
+        out = replace(inp, layer=layer + 1)
         self._account.size(out)
         self._keep_for_router(layer, inp, combined=True)
         return out
@@ -180,7 +183,7 @@ class ExpertComputation(RankState):
             LawError: something is of another layer, of other samples, incomplete, or not in a store.
         """
         expert_laws.backward_combine(self, layer, inp, outputs, grad)
-        self._record_around("backward_combine", layer, inp.samples)
+        self._record_around("backward_combine", layer, inp)
         return self._sized(turned_into(ExpertOutputsGrad, outputs))  # type: ignore[no-any-return]  # as it is
 
     def backward_route(
@@ -203,24 +206,27 @@ class ExpertComputation(RankState):
                 or not in a store.
         """
         expert_laws.backward_route(self, layer, inp, grad, tokens_grad, weight)
-        samples = inp.samples
-        self._record_around("backward_route", layer, samples)
-        weight_grad = RouterGrad(layer, self._num_layers, samples, self._global_batch_size)
-        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
-        return self._sized(weight_grad), self._sized(grad_inp)
+        self._record_around("backward_route", layer, inp)
+        of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
+        weight_grad = RouterGrad(*of_batch, sequence=part_of_sequence(inp))
+        return self._sized(weight_grad), self._sized(replace(grad, layer=layer - 1))
 
     def _sized(self, tensor: Any) -> Any:
         """Return a tensor that knows its size."""
         self._account.size(tensor)
         return tensor
 
-    def _record_around(self, typ: str, layer: int, samples: frozenset[int]) -> None:
+    def _record_around(self, typ: str, layer: int, inp: Activation) -> None:
         """Log a pass that goes before the experts or after them."""
-        self._record(typ, layer, self._runtime_predictor.compute(typ, len(samples), layer), samples)
+        mode = _mode_around(part_of_sequence(inp).share.denominator)
+        if mode is not USUAL:
+            self.pass_modes[len(self._rows)] = mode
+        self._record(typ, layer, self._runtime_predictor.compute(typ, len(inp.samples), layer, mode), inp.samples)
 
     def _keep_for_router(self, layer: int, inp: Activation, *, combined: bool) -> None:
         """Let the layer's input stand for what is kept beside the copies of tokens."""
-        kept = _experts_of(self).kept_by_router(layer, len(inp.samples), combined=combined)
+        num_parts = part_of_sequence(inp).share.denominator
+        kept = _experts_of(self).kept_by_router(layer, len(inp.samples), num_parts, combined=combined)
         self._resize(inp, kept * UNITS_PER_ELEMENT)
 
 
@@ -248,6 +254,7 @@ def backward_experts(
         model._global_batch_size,
         parts=tokens.parts,
         num_parts=tokens.num_parts,
+        sequence=tokens.sequence,
     )
     grad_tokens = turned_into(RoutedTokensGrad, tokens)
     model._account.size(weight_grad)
@@ -286,6 +293,12 @@ def _experts_of(model: RankState) -> ExpertLayers:
     experts = expert_laws.experts_of(model)
     assert experts is not None  # a law has required it
     return experts
+
+
+@lru_cache(maxsize=256)
+def _mode_around(num_parts: int) -> PassMode:
+    """Return how some of a sequence's tokens, one of so many parts, pass by the experts: each by itself."""
+    return USUAL if num_parts == 1 else PassMode(context=Context(frozenset([0]), num_parts))
 
 
 @lru_cache(maxsize=256)

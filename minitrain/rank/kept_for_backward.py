@@ -63,7 +63,7 @@ def _count_repetition(model: RankState, layer: int, keeper: Any, mode: PassMode)
 
 def keep_before_core(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
     """Let the input of an attention that is taken in steps stand for what is kept up to the queries."""
-    _count_repetition(model, layer, inp, mode)
+    _count_repetition(model, layer, _keeper(model, inp), mode)
     _keep_of_attention(model, layer, inp, mode)
 
 
@@ -75,9 +75,10 @@ def keep_of_steps(model: RankState, layer: int, inp: Any, out: Any, mode: PassMo
 
 def _keep_of_attention(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
     """Give the input of an attention the size of what it stands for."""
-    passage_of(inp).mode = mode
+    keeper = _keeper(model, inp)
+    passage_of(inp).mode = passage_of(keeper).mode = mode
     elements = model._runtime_predictor.workload.kept_elements(layer, len(inp.samples), mode)
-    model._resize(inp, int(elements * UNITS_PER_ELEMENT))
+    model._resize(keeper, int(elements * UNITS_PER_ELEMENT))
 
 
 def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) -> None:
@@ -89,8 +90,8 @@ def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) ->
         inp: its input.
         keys_values: those that the step has to do with.
     """
-    mode: PassMode = passage_of(inp).mode
-    if mode.recompute == "none":
+    mode = mode_of_forward(inp)
+    if mode is None or mode.recompute == "none":
         return
     workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
     share = len(keys_values.shards) / keys_values.num_shards
@@ -112,7 +113,7 @@ def keep_scattered(model: RankState, partial: Any) -> None:
     """Keep less for a layer whose input was whole and whose output is scattered along the sequence: the embedding."""
     inp, mode = passage_of(partial).kept_by, passage_of(partial).made_in
     if inp is not None and not model._is_uniform:
-        scattered = PassMode(mode.recompute, mode.num_parts, sequence_parallel=True)
+        scattered = replace(mode, sequence_parallel=True)
         passage_of(inp).mode = scattered
         elements = model._runtime_predictor.workload.kept_elements(inp.layer, len(inp.samples), scattered)
         model._resize(inp, int(elements * UNITS_PER_ELEMENT))
@@ -153,7 +154,7 @@ def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, u
         unknown: how it is passed through if the layer did not go forward on this rank, so that nothing is kept and all
             of it is computed again.
     """
-    mode = _mode_of_forward(inp, unknown)
+    mode = mode_of_forward(inp) or unknown
     num_samples = len(inp.samples)
     if mode.recompute != "none" and typ != "backward_weight":
         _compute_again(model, typ, layer, inp, mode)
@@ -168,13 +169,13 @@ def layer_of_price(model: RankState, layer: int) -> int:
     return 0 if model._remembered.may_be_shared else layer
 
 
-def _mode_of_forward(inp: Activation, unknown: PassMode) -> PassMode:
-    """Return how the layer of an input went forward."""
+def mode_of_forward(inp: Activation) -> PassMode | None:
+    """Return how the layer of an input went forward, if it did on this rank."""
     passage = passage_of(inp)
     known: PassMode | None = passage.mode
     if known is None and passage.gathered_from is not None:
         known = passage_of(passage.gathered_from).mode
-    return known or unknown
+    return known
 
 
 def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode: PassMode) -> None:

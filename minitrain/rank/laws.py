@@ -225,7 +225,7 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
             )
     if isinstance(weight_grad, WeightGradPart) and not weight_grad.covers_sequence():
         missing = ranges(set(range(weight_grad.num_sequence_shards)) - weight_grad.sequence_shards)
-        if isinstance(weight_grad, ContextWeightGrad):
+        if isinstance(weight_grad, ContextWeightGrad) and missing:
             raise broken(
                 model,
                 "update",
@@ -234,11 +234,16 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
                 layer,
                 value=weight_grad,
             )
+        if isinstance(weight_grad, ContextWeightGrad):
+            missing = f"pieces {ranges(set(range(weight_grad.num_pieces)) - weight_grad.pieces)}"
+            missing += f" of {weight_grad.num_pieces} of each shard"
+        else:
+            missing = f"shards {missing} of {weight_grad.num_sequence_shards}"
         raise broken(
             model,
             "update",
             f"the gradient of what all parts of layer {layer} hold (norms, biases) must cover the whole sequence, "
-            f"shards {missing} of {weight_grad.num_sequence_shards} are missing; all_reduce the gradient over the "
+            f"{missing} are missing; all_reduce the gradient over the "
             "ranks that hold the parts",
             layer,
             value=weight_grad,

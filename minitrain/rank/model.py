@@ -68,7 +68,7 @@ class Model(Attention, ExpertComputation, Communication):
         dist: the transport that all ranks share; by default a world of its own.
         num_layers: layers of the trained model.
         global_batch_size: samples of one step, over all ranks.
-        runtime_predictor: what prices the operations; an H100 server by default.
+        runtime_predictor: what prices the operations; the specified H100 server by default.
         memory_by_kind: keep a journal of every change of every store (see `Run.memory_journals`).
 
     Attributes:

@@ -20,7 +20,8 @@ from minitrain.hardware.price import Price
 from minitrain.rank.kept_for_backward import keep_scattered
 from minitrain.rank.launched_memory import LaunchedMemory, mark_overlap
 from minitrain.tensors import Tensor, clone
-from minitrain.tensors.parts import ActivationShard, WeightGradPart
+from minitrain.tensors.context import sums_what_all_hold
+from minitrain.tensors.parts import ActivationShard
 from minitrain.transport.calls import Call
 
 T = TypeVar("T")
@@ -38,14 +39,16 @@ class PeerStream:
         stream: what events say of it.
         busy_until: when it has finished all it was given, s.
         pending: receives that were launched and have no time yet, in program order.
+        is_waited_for: whether a receive of it was not launched, so that nothing could run beside it.
     """
 
-    __slots__ = ("busy_until", "pending", "stream")
+    __slots__ = ("busy_until", "is_waited_for", "pending", "stream")
 
     def __init__(self, kind: str, peer: int | None) -> None:
         self.stream = Stream(kind, None, peer)
         self.busy_until = 0.0
         self.pending: deque[Operation] = deque()
+        self.is_waited_for = False
 
     def receive(self, transport: Transport) -> None:
         """Run the receives that are next and whose message is here, and wake their tasks."""
@@ -108,7 +111,7 @@ class Operation(Call):
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
         if self.op == "all_to_all":
             size_bytes = largest_bytes
-        elif result.__class__ is WeightGradPart and result.sequence_shards != self.value.sequence_shards:
+        elif sums_what_all_hold(result, self.value):
             size_bytes = model.runtime_predictor.workload.common_bytes(result)
         else:
             value = result if self.op in ("all_gather", "broadcast") else self.value
@@ -135,7 +138,7 @@ class Operation(Call):
         waited = start >= communicator.busy_until
         begin = start if waited else communicator.busy_until
         communicator.busy_until = end = begin + price.seconds
-        if results[0].__class__ is ActivationShard and calls[0].op == "reduce_scatter":
+        if isinstance(results[0], ActivationShard) and calls[0].op == "reduce_scatter":
             for operation in calls:
                 keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:

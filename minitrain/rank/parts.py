@@ -67,6 +67,7 @@ def price_of_loss(model: RankState, inp: Activation) -> Price:
     if made_in.num_parts == 1:
         return model._runtime_predictor.compute("loss", len(inp.samples), model._num_layers)
     mode = PassMode("none", made_in.num_parts, sequence_parallel=False)
+    model.parts_of_loss = made_in.num_parts
     model.pass_modes[len(model._rows)] = mode
     return model._runtime_predictor.compute("loss", len(inp.samples), model._num_layers, mode)
 

@@ -131,7 +131,7 @@ def balanced(costs: Sequence[float], num_stages: int) -> Stages:
     (range(0, 2), range(2, 5), range(5, 6))
     """
     sums = [0.0, *accumulate(costs)]
-    limit = _least_limit(sums, num_stages)
+    limit = _least_limit(sums, num_stages) * _NO_MORE
     return between(_most_even(sums, num_stages, limit))
 
 
@@ -166,8 +166,12 @@ def _furthest(sums: Sequence[float], start: int, limit: float) -> int:
     return stop
 
 
+_NO_MORE = 1 + 1e-9
+"""Costs nearer than this differ by rounding alone."""
+
+
 def _most_even(sums: Sequence[float], num_stages: int, limit: float) -> list[int]:
-    """Return the borders of stages within a limit whose squares add up to least; of equal ones, the earliest."""
+    """Return the borders of stages within a limit whose squares add up to least; of equal ones, the latest."""
     num_layers = len(sums) - 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {num_layers: (0.0, (num_layers,))}
     for num_behind in range(num_stages):
@@ -177,7 +181,7 @@ def _most_even(sums: Sequence[float], num_stages: int, limit: float) -> list[int
             for stop in range(start + 1, _furthest(sums, start, limit) + 1):
                 if stop in best:
                     squares = best[stop][0] + (sums[stop] - sums[start]) ** 2
-                    if start not in found or squares < found[start][0]:
+                    if start not in found or squares <= found[start][0] * _NO_MORE:
                         found[start] = squares, (start, *best[stop][1])
         best = found
     return list(best[0][1])

@@ -70,10 +70,8 @@ def refuse_change(model: RankState, name: str) -> NoReturn:
 class RankState:
     """The state of one rank: the common root of what a `Model` can do.
 
-    Args and Attributes: see `minitrain.rank.model.Model`.
-
-    Kinds of model that add to the operations are listed in `minitrain.rank.model`. A kind that follows tensors sets
-    `follows_tensors`; then `after_collective` and `after_message` are called with what the transport has made.
+    Args and Attributes: see `minitrain.rank.model.Model`. Kinds of model that add to the operations are listed beside
+    it. One that follows tensors sets `follows_tensors`; then `after_collective` and `after_message` are called.
     """
 
     __slots__ = (
@@ -109,6 +107,7 @@ class RankState:
     )
 
     follows_tensors = False
+    parts_of_loss = 1  # of which this rank has one: the logits are divided by vocabulary, or by tokens
     _shares: SharesOfRun | None = None  # few runs have any
 
     rank: int = _for_reading("rank", "This rank.")

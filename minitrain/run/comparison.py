@@ -24,7 +24,7 @@ from minitrain.run.saved_runs import plain
 from minitrain.run.signatures import shows_run_parameters
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import Strategy
-from minitrain.run.trained_model import facts_of, trained_model_of
+from minitrain.run.trained_model import described, facts_of, name_of_workload, trained_model_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +33,7 @@ DEFAULT_STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "gpipe", "1f1b")
 
 _FIGURES = (
     "step_time_s",
+    "load_time_s",
     "peak_memory_elements",
     "peak_memory_bytes",
     "capacity_bytes",
@@ -73,6 +74,7 @@ class FailedRun:
             **{name: plain(getattr(workload, name, given[name])) for name in SIZES},
             "hardware": str(getattr(getattr(hardware, "system", hardware), "name", None) or hardware),
             "network": network_of(hardware) or plain(given["network"]),
+            "workload": described(name_of_workload(workload)),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **dict.fromkeys(_FIGURES),
             **_figures_of_model(workload),

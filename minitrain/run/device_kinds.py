@@ -129,8 +129,8 @@ class RunOnKinds(Protocol):
         """The name of each rank's kind of device."""
 
     @property
-    def timeline_of_classes(self) -> Timeline:
-        """The columns of those logs, whose peers are rows."""
+    def step_timeline_of_classes(self) -> Timeline:
+        """The columns of those logs, whose peers are rows, as figures of the step are made from them."""
 
     @property
     def breakdown(self) -> Breakdown:
@@ -138,7 +138,7 @@ class RunOnKinds(Protocol):
 
     @property
     def step_time(self) -> float:
-        """The latest final clock, s."""
+        """What the step takes, s."""
 
     @property
     def energy(self) -> StepEnergy | None:
@@ -147,7 +147,7 @@ class RunOnKinds(Protocol):
 
 def figures_by_kind(run: RunOnKinds) -> list[KindFigures]:
     """Return the figures of each kind of device that a run has."""
-    waits = waits_by_device(run.timeline_of_classes, run.step_time) if run.keeps_events else {}
+    waits = waits_by_device(run.step_timeline_of_classes) if run.keeps_events else {}
     work = _work(run) if run.keeps_events else {}
     total_work = sum(work.values())
     return [

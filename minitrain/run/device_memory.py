@@ -10,9 +10,17 @@ unsharded or in flight. On a device there is more:
 | rounding | every array takes a multiple of 512 bytes | 256 an array of a weight |
 | **allocated** | the sum so far | |
 | **reserved** | what the allocator holds beside, in blocks that fit nothing | 15 % more, in steps of 2 MiB |
-| buffers | what a communication library keeps for each group of ranks | 0.2 GiB a group |
+| communication | what its library keeps for each group of ranks | 0.2 GiB a group |
 | context | the driver's own, and the code of kernels | 0.5 GiB |
 | **total** | what nvidia-smi shows | |
+| **needed** | the run's peak, workspace, rounding, communication and context: what must fit | |
+
+A run is out of memory where what is **needed** is more than the driver leaves to a process (a config's `usable_GiB`).
+A loss in one kernel (flash-attn's and Liger's, Megatron's --cross-entropy-loss-fusion) puts gradients over logits, so
+that its temporaries are not needed. Nor is the reserve: before PyTorch's allocator fails, it frees all cached blocks
+that are not split, and tries again (CUDACachingAllocator.cpp, its first comment). What blocks in use keep it from
+freeing is small with expandable segments, which torchtitan's run_train.sh sets; without them, leave some head room.
+Workloads that are no transformers count their tensors alone.
 
 Sources: the loss, Megatron-LM's `vocab_parallel_cross_entropy` (logits in 16 bits, in single precision, their
 exponentials, and the gradient); 512 bytes and 2 MiB, PyTorch's `CUDACachingAllocator` (kMinBlockSize, kSmallBuffer);
@@ -29,11 +37,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.events import COLLECTIVES, STRIDE
-from minitrain.workloads.workload import USUAL
-
-if TYPE_CHECKING:
-    from minitrain.events import Event
+from minitrain.events import (
+    COMM,
+    LAUNCHED,
+    LAYER,
+    LOAD_WEIGHTS,
+    MEMORY,
+    RECV,
+    SAMPLES,
+    SEND,
+    STREAM,
+    STRIDE,
+    TYP,
+    UNITS_PER_ELEMENT,
+)
 
 BLOCK_BYTES = 512
 SEGMENT_BYTES = 2 * 2**20
@@ -53,19 +70,23 @@ class DeviceMemory:
 
     Args:
         rank: whose device it is.
-        held_bytes: what the run's tensors take at that moment.
+        peak_bytes: what the run's tensors take at most.
+        held_bytes: what they take when the device is fullest.
         temporary_bytes: what the loss takes beside them.
         workspace_bytes: what matrix multiplications use.
         rounding_bytes: what arrays take for being multiples of a block.
         num_groups: groups of ranks that the rank communicates in.
+        fullest_s: when the event began at which tensors took most, s.
     """
 
     rank: int
+    peak_bytes: float
     held_bytes: float
     temporary_bytes: float = 0.0
     workspace_bytes: float = WORKSPACE_BYTES
     rounding_bytes: float = 0.0
     num_groups: int = 0
+    fullest_s: Any = 0.0
 
     @property
     def allocated_bytes(self) -> float:
@@ -93,27 +114,38 @@ class DeviceMemory:
         """Return what is taken of the device, as nvidia-smi shows it."""
         return self.reserved_bytes + self.buffer_bytes + self.context_bytes
 
-    def by_kind(self) -> dict[str, float]:
-        """Return the accounts that add up to the total, bytes."""
+    @property
+    def beside_bytes(self) -> float:
+        """Return what must fit beside tensors."""
+        return self.workspace_bytes + self.rounding_bytes + self.buffer_bytes + self.context_bytes
+
+    @property
+    def needed_bytes(self) -> float:
+        """Return what must fit into the device: all but the reserve and what a loss in one kernel does without."""
+        return self.peak_bytes + self.beside_bytes
+
+    def beside_tensors(self) -> dict[str, float]:
+        """Return the accounts that must fit beside what the run's tensors take, bytes."""
         return {
-            "held": self.held_bytes,
-            "temporaries": self.temporary_bytes,
             "workspace": self.workspace_bytes,
             "rounding": self.rounding_bytes,
-            "reserve": self.reserved_bytes - self.allocated_bytes,
-            "buffers": self.buffer_bytes,
+            "communication": self.buffer_bytes,
             "context": self.context_bytes,
         }
 
+    def by_kind(self) -> dict[str, float]:
+        """Return the accounts that add up to the total, bytes."""
+        reserve_bytes = self.reserved_bytes - self.allocated_bytes
+        held = {"held": self.held_bytes, "temporaries": self.temporary_bytes}
+        return {**held, **self.beside_tensors(), "reserve": reserve_bytes}
+
+
+ONE_GROUP = DeviceMemory(rank=0, peak_bytes=0.0, held_bytes=0.0, num_groups=1)
+"""A device that holds no tensors yet, of a rank that communicates in one group."""
+
 
 class DeviceMemoryFigures:
-    """What a run says of its devices' memories.
-
-    Attributes:
-        bytes_per_element: size of an element.
-    """
-
-    bytes_per_element: int
+    """What a run says of its devices' memories."""
 
     if TYPE_CHECKING:
 
@@ -122,21 +154,11 @@ class DeviceMemoryFigures:
             """The models of the ranks, or of the classes of ranks that are alike."""
             ...
 
-        @property
-        def class_logs(self) -> Sequence[Sequence[Event]]:
-            """Their events."""
-            ...
-
     @cached_property
     def device_memory(self) -> DeviceMemory | None:
-        """The fullest device's memory, as allocator and driver count it; None for a run that was read from a file.
-
-        Raises:
-            UsageError: the run kept totals instead of events.
-        """
-        ranks = zip(self.class_models, self.class_logs, strict=False)
-        found = (_of_rank(model, log, self.bytes_per_element) for model, log in ranks)
-        return max(found, key=lambda memory: memory.total_bytes, default=None)
+        """The fullest device's memory, as allocator and driver count it; None for a run that was read from a file."""
+        found = (device_memory_of(model) for model in self.class_models)
+        return max(found, key=lambda memory: memory.needed_bytes, default=None)
 
     @property
     def allocated_bytes(self) -> float | None:
@@ -149,45 +171,53 @@ class DeviceMemoryFigures:
         return self.device_memory and self.device_memory.reserved_bytes
 
 
-def _of_rank(model: Any, log: Sequence[Event], bytes_per_element: int) -> DeviceMemory:
+def device_memory_of(model: Any) -> DeviceMemory:
     """Return the memory of one rank's device."""
-    workload, events = model._runtime_predictor.workload, list(log)
-    held_bytes, temporary_bytes = model.peak_memory * bytes_per_element, 0.0
-    for place, event in enumerate(events):
-        if event.typ == "loss":
-            mode = model.pass_modes.get(place * STRIDE, USUAL)
-            logits_bytes = TEMPORARY_BYTES_A_LOGIT * _num_logits(workload, len(event.samples), mode.num_parts)
-            held_at_loss = event.memory * bytes_per_element
-            if held_at_loss + logits_bytes > held_bytes + temporary_bytes:
-                held_bytes, temporary_bytes = held_at_loss, logits_bytes
+    workload, rows = model._runtime_predictor.workload, model.log.rows_of_memory
+    element_bytes, noted = workload.bytes_per_element, rows[MEMORY::STRIDE]
+    peak_bytes = model.peak_memory * element_bytes
+    held_bytes, temporary_bytes = peak_bytes, 0.0
+    fullest = noted.index(max(noted)) if noted else 0
+    for place in [place for place, typ in enumerate(rows[TYP::STRIDE]) if typ == "loss"]:
+        logits_bytes = _bytes_at_loss(workload, len(rows[place * STRIDE + SAMPLES]), model.parts_of_loss)
+        held_at_loss = noted[place] / UNITS_PER_ELEMENT * element_bytes
+        if held_at_loss + logits_bytes > held_bytes + temporary_bytes:
+            held_bytes, temporary_bytes = held_at_loss, logits_bytes
     return DeviceMemory(
         rank=model.rank,
+        peak_bytes=peak_bytes,
         held_bytes=held_bytes,
         temporary_bytes=temporary_bytes,
-        rounding_bytes=BLOCK_BYTES / 2 * _num_arrays(workload, events),
-        num_groups=_num_groups(events) if model.world_size > 1 else 0,
+        rounding_bytes=bytes_of_rounding(workload, _loaded(rows)),
+        num_groups=_num_groups(rows) if model.world_size > 1 else 0,
+        fullest_s=rows[fullest * STRIDE + LAUNCHED] if rows else 0.0,
     )
 
 
-def _num_logits(workload: Any, num_samples: int, num_parts: int) -> float:
-    """Return how many logits a rank has at a loss; none where the workload has no vocabulary."""
+def _bytes_at_loss(workload: Any, num_samples: int, num_parts: int) -> float:
+    """Return what a loss takes beside tensors; nothing where the workload has no vocabulary."""
     vocab_size: int = getattr(getattr(workload, "model", None), "vocab_size", 0)
-    return num_samples * workload.seq_len * vocab_size / num_parts if vocab_size else 0.0
+    num_logits = num_samples * workload.seq_len * vocab_size / num_parts if vocab_size else 0.0
+    return TEMPORARY_BYTES_A_LOGIT * num_logits
 
 
-def _num_arrays(workload: Any, events: Iterable[Event]) -> int:
-    """Return how many arrays a rank keeps of its weights."""
+def _loaded(rows: Sequence[Any]) -> set[int]:
+    """Return the layers that a rank has loaded."""
+    loads = zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], strict=True)
+    return {layer for typ, layer in loads if typ == LOAD_WEIGHTS and layer is not None}
+
+
+def bytes_of_rounding(workload: Any, layers: Iterable[int]) -> float:
+    """Return what the arrays of some layers take for being multiples of a block."""
     units = getattr(workload, "units", None)
-    layers = {event.layer for event in events if event.typ == "load_weights" and event.layer is not None}
-    return _ARRAYS_OF_A_WEIGHT * sum(1 if units is None else len(units[layer].weights) for layer in layers)
+    num_weights = sum(1 if units is None else len(units[layer].weights) for layer in layers)
+    return BLOCK_BYTES / 2 * _ARRAYS_OF_A_WEIGHT * num_weights
 
 
-def _num_groups(events: Iterable[Event]) -> int:
+def _num_groups(rows: Sequence[Any]) -> int:
     """Return in how many groups of several ranks a rank communicates; its pipeline is one."""
-    groups: set[Any] = set()
-    for event in events:
-        if event.peer is not None:
-            groups.add("pipeline")
-        elif event.typ in COLLECTIVES and (event.group is None or len(event.group) > 1):
-            groups.add(event.group)
-    return len(groups)
+    column = rows[STREAM::STRIDE]
+    streams = set(dict(zip(map(id, column), column, strict=True)).values())
+    groups = {stream.group for stream in streams if stream.kind == COMM}
+    num_groups = sum(group is None or len(group) > 1 for group in groups)
+    return num_groups + any(stream.kind in (SEND, RECV) for stream in streams)

@@ -84,7 +84,7 @@ def peak_watts(timeline: Timeline, sheets: Sequence[DataSheet | None]) -> float 
 
 def _busy_intervals(timeline: Timeline) -> tuple[Any, Floats, Floats]:
     """Return rank, start and end of each interval in which a rank is busy without a gap."""
-    worked = timeline.duration > 0
+    worked = (timeline.duration > 0) & ~timeline.loading
     order = np.lexsort((timeline.time[worked], timeline.rank[worked]))
     ranks, starts, ends = (each[worked][order] for each in (timeline.rank, timeline.time, timeline.end))
     found: list[tuple[int, float, float]] = []

@@ -3,14 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown
     from minitrain.analysis.timeline import Timeline
     from minitrain.hardware.data_sheet import DataSheet
     from minitrain.run.energy import StepEnergy
+
+
+SECONDS_A_DAY = 86_400
+JOULES_A_MEGAWATT_HOUR = 3.6e9
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """What training on some tokens takes, in steps that are all alike.
+
+    Args:
+        tokens: how many.
+        seconds: how long, s.
+        dollars: renting the devices for it, USD; None where a config does not say the price.
+        joules: what the devices draw, J; None where a config does not say their power.
+    """
+
+    tokens: float
+    seconds: float
+    dollars: float | None
+    joules: float | None
+
+    @classmethod
+    def of(
+        cls, tokens: float, num_tokens: int | None, step_time_s: float, dollars: float | None, joules: float | None
+    ) -> TokenBudget | None:
+        """Return the budget of steps of `num_tokens` tokens; None where a step has none.
+
+        Example:
+            >>> TokenBudget.of(1e6, 1000, 2.0, 0.5, None)
+            TokenBudget(tokens=1000000.0, seconds=2000.0, dollars=500.0, joules=None)
+        """
+        if not num_tokens:
+            return None
+        steps = tokens / num_tokens
+        dollars, joules = (None if one is None else steps * one for one in (dollars, joules))
+        return cls(tokens, steps * step_time_s, dollars, joules)
+
+    @property
+    def days(self) -> float:
+        """How long, days."""
+        return self.seconds / SECONDS_A_DAY
+
+    @property
+    def megawatt_hours(self) -> float | None:
+        """What the devices draw, MWh."""
+        return None if self.joules is None else self.joules / JOULES_A_MEGAWATT_HOUR
+
+    def summary(self) -> dict[str, float | None]:
+        """Return the figures, ready for JSON."""
+        figures = {"tokens": self.tokens, "days": self.days, "dollars": self.dollars}
+        return {**figures, "megawatt_hours": self.megawatt_hours}
 
 
 class EnergyFigures:
@@ -29,8 +83,8 @@ class EnergyFigures:
     if TYPE_CHECKING:
 
         @property
-        def timeline(self) -> Timeline:
-            """The events as columns."""
+        def step_timeline(self) -> Timeline:
+            """The columns that figures of the step are made from."""
             ...
 
         @property
@@ -40,7 +94,7 @@ class EnergyFigures:
 
         @property
         def step_time(self) -> float:
-            """The latest final clock, s."""
+            """What the step takes, s."""
             ...
 
         @property
@@ -70,7 +124,7 @@ class EnergyFigures:
         """The most that all devices draw together at any moment, W."""
         from minitrain.run.energy import peak_watts  # noqa: PLC0415
 
-        return peak_watts(self.timeline, self.sheets)
+        return peak_watts(self.step_timeline, self.sheets)
 
     @property
     def joules_per_token(self) -> float | None:
@@ -85,3 +139,10 @@ class EnergyFigures:
         from minitrain.run.energy import dollars_of  # noqa: PLC0415
 
         return dollars_of(self.sheets, self.world_size, self.step_time)
+
+    def for_tokens(self, tokens: float) -> TokenBudget | None:
+        """Return what training on so many tokens takes, in steps like this one; None where no tokens are counted.
+
+        Left out: loading, failures (see `mt.goodput`), and all that is not a device.
+        """
+        return TokenBudget.of(tokens, self.num_tokens, self.step_time, self.dollars, self.energy_joules)

@@ -44,13 +44,13 @@ def _peak_of(journal: Sequence[MemoryChange]) -> tuple[float, int]:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """Where and when a rank first held more than the device's memory.
+    """Where and when a device had to hold more than its memory: a transformer's when fullest, other workloads' first.
 
     Args:
-        rank: the first rank, in time, that did.
+        rank: the rank; the first in time, or of a transformer that with the largest excess.
         time: its clock then, s.
         capacity_bytes: the device's memory.
-        held_bytes: what the rank held, by store.
+        held_bytes: what the rank held, by store; of a transformer by kind, with what is needed beside tensors.
         device: what the cluster calls the rank's device; "" where all devices are alike.
     """
 
@@ -60,11 +60,17 @@ class OutOfMemory:
     held_bytes: Mapping[str, float]
     device: str = ""
 
+    @property
+    def excess_bytes(self) -> float:
+        """Return by how much that is more than the device's memory."""
+        return sum(self.held_bytes.values()) - self.capacity_bytes
+
     def __str__(self) -> str:
+        least = 1e-4 * self.capacity_bytes  # what does not matter is not told
         filled = ", ".join(
             f"{name} {size / 2**30:.3g} GiB"
             for name, size in sorted(self.held_bytes.items(), key=lambda item: -item[1])
-            if size
+            if size > least
         )
         device = f" ({self.device})" if self.device else ""
         return (

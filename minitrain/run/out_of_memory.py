@@ -1,14 +1,20 @@
-"""Reporting that a rank holds more than its device's memory, at the first moment that it does."""
+"""Reporting that a rank holds more than its device's memory, at the first moment that it does.
+
+Runs of transformers are judged at their end, by all that a device must hold (`minitrain.run.device_memory`): what
+communication libraries keep is known then. Others are judged by their tensors alone, while they run.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from minitrain.errors import OutOfMemoryError
 from minitrain.events import LAUNCHED, MEMORY, STRIDE, UNITS_PER_ELEMENT
 from minitrain.rank.model import Model
+from minitrain.run.device_memory import DeviceMemory
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.transport.task_ownership import running_rank
 
@@ -37,7 +43,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
             None,
             model.rank,
         ):  # or another rank's operation has delivered it
-            raise _error(excess)
+            raise error_of(excess)
 
     for model in models:
         capacity_bytes = model._runtime_predictor.capacity_bytes
@@ -48,7 +54,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
     try:
         yield excesses
         if strict and excesses:
-            raise _error(min(excesses, key=lambda excess: (excess.time, excess.rank)))
+            raise error_of(min(excesses, key=when))
     finally:
         for model in models:
             model._counted.on_overflow = None  # it would keep the model alive
@@ -59,7 +65,36 @@ def units_of(size_bytes: float, element_bytes: int) -> float:
     return size_bytes / element_bytes * UNITS_PER_ELEMENT
 
 
-def _error(excess: OutOfMemory) -> OutOfMemoryError:
+def when(excess: OutOfMemory) -> tuple[float, int]:
+    """Return the sort key of excesses: the first in time, of the lowest rank."""
+    return excess.time, excess.rank
+
+
+def excess_of(model: Any, memory: DeviceMemory, capacity_bytes: float | None) -> OutOfMemory | None:
+    """Return when a rank was fullest and why that is more than its device has; None where all fits.
+
+    Args:
+        model: the rank.
+        memory: what its device must hold.
+        capacity_bytes: what there is; None where it is not known.
+    """
+    if capacity_bytes is None or memory.needed_bytes <= capacity_bytes:
+        return None
+    element_bytes = model._runtime_predictor.workload.bytes_per_element
+    kinds = model.peak_by_kind or {}
+    tensors = {kind: elements * element_bytes for kind, elements in kinds.items()}
+    device = getattr(model._runtime_predictor, "device_name", "")
+    held = (tensors or {"tensors": memory.peak_bytes}) | memory.beside_tensors()
+    return OutOfMemory(model.rank, memory.fullest_s, capacity_bytes, held, device)
+
+
+def worst_of(excesses: Iterable[OutOfMemory | None]) -> OutOfMemory | None:
+    """Return the largest excess, of the lowest rank; None where there is none."""
+    found = [excess for excess in excesses if excess is not None]
+    return max(found, key=lambda excess: (excess.excess_bytes, -excess.rank), default=None)
+
+
+def error_of(excess: OutOfMemory) -> OutOfMemoryError:
     """Return the error for a rank that held too much."""
     return OutOfMemoryError(f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess)
 

@@ -7,8 +7,8 @@ name the parameter as far as it concerns them:
 - `TakesRunParameters` (`minitrain.run.signatures`) repeats names and types for type checkers, which a test compares.
 - `EXCLUSIONS` (`minitrain.run.exclusions`) has what excludes each other.
 - `PRICE_ONLY` has those that change prices alone, so that sweeps and `mt.price` know which configurations share a run.
-- A command offers the parameter once `minitrain.cli.options` has an option for it (with its name in `OWN_OPTIONS`) and
-  the command's own signature names that.
+- A command offers the parameter once `minitrain.cli.options` has an option for it (with its name in
+  `minitrain.run.command_line.OPTIONS`) and the command's own signature names that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minitrain.errors import UsageError, require_count
 from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.hardware.price import Predictor, RankPredictors
-from minitrain.hardware.pricing import ROOFLINE, Pricing
+from minitrain.hardware.pricing import USUAL, Pricing
 from minitrain.rank.model import Model
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
@@ -59,8 +59,9 @@ class RunParameters:
             all ranks fit into the smallest tier, else hierarchical.
         placement: node of each rank; not for the flat network.
         fidelity: "roofline", or "kernels" to price each kernel and each transfer by what devices were measured to
-            reach (see `minitrain.hardware.pricing`).
-        platform: with kernels, what a framework adds to their prices: a name of `mt.platforms()`, or a `Platform`.
+            reach (see `minitrain.hardware.pricing`); if None, kernels for a transformer, and else the roofline.
+        platform: with kernels, what a framework adds to their prices: a framework, a name of `mt.platforms()`, or a
+            `Platform`; if None, what the strategy stands for.
         without: with kernels, terms of their prices to leave out, for an ablation.
         prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
         slowdown: factor by which computing takes longer, by rank.
@@ -98,7 +99,7 @@ class RunParameters:
     seq_len: int | None = None
     network: str = "auto"
     placement: Sequence[int] | None = None
-    fidelity: str = "roofline"
+    fidelity: str | None = None
     platform: Any = None
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
@@ -127,7 +128,7 @@ class RunParameters:
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
         self._require_compatible()
-        self._pricing()
+        self.pricing()
         _require_contention(self.contention, self.hardware)
         require_faults(self.faults, self.recovery, self.world_size)
         if self.slowdown:
@@ -148,14 +149,17 @@ class RunParameters:
         """Return all parameters by name."""
         return {name: getattr(self, name) for name in DEFAULTS}
 
-    def predictor(self) -> Predictor | RankPredictors:
+    def predictor(self, stands_for: str | None = None) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
+
+        Args:
+            stands_for: the framework that the strategy stands for, whose platform is taken where none is given.
 
         Raises:
             UsageError: the network does not connect so many ranks, or there is another number of predictors.
             HardwareConfigError: the hardware config cannot be found or read, or is invalid.
         """
-        pricing = self._pricing()
+        pricing = self.pricing(stands_for)
         if isinstance(self.hardware, RankPredictors):
             require_default(pricing, self.hardware)
             if len(self.hardware.predictors) != self.world_size:
@@ -170,11 +174,16 @@ class RunParameters:
             return predictors_of(self.hardware, *machine, self.workload, pricing)
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
-    def _pricing(self) -> Pricing:
-        """Return how operations are priced; a UsageError where that cannot be."""
-        if self.fidelity == "roofline" and self.platform is self.prices is None and not self.without:
-            return ROOFLINE
-        return Pricing(self.fidelity, self.platform, self.without, self.prices)
+    def pricing(self, stands_for: str | None = None) -> Pricing:
+        """Return how operations are priced; a UsageError where that cannot be.
+
+        Args:
+            stands_for: the framework that the strategy stands for.
+        """
+        given = stands_for, self.fidelity, self.platform, self.prices
+        if given == (None,) * 4 and not self.without:
+            return USUAL
+        return Pricing(self.fidelity, self.platform, self.without, self.prices, stands_for)
 
     def _take_workload(self) -> None:
         """Find the workload, and take the number of layers from it where it has one."""

@@ -16,13 +16,16 @@ from minitrain.hardware.price import Predictor, RankPredictors, predictor_of
 from minitrain.rank.model import Model
 from minitrain.rank.shares import SharesOfRun
 from minitrain.run.chosen_strategy import choose_strategy
+from minitrain.run.device_memory import device_memory_of
 from minitrain.run.memory_reports import OutOfMemory
+from minitrain.run.out_of_memory import error_of, excess_of, when, worst_of
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import Strategy
-from minitrain.run.trained_model import trained_model_of
+from minitrain.run.strategy_loading import Strategy, framework_of
+from minitrain.run.trained_model import name_of_workload, trained_model_of
 from minitrain.transport.dist import Dist
+from minitrain.workloads.workload import fills_devices
 
 if TYPE_CHECKING:
     from minitrain.run.device_kinds import DeviceKind
@@ -117,10 +120,17 @@ class PreparedRun:
         Args:
             kind: class of the run.
             models: those of the ranks, at their end.
-            excesses: where ranks held more than the device's memory.
+            excesses: where tensors took more than the device's memory.
             more: further fields of that class, and those of `Run` that are not read from the models as they are.
         """
         workload, parameters = self.predictor.workload, self.parameters
+        memories = [device_memory_of(model) for model in models] if fills_devices(workload) else []
+        oom = min(excesses, key=when, default=None)
+        if memories:
+            sizes = [model._runtime_predictor.capacity_bytes for model in models]
+            oom = worst_of(map(excess_of, models, memories, sizes))
+        if oom is not None and parameters.strict_memory:
+            raise error_of(oom)
         machine = predictor_of(self.predictor, 0)  # the ranks of a run share one network
         of_models: dict[str, Any] = {
             "models": models,
@@ -143,15 +153,24 @@ class PreparedRun:
             useful_flop=workload.training_flop(parameters.global_batch_size, parameters.num_layers),
             peak_flop_per_s=self.predictor.peak_flop_per_s,
             capacity_bytes=self.predictor.capacity_bytes,
-            oom=min(excesses, key=lambda excess: (excess.time, excess.rank)) if excesses else None,
+            oom=oom,
+            needed_memory_bytes=max([memory.needed_bytes for memory in memories], default=None),
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
-            priced_by=str(getattr(machine, "pricing", "roofline")),
+            priced_by=_priced_by(self.predictor),
             prepared=self,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),
+            workload=name_of_workload(workload),
             **(of_models | more),
         )
+
+
+def _priced_by(predictor: Predictor | RankPredictors) -> str:
+    """Return what priced operations, in words; devices of a cluster may have platforms of their own."""
+    each = predictor.predictors if isinstance(predictor, RankPredictors) else (predictor,)
+    different = {id(pricing): pricing for pricing in (getattr(one, "pricing", "roofline") for one in each)}
+    return "; ".join(dict.fromkeys(map(str, different.values())))
 
 
 def _different(meshes: Sequence[dict[str, int]]) -> list[dict[str, int]]:
@@ -184,4 +203,5 @@ def prepare(strategy: str | Strategy, keywords: Mapping[str, Any], watch: Watch 
     parameters, common = split_keywords(keywords)
     chosen = choose_strategy(strategy)
     options = chosen.options_with(common, DEFAULTS)
-    return PreparedRun(chosen.name, chosen.function, options, parameters, parameters.predictor(), watch)
+    predictor = parameters.predictor(framework_of(chosen.function))
+    return PreparedRun(chosen.name, chosen.function, options, parameters, predictor, watch)

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from minitrain.events import RECV
+from minitrain.run.sureness import remark_on
+from minitrain.workloads.matmul import NOTES
+
 if TYPE_CHECKING:
     from minitrain.analysis.timeline import Timeline
     from minitrain.events import Event, MemoryChange
@@ -22,18 +26,34 @@ class RanksAlike:
         logs: the events of each rank.
         models: the model of each rank.
         memory_journals: every change of every store of each rank, if they were kept.
+        workload: name of what was trained.
+        peak_flop_per_s: the device's peak rate; None where durations were given by hand.
+        trained_model: the transformer that was trained, or None.
     """
 
     world_size: int
     logs: Sequence[Sequence[Event]]
     models: Sequence[Any]
     memory_journals: Sequence[Sequence[MemoryChange]]
+    workload: str
+    peak_flop_per_s: float | None
+    trained_model: Any
 
     if TYPE_CHECKING:
 
         @property
+        def mfu(self) -> float | None:
+            """Model FLOPs utilization."""
+            ...
+
+        @property
         def timeline(self) -> Timeline:
             """The events as columns."""
+            ...
+
+        @property
+        def step_timeline(self) -> Timeline:
+            """The columns that figures of the step are made from."""
             ...
 
     @property
@@ -57,6 +77,21 @@ class RanksAlike:
         return self.models
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What pictures and tables say beside the figures."""
+        by_hand = self.peak_flop_per_s is None
+        of_layers = () if by_hand or self.workload not in NOTES else (NOTES[self.workload],)
+        remark = remark_on(self.mfu) if self.trained_model else ""
+        return (*of_layers, remark) if remark else of_layers
+
+    @property
+    def messages(self) -> str | None:
+        """How ranks receive messages: "hidden" behind compute, or "waited for"; None without any, or in a read file."""
+        peers = [found for model in self.class_models for found in model._peers.items()]
+        waits = [stream.is_waited_for for (kind, _), stream in peers if kind == RECV]
+        return ("waited for" if any(waits) else "hidden") if waits else None
+
+    @property
     def ranks_of_class_logs(self) -> Sequence[int]:
         """The rank whose log each of them is."""
         return range(self.world_size)
@@ -73,8 +108,8 @@ class RanksAlike:
 
     @property
     def drawn(self) -> Timeline:
-        """What pictures show: the timeline, a row a rank."""
-        return self.timeline
+        """What pictures show: the timeline of the step, a row a rank."""
+        return self.step_timeline
 
     @property
     def drawn_journals(self) -> Sequence[Sequence[MemoryChange]]:

@@ -19,11 +19,12 @@ from minitrain.run.device_kind_figures import DeviceKindFigures
 from minitrain.run.device_memory import DeviceMemoryFigures
 from minitrain.run.energy_figures import EnergyFigures
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory
-from minitrain.run.ranks_alike import RanksAlike
 from minitrain.run.saved_runs import plain, read_run, save_run
+from minitrain.run.step_figures import StepFigures
 from minitrain.run.sureness import SurenessFigures
-from minitrain.run.trained_model import TrainedModel, figures_of
+from minitrain.run.trained_model import TrainedModel, described, figures_of
 from minitrain.run.transformer_figures import TransformerFigures
+from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown, PassTimes
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
+class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -52,7 +53,8 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
         useful_flop: floating-point operations that the step has to do.
         peak_flop_per_s: the device's peak rate, the mean of all ranks' where they differ; None where durations were
             given by hand.
-        capacity_bytes: the device's memory; None likewise, or where ranks have different ones.
+        capacity_bytes: the device's memory (what processes may use of it, for a transformer); None likewise, or where
+            ranks have different ones.
         oom: where and when the device's memory was exceeded, or None.
         memory_journals: every change of every store, one list a rank, if they were asked for.
         held_outside: what was held outside the stores; None unless the run was strict.
@@ -69,10 +71,12 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
         meshes: size by axis of each mesh that the ranks have made.
         outages: when the step was interrupted by devices that died, in order.
+        needed_memory_bytes: what the fullest device must hold (`device_memory`); None where tensors alone count.
         peak_host_memory_bytes: the most that any rank kept in its host's memory.
         prepared: what was simulated (`minitrain.run.prepared_run.PreparedRun`), to price it otherwise; None for a run
             that was read from a file, or in which devices died.
         device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
+        workload: name of what was trained: "specified", "dense", or what a transformer or a workload is called.
     """
 
     strategy: str
@@ -100,10 +104,12 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
     links: Any = field(default=None, repr=False, compare=False)
     memory_by_kind: Mapping[str, float] | None = field(default=None, repr=False)
     meshes: Sequence[Mapping[str, int]] = field(default=(), repr=False, compare=False)
+    needed_memory_bytes: float | None = field(default=None, repr=False)
     peak_host_memory_bytes: float = field(default=0.0, repr=False)
     outages: Sequence[Outage] = field(default=(), repr=False)
     prepared: Any = field(default=None, repr=False, compare=False)
     device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
+    workload: str = SPECIFIED
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -126,33 +132,19 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
         return self._with_devices(timeline, ranks) if self.device_kinds else timeline
 
     @property
-    def notes(self) -> Sequence[str]:
-        """What pictures say beside the figures."""
-        return ()
-
-    @property
     def _trace(self) -> Trace:
         """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
         from minitrain.analysis.busy_time import are_flat  # noqa: PLC0415
 
         logs = self.class_logs
-        return logs if are_flat(logs) else self.timeline
+        return logs if are_flat(logs) and self.loads_alike else self.step_timeline_of_classes
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time into computing, exposed communication and waiting, s."""
         from minitrain.analysis.breakdown import breakdown  # noqa: PLC0415
 
-        return breakdown(self._trace, self.step_time)
-
-    @cached_property
-    def step_time(self) -> float:
-        """The latest final clock of all ranks, s."""
-        models = self.class_models
-        if models and models[0]._log is self.class_logs[0]:  # the run was not timed again for contention
-            latest: float = max(model.time for model in models)
-            return latest
-        return self.timeline.step_time
+        return breakdown(self._trace, self.step_end)
 
     @property
     def peak_memory(self) -> float:
@@ -240,8 +232,10 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
             "global_batch_size": self.global_batch_size,
             "hardware": self.hardware,
             "network": self.network,
+            "workload": described(self.workload),
             "options": {name: plain(value) for name, value in self.options.items()},
             "step_time_s": self.step_time,
+            "load_time_s": self.load_time,
             "peak_memory_elements": self.peak_memory,
             "peak_memory_bytes": self.peak_memory_bytes,
             "capacity_bytes": self.capacity_bytes,
@@ -293,8 +287,8 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
         """Return why every rank waits, what sets the step time, what would help, and what fills the memory."""
         from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
 
-        step, journals = self.step_time, self.memory_journals
-        return Explanation(self.timeline, self.bytes_per_element, step, self.strategy, self.options, journals)
+        line, journals = self.step_timeline, self.memory_journals
+        return Explanation(line, self.bytes_per_element, self.step_end, self.strategy, self.options, journals)
 
     def to_pandas(self) -> Any:
         """Return all events as a pandas DataFrame, ordered by (time, rank), a column for each field of `Event`.
@@ -307,7 +301,7 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
     def __repr__(self) -> str:
         from minitrain.trace.run_folder import conditions  # noqa: PLC0415
 
-        step = f"{duration(self.step_time)}{self.sureness_of_kernels}, peak {self.peak_memory_bytes / GIB:.4g} GiB"
+        step = f"{duration(self.step_time)}{self.headline_sureness}, peak {self.peak_memory_bytes / GIB:.4g} GiB"
         kind = "Run" if self.is_folded else type(self).__name__  # a folded run is as good as another
         return f"<{kind} {self.strategy}: {conditions(self)}, step {step}>"
 
@@ -323,11 +317,12 @@ class Run(RanksAlike, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tra
 
     def _mime_bundle(self) -> dict[str, Any]:
         """Return the pictures of the run by MIME type."""
+        from minitrain.trace.excerpt import picture_of_first_ranks  # noqa: PLC0415
         from minitrain.trace.page import mime_bundle  # noqa: PLC0415
-        from minitrain.trace.run_folder import picture_of_first_ranks, view_of  # noqa: PLC0415
+        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
 
         bundle = mime_bundle(self.drawn, view_of(self), self.drawn_journals)
-        return bundle if "text/html" in bundle else {**bundle, "text/html": picture_of_first_ranks(self)}
+        return bundle if "text/html" in bundle else {**bundle, "text/html": picture_of_first_ranks(self, view_of(self))}
 
     def _facts_html(self) -> str:
         """Return title and figures of the run as HTML."""

@@ -123,11 +123,13 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "num_events": whole(0, size),
         "network": TEXT,
         "priced_by": TEXT,
+        "workload": TEXT,
         "num_nodes": whole(1, _MOST_RANKS + size),
         "options": OBJECT,
         "oom": OBJECT.or_null(),
         "held_outside": OBJECT.or_null(),
         "trained_model": OBJECT.or_null(),
+        "needed_memory_bytes": ABOVE_0.or_null(),
         "memory_by_kind": OBJECT.or_null(),
         "meshes": LIST,
         "device_kinds": LIST,
@@ -196,6 +198,8 @@ def _judge_trained_model(values: Any, num_layers: int, faults: Faults) -> None:
     place = ("trained_model",)
     rules = {"name": TEXT, "seq_len": whole(1, _MOST_TOKENS), "layer_names": LIST, "recomputed_flop": AT_LEAST_0}
     copies: dict[str, Rule] = {key: AT_LEAST_0 for key in ("routed_copies", "dropped_copies") if key in values}
+    copies |= {key: whole(1, _MOST_TOKENS) for key in ("max_seq_len",) if key in values}
+    copies |= {"kind": TEXT} if "kind" in values else {}
     if not faults.judge_keys(1, place, values, {**rules, **copies}):
         return
     names = values["layer_names"]

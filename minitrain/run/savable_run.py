@@ -45,6 +45,10 @@ class SavableRun(Protocol):
         """In how many units of the smallest network tier the ranks sit."""
 
     @property
+    def workload(self) -> str:
+        """Name of what was trained."""
+
+    @property
     def priced_by(self) -> str:
         """How operations were priced."""
 
@@ -63,6 +67,10 @@ class SavableRun(Protocol):
     @property
     def trained_model(self) -> TrainedModel | None:
         """The transformer that was trained."""
+
+    @property
+    def needed_memory_bytes(self) -> float | None:
+        """What the fullest device must hold."""
 
     @property
     def memory_by_kind(self) -> Mapping[str, float] | None:

@@ -7,10 +7,10 @@ times are in seconds, memory in elements, and floats are written so that reading
 
 The first line of a strict run has `held_outside`: what was held outside the stores. That of a run on more than one node
 has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that was not priced by the roofline has
-`priced_by`. That of a transformer has `trained_model`, `memory_by_kind` (bytes at the peak) and `meshes` (size by
-axis of each mesh of ranks). That of a run which offloaded something has `peak_host_memory_bytes`, that of a run on a
-cluster `device_kinds` (which ranks have which device). That of a step in which devices died has `outages`, objects of
-`start`, `end` (s) and `reason`.
+`priced_by`, and one that trained neither the specified layers nor a transformer has `workload`. That of a transformer
+has `trained_model`, `needed_memory_bytes`, `memory_by_kind` and `meshes` (size by axis of each mesh of ranks). That of
+a run which offloaded something has `peak_host_memory_bytes`, that of a run on a cluster `device_kinds` (which ranks
+have which device). That of a step in which devices died has `outages`, objects of `start`, `end` (s) and `reason`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know.
@@ -49,6 +49,7 @@ from minitrain.run.run_file_header import (
 )
 from minitrain.run.run_file_kinds import kinds_of_header
 from minitrain.run.trained_model import TrainedModel
+from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
     from minitrain.run.savable_run import SavableRun
@@ -107,8 +108,8 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
     network = {name: getattr(run, name) for name in _NETWORK}
     if network != _NETWORK:
         more |= network
-    if run.priced_by != ROOFLINE:
-        more["priced_by"] = run.priced_by
+    usual = {"priced_by": ROOFLINE, "workload": SPECIFIED if run.trained_model is None else run.trained_model.name}
+    more |= {name: getattr(run, name) for name, value in usual.items() if getattr(run, name) != value}
     if run.held_outside is not None:
         more["held_outside"] = asdict(run.held_outside)
     if run.peak_host_memory_bytes:
@@ -119,6 +120,7 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
         more["device_kinds"] = [kind.to_save(to_ranges(kind.ranks)) for kind in run.device_kinds]
     if run.trained_model is not None:
         more["trained_model"] = run.trained_model.to_save()
+        more["needed_memory_bytes"] = run.needed_memory_bytes
         more["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
         more["meshes"] = [dict(mesh) for mesh in run.meshes]
     return more
@@ -200,12 +202,14 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "memory_journals": journals,
         "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
         "trained_model": None if trained is None else _trained_model(trained),
+        "needed_memory_bytes": header.get("needed_memory_bytes"),
         "memory_by_kind": _kinds(header, journals),
         "meshes": header.get("meshes", []),
         "outages": tuple(Outage(each["start"], each["end"], each["reason"]) for each in header.get("outages", ())),
         "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
         "priced_by": header.get("priced_by", ROOFLINE),
+        "workload": header.get("workload", SPECIFIED if trained is None else trained["name"]),
         "device_kinds": kinds_of_header(header),
     }
 

@@ -39,7 +39,7 @@ class TakesRunParameters(Protocol[R_co]):
         seq_len: int | None = ...,
         network: str = ...,
         placement: Sequence[int] | None = ...,
-        fidelity: str = ...,
+        fidelity: str | None = ...,
         platform: Any = ...,
         without: Sequence[str] = ...,
         prices: MeasuredLayers | None = ...,

@@ -1,6 +1,7 @@
-"""Finding a strategy: a coroutine function, a shipped name, "path.py", or "path.py:function".
+"""Finding a strategy: a coroutine function, a shipped name, "path.py", "path.py:function", or "schedule.csv".
 
-"path.py" names the only strategy of a file. What options a strategy takes is read from its signature.
+"path.py" names the only strategy of a file, and a CSV is the order of a pipeline as `torch.distributed.pipelining`
+writes it (see `minitrain.schedules.as_strategy`). What options a strategy takes is read from its signature.
 """
 
 from __future__ import annotations
@@ -45,11 +46,28 @@ def is_shipped(strategy: Strategy) -> bool:
     return any(strategy is shipped for shipped in _shipped().values())
 
 
+def framework_of(strategy: Strategy) -> str | None:
+    """Return the framework that a strategy stands for, whose platform prices a transformer's kernels; None for none.
+
+    A strategy of one's own says it by an attribute, as in `mine.framework = "torchtitan"`. Of the shipped ones, those
+    with tensor parallelism beside pipelines, and those with experts, are Megatron-Core's. Replicas, ZeRO, FSDP and
+    pipelines whose ranks run actions in order are PyTorch's, which torchtitan compiles.
+    """
+    function = unwrapped(strategy)
+    own: str | None = getattr(function, "framework", None)
+    if own is not None or not is_shipped(function):
+        return own
+    return "megatron" if _name_of(function) in _OF_MEGATRON else "torchtitan"
+
+
+_OF_MEGATRON = ("deepseek_like", "megatron", "moe")
+
+
 def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     """Return a strategy's name and coroutine function.
 
     Args:
-        strategy: a coroutine function, a shipped name or alias, "path.py" or "path.py:function".
+        strategy: a coroutine function, a shipped name or alias, "path.py", "path.py:function" or "schedule.csv".
 
     Raises:
         StrategyError: there is no such strategy, its file cannot be loaded, or it is not an async function of a model.
@@ -92,7 +110,7 @@ def file_in(text: str) -> Path | None:
     (PosixPath('mine.py'), PosixPath('mine.py'), None)
     """
     path = text.rpartition(":")[0]
-    return Path(path) if path.endswith(".py") else Path(text) if text.endswith(".py") else None
+    return Path(path) if path.endswith(".py") else Path(text) if text.endswith((".py", ".csv")) else None
 
 
 _ELSEWHERE: ContextVar[Mapping[str, Path]] = ContextVar("where files of strategies are that were sent here")
@@ -113,6 +131,8 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     path = file_in(text)
     if path is not None:
         found = _ELSEWHERE.get({}).get(str(path), path)
+        if text.endswith(".csv"):
+            return path.stem, _run_schedule(found, found.stat().st_mtime_ns if found.is_file() else 0)
         if text.endswith(".py"):
             return _load_only_one(found)
         function_name = text.rpartition(":")[2]
@@ -123,10 +143,18 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
         close = [f"{text}.py"] if Path(f"{text}.py").is_file() else difflib.get_close_matches(text, shipped, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StrategyError(
-            f"there is no strategy {text!r}{hint or ';'} use one of {', '.join(shipped)}, or path.py:function",
+            f"there is no strategy {text!r}{hint or ';'} use one of {', '.join(shipped)}, path.py:function, or a "
+            "schedule.csv",
             strategy=text,
         )
     return name, shipped[name]
+
+
+@lru_cache(maxsize=16)
+def _run_schedule(path: Path, changed_ns: int) -> Strategy:  # noqa: ARG001  (a file that has changed is read again)
+    """Return the strategy that runs the schedule of a CSV file."""
+    read: Callable[[Path], Strategy] = importlib.import_module("minitrain.schedules.as_strategy").from_schedule_file
+    return read(path)
 
 
 def _load_only_one(path: Path) -> tuple[str, Strategy]:

@@ -1,44 +1,71 @@
-"""How sure a run's step time is: how far validated runs like it were off.
+"""How sure a run's figures are: how far validated runs like it were off, and figures that no device was measured at.
 
 It is a file of its own, since it alone of this room imports `minitrain.validation`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+from minitrain.run.trained_model import TrainedModel
+
+MOST_MFU = 0.75
+"""Published steps of transformers stay below this MFU; those of the package's tables do by far."""
 
 
 class SurenessFigures:
-    """How sure a run's step time is.
+    """How sure a run's figures are.
 
     Attributes:
         priced_by: what priced its operations.
-        models: those of its ranks.
+        trained_model: the transformer that it trains, or None.
+        meshes: sizes by axis, of each mesh that ranks were laid out on.
         hardware: the name of its hardware config.
         world_size: its ranks.
     """
 
     priced_by: str
-    models: Sequence[Any]
+    trained_model: TrainedModel | None
+    meshes: Sequence[Mapping[str, int]]
     hardware: str
     world_size: int
 
     @property
     def sureness(self) -> str:
-        """How far validated runs like this one were off, in words; see `minitrain.validation.similar_runs`.
-
-        Only prices of kernels were compared with measurements.
-        """
-        from minitrain.validation.similar_runs import NOTHING_LIKE_IT, how_sure  # noqa: PLC0415
-
-        if not self.priced_by.startswith("kernels"):
-            return NOTHING_LIKE_IT
-        model = getattr(getattr(self.models[0].runtime_predictor, "workload", None), "model", None)
-        found = how_sure(self.hardware, is_gated=getattr(model, "mlp", "") == "swiglu", world_size=self.world_size)
-        return NOTHING_LIKE_IT if model is None or found is None else str(found)
+        """How far validated runs like this one were off, in words; see `minitrain.validation.similar_runs`."""
+        kind = "" if self.trained_model is None else self.trained_model.kind
+        axes = {axis: size for mesh in self.meshes for axis, size in mesh.items()}
+        return sureness_of(self.priced_by, self.hardware, kind, axes, self.world_size)
 
     @property
-    def sureness_of_kernels(self) -> str:
-        """What a headline adds to a step time that was priced by kernels: ", +- 6 % (...)"."""
-        return f", {self.sureness}" if self.priced_by.startswith("kernels") else ""
+    def headline_sureness(self) -> str:
+        """What a headline adds to the step time of a transformer: ", +- 6 % (...)"."""
+        return "" if self.trained_model is None else f", {self.sureness}"
+
+
+def sureness_of(priced_by: str, hardware: str, kind: str, axes: Mapping[str, int], world_size: int) -> str:
+    """Return how far validated runs like one were off, in words.
+
+    Args:
+        priced_by: what priced its operations.
+        hardware: the name of its hardware config.
+        kind: of its model.
+        axes: sizes by axis.
+        world_size: its ranks.
+    """
+    from minitrain.validation.similar_runs import Likeness  # noqa: PLC0415  (only where somebody asks)
+
+    given = Likeness(priced_by=priced_by, hardware=hardware, kind=kind, axes=axes, world_size=world_size)
+    return given.how_sure()
+
+
+def remark_on(mfu: float | None) -> str:
+    """Return what is to be said of an MFU that is too good to be true; "" of others.
+
+    >>> remark_on(0.97)
+    'MFU 97.0 % is more than any published step reaches (75 % at most): something that limits real ones has no price'
+    """
+    if mfu is None or mfu <= MOST_MFU:
+        return ""
+    what = "beyond the device's peak" if mfu > 1 else "more than any published step reaches (75 % at most)"
+    return f"MFU {100 * mfu:.1f} % is {what}: something that limits real ones has no price"

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, final
 
+from minitrain.workloads.matmul import NOTES, SPECIFIED
+
 
 class CountingRank(Protocol):
     """The part of a rank's model that is read at its end."""
@@ -30,6 +32,8 @@ class TrainedModel:
         recomputed_flop: floating-point operations that all ranks did again, counted as the run's useful ones.
         routed_copies: copies of tokens that all routers made for experts that are divided among ranks.
         dropped_copies: of these, what experts did not take.
+        kind: of the model, by which validated runs are told apart: "Llama-like".
+        max_seq_len: the longest sample that its source allows, where these are shorter and nobody asked for that.
     """
 
     name: str
@@ -38,6 +42,8 @@ class TrainedModel:
     recomputed_flop: float = 0.0
     routed_copies: int = 0
     dropped_copies: int = 0
+    max_seq_len: int | None = None
+    kind: str = ""
 
     @property
     def dropped_token_fraction(self) -> float | None:
@@ -49,11 +55,29 @@ class TrainedModel:
         found = asdict(self)
         if not self.routed_copies:
             del found["routed_copies"], found["dropped_copies"]
+        if self.max_seq_len is None:
+            del found["max_seq_len"]
+        if not self.kind:
+            del found["kind"]
         return found
 
     def figures(self) -> dict[str, Any]:
         """Return what a run's summary says of experts that are divided among ranks, if any are."""
         return {"dropped_token_fraction": self.dropped_token_fraction} if self.routed_copies else {}
+
+
+def name_of_workload(workload: Any) -> str:
+    """Return what runs call a workload, the specified one if None: its own name, or that of its class."""
+    return SPECIFIED if workload is None else str(getattr(workload, "name", type(workload).__name__))
+
+
+def described(name: str) -> str:
+    """Return a workload's name, with what readers should know of it.
+
+    >>> described("dense")
+    'dense'
+    """
+    return ": ".join([name, *([NOTES[name]] if name in NOTES else [])])
 
 
 class RunOfTransformer(Protocol):
@@ -76,8 +100,21 @@ class RunOfTransformer(Protocol):
         """Hardware FLOPs utilization."""
 
     @property
+    def needed_memory_bytes(self) -> float | None:
+        """What the fullest device must hold."""
+        ...
+
+    @property
     def memory_by_kind(self) -> Mapping[str, float] | None:
         """Bytes of each kind at the peak."""
+
+    @property
+    def priced_by(self) -> str:
+        """What priced operations, in words."""
+
+    @property
+    def sureness(self) -> str:
+        """How far validated runs like it were off, in words."""
 
     @property
     def peak_host_memory_bytes(self) -> float:
@@ -94,9 +131,12 @@ def figures_of(run: RunOfTransformer) -> dict[str, Any]:
     memory = run.memory_by_kind
     return {
         **facts_of(run.trained_model),
+        "priced_by": run.priced_by,
+        "sureness": run.sureness,
         "tokens_per_second": run.tokens_per_second,
         "tokens_per_second_per_rank": run.tokens_per_second_per_rank,
         "hfu": run.hfu,
+        "needed_memory_bytes": run.needed_memory_bytes,
         "memory_by_kind_bytes": None if memory is None else dict(memory),
         "peak_host_memory_bytes": run.peak_host_memory_bytes,
         "communication_by_axis": {axis: total._asdict() for axis, total in run.communication_by_axis.items()},
@@ -105,9 +145,12 @@ def figures_of(run: RunOfTransformer) -> dict[str, Any]:
 
 
 _OF_RUNS = (
+    "priced_by",
+    "sureness",
     "tokens_per_second",
     "tokens_per_second_per_rank",
     "hfu",
+    "needed_memory_bytes",
     "memory_by_kind_bytes",
     "peak_host_memory_bytes",
     "communication_by_axis",
@@ -134,4 +177,11 @@ def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: 
         times * sum(model.routed_copies for model in models),
         times * sum(model.dropped_copies for model in models),
     )
-    return TrainedModel(workload.name, workload.seq_len, workload.layer_names, *counts)
+    kind = getattr(getattr(workload, "model", None), "kind", "")
+    return TrainedModel(workload.name, workload.seq_len, workload.layer_names, *counts, _longest(workload), kind)
+
+
+def _longest(workload: Any) -> int | None:
+    """Return the longest sample that the model's source allows, where samples are as long as nobody asked for."""
+    longest: int | None = workload.model.max_seq_len
+    return longest if workload.seq_len == workload.model.seq_len else None

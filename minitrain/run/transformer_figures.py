@@ -41,7 +41,7 @@ class TransformerFigures:
 
         @cached_property
         def step_time(self) -> float:
-            """The latest final clock of all ranks, s."""
+            """What the step takes, s."""
             ...
 
         @property

@@ -1,14 +1,18 @@
-"""Worker processes that leave Ctrl-C to the process that waits for them.
+"""Worker processes that leave Ctrl-C to the process that waits for them, and that end when it does.
 
 A terminal sends Ctrl-C to all processes of a command. A worker that is interrupted prints a traceback, also while it
 still imports, when no initializer of a pool has run yet. So SIGINT is blocked before a worker starts, which inherits
 that, and the process that waits for the worker ends it.
+
+A process that is killed ends nothing. So each worker watches for the end of the one that started it.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,11 +22,11 @@ from typing import final
 
 
 def worker_pool(num_processes: int) -> ProcessPoolExecutor:
-    """Return a pool of fresh processes, which Ctrl-C does not reach.
+    """Return a pool of fresh processes, which Ctrl-C does not reach, and which end with this process.
 
     They are spawned, not forked: the caller may have threads, and libraries that no fork survives.
     """
-    return ProcessPoolExecutor(num_processes, _CONTEXT, _ignore_interrupts)
+    return ProcessPoolExecutor(num_processes, _CONTEXT, _begin_work)
 
 
 @final
@@ -59,7 +63,17 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _ignore_interrupts() -> None:  # pragma: no cover  (only in a worker)
-    """Ignore Ctrl-C where signals cannot be blocked."""
+def _begin_work() -> None:  # pragma: no cover  (only in a worker)
+    """Ignore Ctrl-C where signals cannot be blocked, and watch for the end of the parent."""
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A `threading.Thread` would count as one that may wake an event loop, so that no deadlock would be found.
+        _thread.start_new_thread(_end_with_parent, ())
+
+
+def _end_with_parent() -> None:  # pragma: no cover  (only in a worker)
+    """End this process, whatever it does, when its parent has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -6,9 +6,10 @@ Generators make the schedules of the literature for any legal size, `validate` s
 and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
 
 May import: the rooms up to `run`. Open `schedule` and `action` first; `depth_first`, `breadth_first`, `zero_bubble` and
-`v_shaped` are the generators, made of `building_blocks`, and `as_strategy` runs a schedule on ranks. `legality` has
-`validate`, and `csv_form` the CSV. A new schedule is a generator in the file of its family. A file in `strategies/`
-gives it a name for the command line.
+`v_shaped` are the generators, made of `building_blocks`. `legality` has `validate`, and `csv_form` the CSV.
+`as_strategy` runs a schedule on ranks: `pipeline` does what its actions say by the passes of `layer_passes`, for ranks
+that are divided as `division` says and hold what `held_layers` loads. A new schedule is a generator in the file of its
+family. A file in `strategies/` gives it a name for the command line.
 
 Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
 their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input

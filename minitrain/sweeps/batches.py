@@ -209,7 +209,7 @@ async def row_of(configuration: Configuration, shared: SharedByBatch) -> Row:
     try:
         chosen = shared.strategy(strategy)
         own = chosen.options
-        known = shared.parameters(parameters)
+        known = shared.parameters(chosen, parameters)
         run: Run | FailedRun = await simulate_async(chosen, **known)
     except Exception as error:  # a strategy may raise anything, and the others go on
         run = FailedRun(name, parameters, error)

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import html
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minitrain.analysis.labels import GIB
 from minitrain.files import write_text
-from minitrain.run.chosen_strategy import split_options
-from minitrain.run.parameters import DEFAULTS
-from minitrain.run.saved_runs import plain
+from minitrain.run.command_line import command_of
 from minitrain.sweeps.batches import Row, flat, succeeded
 from minitrain.sweeps.page_script import SCRIPT, STYLE
 
-_FLAGS = {
-    "world_size": "--world-size",
-    "num_layers": "--layers",
-    "global_batch_size": "--batch",
-    "hardware": "--hw",
-    "network": "--network",
-    "microbatch_size": "--microbatch",
-}
 _FIGURES = ("step ms", "peak GiB", "samples/s", "MFU %", "bubble %", "comm %")
 
 
@@ -86,7 +75,8 @@ def _shown(row: Row, names: Sequence[str], given: Mapping[str, Any], picture: st
     """Return what the page shows of a row: cells by column, all that is known, its command and its picture."""
     cells = {"strategy": row["strategy"], **{name: row.get(name) for name in names}, "status": row["status"]}
     known = {name: value for name, value in flat(row).items() if value is not None}
-    return {"cells": cells | figures_of(row), "known": known, "command": command_of(row, given), "picture": picture}
+    command = command_of(str(row["strategy"]), given)
+    return {"cells": cells | figures_of(row), "known": known, "command": command, "picture": picture}
 
 
 def figures_of(row: Row) -> dict[str, float | None]:
@@ -96,7 +86,7 @@ def figures_of(row: Row) -> dict[str, float | None]:
     ...     "bubble_fraction": 0.5, "exposed_comm_fraction": None})["samples/s"]
     128.0
     """
-    step, peak = row["step_time_s"], row["peak_memory_bytes"]
+    step, peak = row["step_time_s"], row.get("needed_memory_bytes") or row["peak_memory_bytes"]
     shares = (row["mfu"], row["bubble_fraction"], row["exposed_comm_fraction"])
     figures = (
         None if step is None else step * 1e3,
@@ -121,19 +111,3 @@ def html_of_rows(rows: Sequence[Row], names: Sequence[str]) -> str:
 def _text(value: Any) -> str:
     """Return the text of a cell."""
     return "-" if value is None else str(value)
-
-
-def command_of(row: Row, given: Mapping[str, Any]) -> str:
-    """Return the command that simulates the configuration of a row, and writes its page.
-
-    >>> command_of({"strategy": "pp_dp:pp=4"}, {"pp": 4, "world_size": 16, "num_layers": 32, "depth": 2})
-    'minitrain run pp_dp:pp=4 --world-size 16 -o depth=2'
-    """
-    words = ["minitrain", "run", str(row["strategy"])]
-    own = split_options(str(row["strategy"]))[1]
-    for name, value in given.items():
-        if name in _FLAGS and value != DEFAULTS.get(name):
-            words += [_FLAGS[name], str(plain(value))]
-        elif name not in DEFAULTS and name not in _FLAGS and name not in own:
-            words += ["-o", f"{name}={plain(value)}"]
-    return shlex.join(words)

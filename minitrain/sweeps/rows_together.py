@@ -14,6 +14,7 @@ from minitrain.run.chosen_strategy import ChosenStrategy
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY
 from minitrain.run.prepared_run import prepare
 from minitrain.run.saved_runs import plain
+from minitrain.run.strategy_loading import framework_of
 
 if TYPE_CHECKING:
     from minitrain.vector.execution import MachineGroup
@@ -83,7 +84,7 @@ async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters
     found: Summaries = [None] * len(configurations)
     if together.reason_to_simulate_each(prepared.parameters) is not None:
         return found
-    for group in await execute(prepared, together.machines(prepared.parameters)):
+    for group in await execute(prepared, together.machines(prepared.parameters, framework_of(prepared.function))):
         _take(group, [together.hardware(place) for place in group.places.tolist()], found)
     return found
 

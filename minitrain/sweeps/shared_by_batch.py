@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.clusters.cluster_files import names_cluster
 from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import PRICING_PARAMETERS, ROOFLINE, Pricing
+from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.exclusions import AUTO
 from minitrain.run.parameters import DEFAULTS
-from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import Strategy, framework_of
 
 if TYPE_CHECKING:
     from minitrain.folding.early_divergence import DivergenceHistory
@@ -26,8 +26,7 @@ class SharedByBatch:
     def __init__(self) -> None:
         self._strategies: dict[str, ChosenStrategy] = {}
         self._histories: dict[bool, DivergenceHistory] = {}  # by whether folding was asked for
-        self._predictors: dict[tuple[str, int, str, Pricing], Predictor] = {}
-        self._of_workloads: dict[tuple[int, int], Predictor] = {}  # by machine and workload, which live as long
+        self._predictors: dict[tuple[Any, ...], Predictor] = {}  # by machine and workload, which live as long
 
     def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
         """Return a strategy, which is loaded once if it has a name.
@@ -41,31 +40,31 @@ class SharedByBatch:
             self._strategies[strategy] = choose_strategy(strategy)
         return self._strategies[strategy]
 
-    def parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    def parameters(self, chosen: ChosenStrategy, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return parameters of `simulate` in which shared objects stand for their descriptions; the run is the same.
+
+        Args:
+            chosen: the strategy, whose framework has a part in prices.
+            parameters: those of the run.
 
         Raises:
             MinitrainError: the hardware cannot be found, is invalid, or does not connect so many ranks.
         """
-        shared: dict[str, Any] = {}
-        machine = self._machine(parameters)
+        shared = self._with_workload(parameters)
+        machine = self._machine(chosen, parameters)
         if machine is not None:
-            if machine not in self._predictors:
-                self._predictors[machine] = make_predictor(*machine[:3], pricing=machine[3])
+            workload = shared.get("workload")
+            key = *machine, id(workload)
+            if key not in self._predictors:
+                self._predictors[key] = make_predictor(*machine[:3], workload=workload, pricing=machine[3])
             # The predictor has these already.
             shared |= {name: DEFAULTS[name] for name in PRICING_PARAMETERS if name in parameters}
-            shared["hardware"] = self._predictors[machine]
-        if parameters.get("workload") is not None:
-            shared |= self._with_workload(parameters, shared.get("hardware"))
-        shared |= self._folding(parameters)
-        return {**parameters, **shared}
+            shared["hardware"] = self._predictors[key]
+        return {**parameters, **shared, **self._folding(parameters)}
 
     def structure(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return parameters like `parameters`, but without a shared predictor."""
-        shared = self._folding(parameters)
-        if parameters.get("workload") is not None:
-            shared |= self._with_workload(parameters, None)
-        return {**parameters, **shared}
+        return {**parameters, **self._with_workload(parameters), **self._folding(parameters)}
 
     def _folding(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameter `fold` with the divergences that earlier runs of the batch met, if runs may fold."""
@@ -73,20 +72,15 @@ class SharedByBatch:
         is_known = fold is True or fold == AUTO
         return {"fold": self._divergence_history(was_asked_for=fold is True)} if is_known else {}
 
-    def _with_workload(self, parameters: Mapping[str, Any], machine: Predictor | None) -> dict[str, Any]:
-        """Return the parameters of a workload that is loaded, with the predictor that remembers its prices."""
+    def _with_workload(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a workload that is loaded; nothing where none is given."""
+        if parameters.get("workload") is None:
+            return {}
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
 
-        workload = find_workload(parameters["workload"], parameters.get("seq_len"))
-        found = {"workload": workload, "seq_len": None}
-        if machine is None:
-            return found
-        key = id(machine), id(workload)
-        if key not in self._of_workloads:
-            self._of_workloads[key] = machine.training(workload)
-        return {**found, "hardware": self._of_workloads[key]}
+        return {"workload": find_workload(parameters["workload"], parameters.get("seq_len")), "seq_len": None}
 
-    def _machine(self, parameters: Mapping[str, Any]) -> tuple[str, int, str, Pricing] | None:
+    def _machine(self, chosen: ChosenStrategy, parameters: Mapping[str, Any]) -> tuple[str, int, str, Pricing] | None:
         """Return what the predictor of a run is made from; None where it cannot be shared.
 
         A predictor remembers prices and nothing of a run, so that one serves all runs on a machine.
@@ -102,7 +96,7 @@ class SharedByBatch:
         if parameters.get("placement") is not None:
             return None
         given = {name: parameters[name] for name in PRICING_PARAMETERS if name in parameters}
-        return hardware, world_size, network, Pricing(**given) if given else ROOFLINE
+        return hardware, world_size, network, Pricing(**given, stands_for=framework_of(chosen.function))
 
     def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:
         """Return what the runs of this batch that may fold share."""

@@ -317,4 +317,4 @@ def _picture(configuration: Configuration) -> str:
 
     strategy, parameters = configuration
     run = simulate(strategy, **{**parameters, "fold": False, "log": "full"})
-    return svg(run.timeline, view_of(run))
+    return svg(run.step_timeline, view_of(run))

@@ -12,18 +12,28 @@ a weight covers some shards of the sequence until it is summed over the ranks.
 
 A rank's shards need not be neighbours: the causal mask leaves equal work where rank i of n has shards i and 2n - 1 - i
 of 2n.
+
+Between layers that are divided into parts, a rank's shards may be cut once more, into pieces of equal length among the
+ranks of the parts (sequence parallelism within context parallelism). What all parts hold then has a gradient that
+covers some pieces of the shards, until it is summed over these ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minitrain.tensors.annotations import summed
 from minitrain.tensors.attention import OF_ATTENTION, SUMMED_OVER, merged, share_of_size
 from minitrain.tensors.index_sets import union
 from minitrain.tensors.kinds import Activation, ActivationGrad, WeightGrad, require_same
-from minitrain.tensors.parts import PartialActivation, PartialActivationGrad, WeightGradPart
+from minitrain.tensors.parts import (
+    ActivationGradShard,
+    ActivationShard,
+    PartialActivation,
+    PartialActivationGrad,
+    WeightGradPart,
+)
 
 _ALL = frozenset([0])
 _FIELDS_OF_A_SUM: tuple[str, ...] = (*PartialActivation._must_agree, "shards", "num_shards")
@@ -45,6 +55,11 @@ class ContextShard(Activation):
         """Return the size in elements: the shards' share of the activation's."""
         return share_of_size(self, Activation.memory(self))
 
+    def piece(self, pieces: frozenset[int], num_pieces: int) -> ContextPiece:
+        """Return some pieces of these shards."""
+        fields = self.layer, self.layers, self.samples, self.total_samples
+        return ContextPiece(*fields, pieces, num_pieces, self.shards, self.num_shards)
+
 
 @dataclass(slots=True)
 class ContextGradShard(ActivationGrad):
@@ -56,6 +71,42 @@ class ContextGradShard(ActivationGrad):
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the gradient's."""
         return share_of_size(self, ActivationGrad.memory(self))
+
+    def piece(self, pieces: frozenset[int], num_pieces: int) -> ContextGradPiece:
+        """Return some pieces of these shards."""
+        fields = self.layer, self.layers, self.samples, self.total_samples
+        return ContextGradPiece(*fields, pieces, num_pieces, self.shards, self.num_shards)
+
+
+@dataclass(slots=True)
+class ContextPiece(ActivationShard):
+    """Some pieces of the shards of the sequence that several ranks share; `shards` says which of `num_shards` pieces.
+
+    Args:
+        context: the shards of the sequence that were cut.
+        num_context: number of shards that the sequence is cut into.
+    """
+
+    context: frozenset[int] = _ALL
+    num_context: int = 1
+
+    def whole(self) -> ContextShard:
+        """Return the shards that the pieces are cut from."""
+        fields = self.layer, self.layers, self.samples, self.total_samples
+        return ContextShard(*fields, self.context, self.num_context)
+
+
+@dataclass(slots=True)
+class ContextGradPiece(ActivationGradShard):
+    """The gradient of a layer's output for some pieces of shards; its fields are those of `ContextPiece`."""
+
+    context: frozenset[int] = _ALL
+    num_context: int = 1
+
+    def whole(self) -> ContextGradShard:
+        """Return the shards that the pieces are cut from."""
+        fields = self.layer, self.layers, self.samples, self.total_samples
+        return ContextGradShard(*fields, self.context, self.num_context)
 
 
 @dataclass(slots=True)
@@ -110,7 +161,16 @@ class ContextWeightGrad(WeightGradPart):
 
     Its fields are those of `WeightGradPart`; `sequence_shards` are those that all of it covers. It covers each of its
     samples in each of these shards.
+
+    Args:
+        pieces: the pieces of these shards that the gradients of what all parts hold cover.
+        num_pieces: number of pieces; 1 where each part has seen all of its shards.
     """
+
+    pieces: frozenset[int] = _ALL
+    num_pieces: int = 1
+
+    _must_agree = (*WeightGradPart._must_agree, "pieces", "num_pieces")  # type: ignore[assignment]  # more names
 
     def with_sums(
         self,
@@ -131,7 +191,17 @@ class ContextWeightGrad(WeightGradPart):
             self.num_parts,
             sequence_shards,
             self.num_sequence_shards,
+            self.pieces,
+            self.num_pieces,
         )
+
+    def with_pieces(self, pieces: frozenset[int]) -> ContextWeightGrad:
+        """Return the same gradient, in which what all parts hold covers other pieces."""
+        return replace(self, pieces=pieces)
+
+    def covers_sequence(self) -> bool:
+        """Return whether all of it covers the whole sequence."""
+        return len(self.sequence_shards) == self.num_sequence_shards and len(self.pieces) == self.num_pieces
 
     def __add__(self, other: WeightGrad) -> ContextWeightGrad:
         """Return the sum, which covers the samples of both, or the shards of the sequence of both; the others agree."""
@@ -151,14 +221,25 @@ class ContextWeightGrad(WeightGradPart):
 IN_CONTEXT = (ContextShard, ContextGradShard)
 """The kinds of tensor that go from layer to layer for some shards of the sequence."""
 
+PIECES_OF_CONTEXT = (ContextPiece, ContextGradPiece)
+"""The kinds of tensor that lie between layers in parts, for some pieces of shards of the sequence."""
+
 CONTEXT_KINDS: tuple[type[Any], ...] = (
     *IN_CONTEXT,
+    *PIECES_OF_CONTEXT,
     PartialContextShard,
     PartialContextGradShard,
     *OF_ATTENTION,
     ContextWeightGrad,
 )
 """The kinds of tensor that are of some shards of the sequence, each a kind of one of the five."""
+
+
+def sums_what_all_hold(total: Any, summand: Any) -> bool:
+    """Return whether a sum of gradients is that of what all parts hold, over what each of them has seen."""
+    if total.__class__ is ContextWeightGrad:
+        return bool(total.pieces != summand.pieces)
+    return total.__class__ is WeightGradPart and total.sequence_shards != summand.sequence_shards
 
 
 def num_summed(value: Any) -> int:
@@ -171,5 +252,8 @@ def num_summed(value: Any) -> int:
         return len(value.samples)
     if kind is ContextWeightGrad:
         return len(value.samples) * len(value.sequence_shards)
+    if hasattr(value, "sequence"):  # of a piece of a layer with experts
+        num_pieces: int = value.sequence.count
+        return len(value.samples) * num_pieces
     over = SUMMED_OVER.get(kind)
     return len(value.samples) if over is None else len(getattr(value, over))

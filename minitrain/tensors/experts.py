@@ -27,6 +27,7 @@ from minitrain.errors import UsageError
 from minitrain.tensors.annotations import summed
 from minitrain.tensors.index_sets import union
 from minitrain.tensors.kinds import Activation, ActivationGrad, OptState, Weight, WeightGrad, require_same
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 
 P = TypeVar("P")
 
@@ -154,13 +155,19 @@ class RouterOptState(OptState):
 
 @dataclass(slots=True)
 class RouterGrad(WeightGrad):
-    """The gradient of a `RouterWeight`, summed over some samples."""
+    """The gradient of a `RouterWeight`, summed over some samples.
+
+    Args:
+        sequence: the part of each sample's sequence that is summed into it.
+    """
+
+    sequence: SequencePart = WHOLE_SEQUENCE
 
     with_shards = _with_shards
 
     def __add__(self, other: WeightGrad) -> RouterGrad:
-        """Return the sum, which covers the samples of both; layer and shards must agree."""
-        return _sum(self, other, "layer", "shards", "num_shards")
+        """Return the sum, which covers the samples of both; layer, shards and part of the sequence must agree."""
+        return _sum(self, other, "layer", "shards", "num_shards", "sequence")
 
 
 @dataclass(slots=True)
@@ -192,17 +199,18 @@ class ExpertOptState(OptState):
 
 @dataclass(slots=True)
 class ExpertGrad(WeightGrad):
-    """The gradient of an `ExpertWeight`: its samples are those of all ranks whose tokens came to the part."""
+    """The gradient of an `ExpertWeight`: samples and sequences are those of all ranks whose tokens came to the part."""
 
     parts: frozenset[int] = _ALL
     num_parts: int = 1
+    sequence: SequencePart = WHOLE_SEQUENCE
 
     _must_agree = (*WeightGrad._must_agree, "parts", "num_parts")  # type: ignore[assignment]  # the same
     with_shards = _with_shards
 
     def __add__(self, other: WeightGrad) -> ExpertGrad:
         """Return the sum, which covers the samples of both; layer, part and shards must agree."""
-        return _sum(self, other, "layer", "parts", "num_parts", "shards", "num_shards")
+        return _sum(self, other, "layer", "parts", "num_parts", "shards", "num_shards", "sequence")
 
 
 def _sum(left: P, right: Any, *names: str) -> P:
@@ -225,12 +233,16 @@ class RoutedTokens(Activation):
         num_parts: number of parts that the experts are divided into.
         own: the samples that this rank's router has sent, which return to it.
         load: how copies fall on the parts.
+        sequence: the part of each sample's sequence whose tokens these are.
+        own_sequence: the part that this rank's router has sent.
     """
 
     parts: frozenset[int] = _ALL
     num_parts: int = 1
     own: frozenset[int] = frozenset()
     load: ExpertLoad = ExpertLoad(1)
+    sequence: SequencePart = WHOLE_SEQUENCE
+    own_sequence: SequencePart = WHOLE_SEQUENCE
 
 
 @dataclass(slots=True)
@@ -241,6 +253,8 @@ class ExpertOutputs(Activation):
     num_parts: int = 1
     own: frozenset[int] = frozenset()
     load: ExpertLoad = ExpertLoad(1)
+    sequence: SequencePart = WHOLE_SEQUENCE
+    own_sequence: SequencePart = WHOLE_SEQUENCE
 
 
 @dataclass(slots=True)
@@ -251,6 +265,8 @@ class ExpertOutputsGrad(ActivationGrad):
     num_parts: int = 1
     own: frozenset[int] = frozenset()
     load: ExpertLoad = ExpertLoad(1)
+    sequence: SequencePart = WHOLE_SEQUENCE
+    own_sequence: SequencePart = WHOLE_SEQUENCE
 
 
 @dataclass(slots=True)
@@ -261,6 +277,8 @@ class RoutedTokensGrad(ActivationGrad):
     num_parts: int = 1
     own: frozenset[int] = frozenset()
     load: ExpertLoad = ExpertLoad(1)
+    sequence: SequencePart = WHOLE_SEQUENCE
+    own_sequence: SequencePart = WHOLE_SEQUENCE
 
 
 ROUTER_PIECES = (RouterWeight, RouterOptState, RouterGrad)
@@ -276,10 +294,10 @@ KINDS_OF_EXPERTS: tuple[type[Any], ...] = (*ROUTER_PIECES, *EXPERT_PIECES, *_COP
 """The kinds of tensor that know experts, each a kind of one of the five."""
 
 
-def moved(copies: Any, samples: frozenset[int], parts: frozenset[int]) -> Any:
-    """Return the copies of tokens of other samples and parts."""
+def moved(copies: Any, samples: frozenset[int], parts: frozenset[int], sequence: SequencePart) -> Any:
+    """Return the copies of tokens of other samples, parts of experts, and parts of sequences."""
     found = turned_into(type(copies), copies)
-    found.samples, found.parts = samples, parts
+    found.samples, found.parts, found.sequence = samples, parts, sequence
     return found
 
 
@@ -294,6 +312,8 @@ def turned_into(kind: type[P], copies: Any) -> P:
         copies.num_parts,
         copies.own,
         copies.load,
+        copies.sequence,
+        copies.own_sequence,
     )  # type: ignore[call-arg]  # one of `COPIES`
 
 

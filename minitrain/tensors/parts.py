@@ -18,7 +18,7 @@ parts, each part's gradient covers some shards of the sequence for these, and `a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -215,6 +215,10 @@ class ActivationShard(Activation):
         """Return what holds the shards of both: an `Activation` if it has all."""
         return union_of_shards(self, other)
 
+    def with_shards(self, shards: frozenset[int]) -> ActivationShard:
+        """Return other shards of the same sequence."""
+        return replace(self, shards=shards)
+
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the activation's."""
         return self.whole().memory() * len(self.shards) // self.num_shards
@@ -234,6 +238,10 @@ class ActivationGradShard(ActivationGrad):
     def combine(self, other: ActivationGradShard) -> Any:
         """Return what holds the shards of both: an `ActivationGrad` if it has all."""
         return union_of_shards(self, other)
+
+    def with_shards(self, shards: frozenset[int]) -> ActivationGradShard:
+        """Return other shards of the same sequence."""
+        return replace(self, shards=shards)
 
     def memory(self) -> int:
         """Return the size in elements: the shards' share of the gradient's."""
@@ -268,10 +276,13 @@ def shard_of_sequence(value: Activation | ActivationGrad, shard: int, num_shards
         LawError: it is no complete one, or there is no such shard.
     """
     kind = _SHARD_OF.get(type(value))
-    if kind is None:
+    is_of_context = hasattr(value, "piece")  # some shards of a sequence, which are cut further
+    if kind is None and not is_of_context:
         raise LawError(f"only a complete activation or gradient is cut along the sequence, got {value!r}", value=value)
     if not 0 <= shard < num_shards:
         raise LawError(f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards}", layer=value.layer)
+    if kind is None:
+        return value.piece(singleton(shard), num_shards)  # type: ignore[union-attr]  # as asked above
     return kind(value.layer, value.layers, value.samples, value.total_samples, singleton(shard), num_shards)
 
 
@@ -329,4 +340,4 @@ def with_sequence_shards(value: Any, shards: frozenset[int]) -> Any:
     """Return other shards of the same sequence, and the whole where these are all."""
     if len(shards) == value.num_shards:
         return value.whole()
-    return type(value)(value.layer, value.layers, value.samples, value.total_samples, shards, value.num_shards)
+    return value.with_shards(shards)

@@ -10,13 +10,13 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from minitrain.analysis.breakdown import checked_step_time
+from minitrain.analysis.breakdown import checked_end
 from minitrain.analysis.intervals import sweep
 from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 from minitrain.analysis.waits import Gaps, find_gaps
 from minitrain.trace.colors import RECOMPUTED, WAITING, Kind, kind_of, legend_place
 
-_ROUNDING = 1e-12  # of the step time; a shorter gap is a rounding error
+_ROUNDING = 1e-12  # of the time shown; a shorter gap is a rounding error
 MAX_LANES = 4
 
 
@@ -26,7 +26,7 @@ class Bars:
 
     Args:
         timeline: the run.
-        step_time: the step time, s.
+        step_end: when the step ends, s.
         rank: row of each bar, (num_bars,), like all that follow.
         start: its left end, s.
         duration: its length, s; never 0.
@@ -40,7 +40,7 @@ class Bars:
     """
 
     timeline: Timeline
-    step_time: float
+    step_end: float
     rank: Ints
     start: Floats
     duration: Floats
@@ -70,7 +70,7 @@ class Bars:
         """Return some of the bars."""
         return Bars(
             self.timeline,
-            self.step_time,
+            self.step_end,
             self.rank[chosen],
             self.start[chosen],
             self.duration[chosen],
@@ -84,17 +84,17 @@ class Bars:
         )
 
 
-def make_bars(timeline: Timeline, step_time: float | None = None, gaps: Gaps | None = None) -> Bars:
+def make_bars(timeline: Timeline, step_end: float | None = None, gaps: Gaps | None = None) -> Bars:
     """Return a bar for every operation that takes time, and for every gap in which a rank waits.
 
     Args:
         timeline: the run.
-        step_time: the step time, s; the latest end of all ranks if None.
+        step_end: when the step ends, s; the latest end of all ranks if None.
         gaps: the idle times, if they are known already.
     """
-    step = checked_step_time(timeline.step_time, step_time)
+    end = checked_end(timeline.last_end, step_end)
     codes, kinds = _kinds(timeline)
-    gaps = find_gaps(timeline, step) if gaps is None else gaps
+    gaps = find_gaps(timeline, end) if gaps is None else gaps
     num_waits, drawn = len(gaps), np.flatnonzero(timeline.duration > 0)
     rank = np.concatenate([timeline.rank[drawn], gaps.rank])
     start = np.concatenate([timeline.time[drawn], gaps.start])
@@ -102,7 +102,7 @@ def make_bars(timeline: Timeline, step_time: float | None = None, gaps: Gaps | N
     event = np.concatenate([drawn, gaps.event])[order]
     return Bars(
         timeline=timeline,
-        step_time=step,
+        step_end=end,
         rank=rank[order],
         start=start[order],
         duration=np.concatenate([timeline.duration[drawn], gaps.duration])[order],
@@ -148,7 +148,7 @@ def lanes(timeline: Timeline) -> Ints:
 def _crowded_ranks(timeline: Timeline, chosen: Bools) -> Bools:
     """Tell on which ranks some of the chosen events overlap one another, (num_ranks,)."""
     swept = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
-    overlaps = swept.busy_until - swept.start > _ROUNDING * timeline.step_time
+    overlaps = swept.busy_until - swept.start > _ROUNDING * timeline.last_end
     crowded = np.zeros(timeline.num_ranks, dtype=bool)
     crowded[swept.rank[overlaps & (swept.end > swept.start)]] = True
     return crowded
@@ -163,7 +163,7 @@ def _packed(timeline: Timeline, chosen: Ints) -> Ints:
         timeline.end[chosen][order].tolist(),
         strict=True,
     )
-    tolerance = _ROUNDING * timeline.step_time
+    tolerance = _ROUNDING * timeline.last_end
     packed, current = [], -1
     busy: list[tuple[float, int]] = []
     free: list[int] = []
@@ -198,7 +198,7 @@ def rows_of_layers(bars: Bars) -> tuple[Ints, Ints]:
     samples = np.append(bars.timeline.samples, NONE)[part.event]
     end = part.start + part.duration
     is_new = np.ones(len(bars), dtype=bool)
-    is_new[1:] = part.waits[1:] | (part.start[1:] - end[:-1] > _ROUNDING * bars.step_time)
+    is_new[1:] = part.waits[1:] | (part.start[1:] - end[:-1] > _ROUNDING * bars.step_end)
     for column in (part.rank, part.lane, part.kind, samples):
         is_new[1:] |= column[1:] != column[:-1]
     first = np.flatnonzero(is_new)

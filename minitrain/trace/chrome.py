@@ -203,7 +203,7 @@ def memory_counters(timeline: Timeline, bytes_per_element: float) -> Iterator[st
 def kind_counters(timeline: Timeline, journals: Journals, bytes_per_element: float) -> Iterator[str]:
     """Write each rank's memory by kind whenever any kind changes."""
     for rank in range(len(journals)):
-        curves = curves_by_kind(timeline, journals, rank, timeline.step_time)
+        curves = curves_by_kind(timeline, journals, rank, timeline.last_end)
         if not curves:
             continue
         heads = [f"{json.dumps(name)}:" for name in curves]

@@ -67,7 +67,7 @@ def drawn_comparison(traces: Mapping[str, Trace], views: Mapping[str, View] | No
     runs = [
         _run(place, name, trace, (views or {}).get(name, View())) for place, (name, trace) in enumerate(traces.items())
     ]
-    longest = max((run.bars.step_time for run in runs), default=0.0)
+    longest = max((run.bars.step_end for run in runs), default=0.0)
     unit, unit_name = time_unit(longest)
     memory_axis = f"y{len(runs) + 1}" if runs else "y"
     exact = _drawn_exactly(runs)
@@ -97,7 +97,7 @@ def _path(run: _Run, unit: float) -> Properties:
 
 def _run(place: int, name: str, trace: Trace, view: View) -> _Run:
     """Make the bars of one run; those of consecutive layers are joined, as in the figures of papers."""
-    single = make_bars(as_timeline(trace), view.step_time)
+    single = make_bars(as_timeline(trace), view.step_end)
     return _Run(name, merged(single), single, view, f"y{place + 1}" if place else "y")
 
 
@@ -140,7 +140,7 @@ def _legend_entry(kind: Kind) -> Properties:
 
 def _memory(place: int, run: _Run, unit: float, axis: str) -> Properties:
     """Return the memory of a run over time: at every moment, that of the rank that holds most."""
-    line, step = run.bars.timeline, run.bars.step_time
+    line, step = run.bars.timeline, run.bars.step_end
     gib = run.view.bytes_per_element / GIB
     spans: Floats = highest_in_spans(line, step, _NUM_SPANS) if line.num_ranks else np.zeros((1, _NUM_SPANS))
     dash = _DASHES[place // len(_LINES) % len(_DASHES)]
@@ -188,7 +188,7 @@ def _layout(
 
 def _caption(run: _Run) -> dict[str, Any]:
     """Return the line above a run's panel: its name and facts."""
-    facts = run.view.subtitle or f"step {duration(run.bars.step_time)}"
+    facts = run.view.subtitle or f"step {duration(run.bars.step_end)}"
     return {
         "text": f"<b>{run.name}</b>   {facts}",
         "xref": "paper",

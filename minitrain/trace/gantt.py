@@ -43,7 +43,7 @@ def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> A
         A `plotly.graph_objects.Figure`.
     """
     view = view or View()
-    return as_figure(drawn_bars(make_bars(as_timeline(trace), view.step_time), view, journals)[0])
+    return as_figure(drawn_bars(make_bars(as_timeline(trace), view.step_end), view, journals)[0])
 
 
 def drawn_bars(
@@ -55,7 +55,7 @@ def drawn_bars(
         The drawing, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
         They come first, so that menus can refer to them by their place.
     """
-    unit, unit_name = time_unit(bars.step_time)
+    unit, unit_name = time_unit(bars.step_end)
     totals = memory_traces(bars, view, unit)
     kinds, owners = kind_traces(bars, view, unit, journals) if journals else ([], [])
     for trace in totals if kinds else ():

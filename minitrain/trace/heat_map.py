@@ -66,9 +66,9 @@ def _covered(bars: Bars, chosen: Bools, ranks_per_row: int, shape: tuple[int, in
     """Return how much of each bin the chosen bars cover, in bins."""
     num_rows, num_bins = shape
     row = bars.rank[chosen] // max(ranks_per_row, 1)
-    step_time = bars.step_time if bars.step_time > 0 else np.inf
-    start = np.clip(bars.start[chosen] / step_time * num_bins, 0, num_bins)
-    end = np.clip((bars.start + bars.duration)[chosen] / step_time * num_bins, 0, num_bins)
+    step_end = bars.step_end if bars.step_end > 0 else np.inf
+    start = np.clip(bars.start[chosen] / step_end * num_bins, 0, num_bins)
+    end = np.clip((bars.start + bars.duration)[chosen] / step_end * num_bins, 0, num_bins)
     # the integral of a bar from 0 to x is max(x - start, 0) - max(x - end, 0); differences of it are the coverage
     return np.diff(_ramp(row, start, num_rows, num_bins) - _ramp(row, end, num_rows, num_bins), axis=1)
 
@@ -98,7 +98,7 @@ def scale(dark: bool = False) -> list[tuple[float, str]]:
 def heat_trace(bars: Bars, unit: float) -> Properties:
     """Return the heat map of what ranks mostly do."""
     shares = heat(bars)
-    step = bars.step_time / unit / shares.computing.shape[1]
+    step = bars.step_end / unit / shares.computing.shape[1]
     whose = "" if bars.timeline.rank_names else "rank %{y:.0f} "  # the axis has names, which a hover text cannot show
     return {
         "type": "heatmap",

@@ -37,7 +37,7 @@ class View:
     Args:
         title: what is shown, such as the strategy and the hardware.
         facts: short texts for the line below it, such as "step 12.3 ms" and "MFU 41 %".
-        step_time: the step time, s; the latest end of the log if None.
+        step_end: when the step ends, s; the latest end of the log if None.
         capacity_bytes: memory of the device, bytes, drawn as a line; None where there is none.
         bytes_per_element: bytes of one element of memory; by default those of the specified workload.
         links: what shared links carried, shown below the picture; None where none were shared.
@@ -45,7 +45,7 @@ class View:
 
     title: str = ""
     facts: Sequence[str] = ()
-    step_time: float | None = None
+    step_end: float | None = None
     capacity_bytes: float | None = None
     bytes_per_element: float = MATMUL_LAYER.bytes_per_element
     links: Links | None = None
@@ -63,19 +63,21 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
         rows = max(rows, _LEGEND_ROW * (len(bars.kinds) + 1))
     inner = rows + _PANEL_GAP + MEMORY_HEIGHT
     split = MEMORY_HEIGHT / inner, (MEMORY_HEIGHT + _PANEL_GAP) / inner
-    capacity = _capacity(view, peak_gib)
+    marks = _capacity(view, peak_gib)
+    shapes = [*marks.get("shapes", ()), *_begin_of_step(bars.timeline, unit)]
     return {
         "height": inner + _TOP + _BOTTOM,
         "margin": {"l": 64 + 7 * max(map(len, bars.timeline.rank_names), default=0), "r": 150, "t": _TOP, "b": _BOTTOM},
         "title": title(view),
         "meta": {"captions": 2},  # px above the panel, for a page, which has the title outside of the figure
         **FIGURE_STYLE,
-        "xaxis": time_axis(bars.step_time / unit, unit_name, "y2"),
+        "xaxis": time_axis(bars.step_end / unit, unit_name, "y2"),
         "yaxis": rank_axis(bars.timeline, (split[1], 1), rows),
         "yaxis2": {**_memory_axis(peak_gib, view), "domain": (0, split[0])},
         "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
         "legend2": {"x": 1.01, "y": split[0], "xanchor": "left", "yanchor": "top", "font": {"size": 11}},
-        **capacity,
+        **marks,
+        **({"shapes": shapes} if shapes else {}),
     }
 
 
@@ -160,6 +162,14 @@ def _memory_axis(peak_gib: float, view: View) -> dict[str, Any]:
         "zeroline": False,
         "fixedrange": True,
     }
+
+
+def _begin_of_step(line: Timeline, unit: float) -> list[dict[str, Any]]:
+    """Return the line where the step begins, unless that is at 0."""
+    begin = line.begin / unit
+    dots = {"color": INK, "width": 1.5, "dash": "dot"}
+    shape = {"type": "line", "xref": "x", "x0": begin, "x1": begin, "yref": "paper", "y0": 0, "y1": 1, "line": dots}
+    return [shape] if begin else []
 
 
 def _shown_capacity(view: View, peak_gib: float) -> float | None:

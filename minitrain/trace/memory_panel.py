@@ -49,14 +49,14 @@ def memory_traces(bars: Bars, view: View, unit: float) -> list[Properties]:
     if bars.timeline.num_ranks > MAX_CURVES:
         return _band(bars, gib, unit)
     exact = bars.timeline.num_events <= _MOST_EVENTS
-    spans = None if exact else highest_in_spans(bars.timeline, bars.step_time, _NUM_SPANS) * gib
+    spans = None if exact else highest_in_spans(bars.timeline, bars.step_end, _NUM_SPANS) * gib
     curves: list[tuple[Floats, Floats]] = []
     for rank in range(bars.timeline.num_ranks):
         if spans is None:
-            time, memory = memory_curve(bars.timeline, rank, bars.step_time)
+            time, memory = memory_curve(bars.timeline, rank, bars.step_end)
             curves.append((time / unit, memory * gib))
         else:
-            curves.append((np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False), spans[rank]))
+            curves.append((np.linspace(0, bars.step_end / unit, _NUM_SPANS, endpoint=False), spans[rank]))
     return [_line(bars, ranks, *curves[ranks[0]]) for ranks in _alike(curves)]
 
 
@@ -103,8 +103,8 @@ def _line(bars: Bars, ranks: Sequence[int], time: Floats, memory: Floats) -> Pro
 
 def _band(bars: Bars, gib: float, unit: float) -> list[Properties]:
     """Return the highest and lowest rank at every moment, and the curve of the rank with the highest peak."""
-    spans = highest_in_spans(bars.timeline, bars.step_time, _NUM_SPANS) * gib
-    time = np.linspace(0, bars.step_time / unit, _NUM_SPANS, endpoint=False)
+    spans = highest_in_spans(bars.timeline, bars.step_end, _NUM_SPANS) * gib
+    time = np.linspace(0, bars.step_end / unit, _NUM_SPANS, endpoint=False)
     top = int(np.argmax(spans.max(axis=1)))
     common = {"x": time, "mode": "lines", "legend": "legend2", "yaxis": "y2"}
     edge = {"shape": "hv", "width": 1, "color": "#4C86C6"}
@@ -176,10 +176,10 @@ def _offered(num_ranks: int, highest: HighWater | None) -> list[int]:
 def _rank_traces(bars: Bars, view: View, unit: float, journals: Journals, mark: HighWater) -> list[Properties]:
     """Return one area a kind, and the high-water mark."""
     gib = view.bytes_per_element / GIB
-    curves = curves_by_kind(bars.timeline, journals, mark.rank, bars.step_time)
+    curves = curves_by_kind(bars.timeline, journals, mark.rank, bars.step_end)
     traces = []
     for name, curve in curves.items():
-        time, memory = _thinned(curve, bars.step_time)
+        time, memory = _thinned(curve, bars.step_end)
         traces.append(
             scatter(
                 x=time / unit,
@@ -197,11 +197,11 @@ def _rank_traces(bars: Bars, view: View, unit: float, journals: Journals, mark: 
     return [*traces, _mark(bars, view, unit, mark)]
 
 
-def _thinned(curve: Curve, step_time: float) -> Curve:
+def _thinned(curve: Curve, step_end: float) -> Curve:
     """Return a curve, or the highest value of each of equal spans where it has many steps."""
-    if len(curve.time) <= _MAX_POINTS or step_time <= 0:
+    if len(curve.time) <= _MAX_POINTS or step_end <= 0:
         return curve
-    edges = np.linspace(0, step_time, _NUM_SPANS, endpoint=False)
+    edges = np.linspace(0, step_end, _NUM_SPANS, endpoint=False)
     first = np.searchsorted(curve.time, edges, side="right") - 1
     begins = np.maximum(first, 0)
     highest: Floats = np.maximum.reduceat(curve.memory, np.append(begins, len(curve.memory) - 1))[:-1]

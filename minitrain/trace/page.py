@@ -69,8 +69,8 @@ def write_html(
         The path.
     """
     view = view or View()
-    explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_time, journals=journals)
-    bars = make_bars(explained.timeline, view.step_time, explained.gaps)
+    explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_end, journals=journals)
+    bars = make_bars(explained.timeline, view.step_end, explained.gaps)
     drawing, num_fixed = drawn_bars(bars, view, journals, explained.critical_path)
     details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
     below = "" if view.links is None else link_panel(view.links)
@@ -86,6 +86,7 @@ def write_compare_html(
     *,
     title: str = "",
     table: Sequence[Row] | None = None,
+    notes: Sequence[str] = (),
     links: Mapping[str, str] | None = None,
     include_plotlyjs: bool | str = True,
 ) -> Path:
@@ -97,6 +98,7 @@ def write_compare_html(
         views: facts and units by name.
         title: what is compared.
         table: rows of column title -> text, the first column the name; made from the traces if None.
+        notes: what to know of the table, a sentence each.
         links: address of a run's own page by name.
         include_plotlyjs: as for `minitrain.trace.page.write_html`.
 
@@ -105,7 +107,9 @@ def write_compare_html(
     """
     rows = comparison_rows(traces, views) if table is None else table
     drawing = drawn_comparison(traces, views, title)
-    body = f'<div class="wide">{html_table(rows, links or {})}</div>' + _time_of_runs(traces, views or {}, links or {})
+    said = f"<p>{'<br>'.join(map(html.escape, notes))}</p>" if notes else ""
+    body = f'<div class="wide">{html_table(rows, links or {})}</div>{said}'
+    body += _time_of_runs(traces, views or {}, links or {})
     return write_page(path, drawing, title, include_plotlyjs, body=body)
 
 
@@ -113,7 +117,7 @@ def _time_of_runs(traces: Mapping[str, Trace], views: Mapping[str, View], links:
     """Return a bar a run: the mean of its ranks' time in each use, on one scale."""
     lines = []
     for name, trace in traces.items():
-        split = breakdown(as_timeline(trace), views.get(name, View()).step_time)
+        split = breakdown(as_timeline(trace), views.get(name, View()).step_end)
         seconds = [float(part.mean()) if len(part) else 0.0 for part in (split.computing, split.exposed, split.waiting)]
         lines.append(Line(name, (seconds[0], seconds[1], seconds[2]), links.get(name, "")))
     longest = max((sum(line.seconds) for line in lines), default=0.0)
@@ -209,7 +213,7 @@ def comparison_rows(traces: Mapping[str, Trace], views: Mapping[str, View] | Non
     rows: list[Row] = []
     for name, trace in traces.items():
         timeline, view = as_timeline(trace), (views or {}).get(name, View())
-        split = breakdown(timeline, view.step_time)
+        split = breakdown(timeline, view.step_end)
         peak = timeline.memory.max(initial=0.0) * view.bytes_per_element / GIB
         rows.append(
             {
@@ -265,7 +269,7 @@ def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict
     They are the interactive figure, and an SVG for notebooks that cannot draw Plotly's. Both need no internet. Of a run
     with more than `MAX_BARS` bars there is no SVG.
     """
-    bars = make_bars(timeline, view.step_time)
+    bars = make_bars(timeline, view.step_end)
     figure = json.loads(figure_json(drawn_bars(bars, view, journals)[0]))
     bundle: dict[str, Any] = {PLOTLY_MIME: {**figure, "config": CONFIG}}
     if len(bars) <= MAX_BARS:

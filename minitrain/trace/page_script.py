@@ -227,7 +227,7 @@ def payload(bars: Bars, view: View) -> dict[str, Any]:
     Times are in the unit of the figure's axis. Starts are 64-bit, since one may zoom in a millionfold.
     """
     line = bars.timeline
-    unit, unit_name = time_unit(bars.step_time)
+    unit, unit_name = time_unit(bars.step_end)
     event = bars.event  # NONE for a wait until the end, which reads the last event; the page does not show it
     center, width = lane_geometry(bars.num_lanes)
     layer = np.where(line.layer == NO_LAYER, np.iinfo(np.int16).min, line.layer)

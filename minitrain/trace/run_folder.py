@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, count, takewhile
+from itertools import chain, count
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
+MESSAGES: Mapping[str | None, str] = {"hidden": "hidden behind compute", "waited for": "waited for"}
+"""How a run's messages are received, in words."""
+
 _LONGEST_NAME = 60  # characters; a file system takes 255 bytes
 
 
@@ -46,13 +49,14 @@ def view_of(run: Run) -> View:
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]
     memory = run.capacity_bytes, run.bytes_per_element
-    return View(f"{run.strategy}: {conditions(run)}", facts, run.step_time, *memory, _links_of(run))
+    return View(f"{run.strategy}: {conditions(run)}", facts, run.step_end, *memory, _links_of(run))
 
 
 def _figures(run: Run) -> list[str]:
     """Return the figures that every run has, in words, the step time first."""
+    loading = f" after loading for {duration(run.load_time)}" if run.load_time else ""
     return [
-        f"step {duration(run.step_time)}",
+        f"step {duration(run.step_time)}{loading}",
         *([] if run.mfu is None else [f"MFU {run.mfu:.1%}"]),
         f"bubble {run.bubble_fraction:.1%}",
         f"exposed communication {run.exposed_comm_fraction:.1%}",
@@ -75,7 +79,7 @@ def _links_of(run: Run) -> Links | None:
         Delay(f"{what}, rank{'s' if len(which) > 1 else ''} {ranges(which)}", extra_s, reason)
         for (what, _, extra_s, reason), which in ranks.items()
     ]
-    return Links(lanes, delays, run.step_time)
+    return Links(lanes, delays, run.last_clock)
 
 
 def _what(event: Event) -> str:
@@ -90,7 +94,16 @@ def _facts_of_transformer(run: Run) -> list[str]:
     held, moved = memory_text(run), communication_text(run)
     dropped = f"{run.dropped_token_fraction:.1%} of tokens dropped" if run.dropped_token_fraction else ""
     facts = (hfu, dropped, f"at the peak: {held}" if held else "", f"communication: {moved}" if moved else "")
-    return [fact for fact in facts if fact]
+    return [fact for fact in (*facts, f"how sure: {run.sureness}") if fact]
+
+
+def peak_text(run: Run) -> str:
+    """Return what tensors take at most, what the device must hold for it, and what there is, in words."""
+    capacity = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / GIB:.4g}"
+    tensors = f"{run.peak_memory_bytes / GIB:.2f}"
+    if run.needed_memory_bytes is None:
+        return f"{tensors}{capacity} GiB"
+    return f"{run.needed_memory_bytes / GIB:.2f}{capacity} GiB ({tensors} of tensors)"
 
 
 def memory_text(run: Run) -> str:
@@ -108,42 +121,26 @@ def communication_text(run: Run) -> str:
     )
 
 
-def picture_of_first_ranks(run: Run, most_events: int = 3000) -> str:
-    """Return an SVG of as many ranks of a large run as a picture can show; nothing where one has too many events.
-
-    Args:
-        run: the run.
-        most_events: how many events may be drawn.
-    """
-    from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody draws)
-    from minitrain.trace.svg import svg  # noqa: PLC0415
-
-    ends = accumulate(len(log) for log in run.logs)
-    num_ranks = sum(1 for _ in takewhile(lambda end: end <= most_events, ends))  # others are not looked at
-    if not num_ranks:
-        return ""
-    view = view_of(run)
-    title = f"{view.title}: {'rank 0' if num_ranks == 1 else f'the first {num_ranks} ranks'}"
-    return svg(as_timeline(run.logs[:num_ranks]), replace(view, title=title))
-
-
 def conditions(run: Run) -> str:
     """Return in words the sizes and the hardware of a run."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
     if run.trained_model is not None:
-        layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample"
+        longest = run.trained_model.max_seq_len
+        at_most = "" if longest is None else f" (its config allows {longest})"
+        layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample{at_most}"
     is_one_network = run.num_nodes == 1 or run.device_kinds  # in one tier all are the same; a cluster has its own
     network = "" if is_one_network else f", {run.network} network"
     devices = ", ".join(f"{len(kind.ranks)} x {kind.hardware}" for kind in run.device_kinds)
     hardware = f"{run.hardware} ({devices})" if devices else run.hardware
-    priced = "" if run.priced_by == "roofline" else f", priced by {run.priced_by}"
+    is_specified = run.priced_by == "roofline" and run.trained_model is None
+    priced = "" if is_specified else f", priced by {run.priced_by}"
     return f"{ranks}, {layers}, batch {run.global_batch_size}, {hardware}{network}{priced}"
 
 
 def _memory(run: Run) -> str:
     """Return a run's peak memory, and whether it is more than the device has."""
-    return f"{run.peak_memory_bytes / GIB:.4g} GiB{'' if run.oom is None else ' (out of memory)'}"
+    return f"{peak_text(run)}{'' if run.oom is None else ' (out of memory)'}"
 
 
 def table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
@@ -182,6 +179,15 @@ def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
     return {"strategy": name, "step time": f"failed: {text_of(error)}", **figures}
 
 
+def notes_of_all(comparison: Comparison) -> list[str]:
+    """Return what to know of all runs: how their messages are received, and what their layers count as."""
+    names: dict[str | None, list[str]] = {}
+    for run in comparison.succeeded:
+        names.setdefault(run.messages, []).append(run.strategy)
+    found = [f"messages {text}: {', '.join(names[how])}" for how, text in MESSAGES.items() if how in names]
+    return [*(["; ".join(found)] if found else []), *dict.fromkeys(chain(*(run.notes for run in comparison.succeeded)))]
+
+
 def draw_comparison(comparison: Comparison) -> Any:
     """Return a Plotly figure of the runs that succeeded, fastest first."""
     from minitrain.trace.comparison_figure import compare_figure  # noqa: PLC0415
@@ -202,7 +208,15 @@ def _captioned(run: Run) -> View:
 def title_of(comparison: Comparison) -> str:
     """Return in words the sizes and the hardware that all runs of a comparison share."""
     runs = comparison.succeeded
-    return conditions(runs[0]) if runs else "no strategy came to its end"
+    if not runs:
+        return "no strategy came to its end"
+    priced: dict[str, list[str]] = {}
+    for run in runs:
+        priced.setdefault(run.priced_by, []).append(run.strategy)
+    if len(priced) == 1:
+        return conditions(runs[0])
+    each = "; ".join(f"{', '.join(names)} by {words}" for words, names in priced.items())
+    return conditions(replace(runs[0], priced_by=f"what each strategy stands for ({each})"))
 
 
 def write_comparison_page(
@@ -221,6 +235,7 @@ def write_comparison_page(
         {run.strategy: _captioned(run) for run in runs},
         title=title_of(comparison),
         table=table_rows(comparison),
+        notes=notes_of_all(comparison),
         links=links,
         include_plotlyjs=include_plotlyjs,
     )
@@ -242,6 +257,7 @@ def write_run(
     name: str | None = None,
     *,
     page_alone: bool = False,
+    all_ranks: bool = True,
 ) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
@@ -254,6 +270,8 @@ def write_run(
             of other runs.
         name: of the folder, if not after the strategy.
         page_alone: write the page only, into a folder of its own: "ddp-folded".
+        all_ranks: write every rank, however large the run is; otherwise page and Chrome trace of a large run show some
+            ranks (see `minitrain.trace.excerpt`), and there is no log.
 
     Returns:
         The run's folder.
@@ -264,14 +282,26 @@ def write_run(
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
     target = parent / f"{name or folder_name(run.strategy)}{'-folded' if page_alone else ''}"
+    excerpt = None
+    if not all_ranks and not page_alone:
+        from minitrain.trace.excerpt import excerpt_of  # noqa: PLC0415  (numpy only when somebody draws)
+
+        excerpt = excerpt_of(run)
+    files = (PAGE,) if page_alone else (PAGE, CHROME_TRACE) if excerpt else (PAGE, CHROME_TRACE, RUN_FILE)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
-        run.write_html(Path(made, PAGE), include_plotlyjs)
-        if not page_alone:
+        if excerpt is not None:
+            excerpt.write(Path(made, PAGE), Path(made, CHROME_TRACE), view_of(run), include_plotlyjs)
+        else:
+            run.write_html(Path(made, PAGE), include_plotlyjs)
+        if RUN_FILE in files:
             run.write_chrome_trace(Path(made, CHROME_TRACE))
             run.save(Path(made, RUN_FILE))
         target.mkdir(exist_ok=True)
-        for name in (PAGE,) if page_alone else (PAGE, CHROME_TRACE, RUN_FILE):
-            Path(made, name).replace(target / name)
+        for file in (PAGE, CHROME_TRACE, RUN_FILE):
+            if file in files:
+                Path(made, file).replace(target / file)
+            elif excerpt is not None:  # of an earlier run
+                Path(target, file).unlink(missing_ok=True)
     return target
 
 
@@ -282,7 +312,12 @@ def _unused(name: str, taken: Collection[str]) -> str:
 
 
 def write_comparison(
-    comparison: Comparison, parent: str | PathLike[str], *, shared_script: bool = False, pages_alone: bool = False
+    comparison: Comparison,
+    parent: str | PathLike[str],
+    *,
+    shared_script: bool = False,
+    pages_alone: bool = False,
+    all_ranks: bool = True,
 ) -> Sequence[Path]:
     """Write every run that succeeded, and a page that compares them and links to theirs.
 
@@ -292,6 +327,7 @@ def write_comparison(
         shared_script: whether all pages use one "plotly.min.js" in `parent`, instead of each carrying it along. They
             are 4.9 MB smaller each then, and cannot be moved without it.
         pages_alone: write no other files of the runs.
+        all_ranks: as for `write_run`.
 
     Returns:
         The comparison's page, and the runs' folders.
@@ -301,7 +337,7 @@ def write_comparison(
         names[run.strategy] = _unused(folder_name(run.strategy), names.values())
     script = "parent" if shared_script else True
     folders = {
-        run.strategy: write_run(run, parent, script, names[run.strategy], page_alone=pages_alone)
+        run.strategy: write_run(run, parent, script, names[run.strategy], page_alone=pages_alone, all_ranks=all_ranks)
         for run in comparison.succeeded
     }
     if not folders:

@@ -47,7 +47,7 @@ def svg(trace: Trace, view: View | None = None, width: int = 960) -> str:
         width: width, px.
     """
     view = view or View()
-    bars = merged(make_bars(as_timeline(trace), view.step_time))
+    bars = merged(make_bars(as_timeline(trace), view.step_end))
     return "".join(f"{part}\n" for part in _parts(bars, view, width))
 
 
@@ -67,7 +67,10 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
     for rank in range(num_ranks):
         yield f'<text class="e" x="{_LEFT - 6}" y="{top + _ROW * (rank + 0.5) + 4:g}">rank {rank}</text>'
     yield from _rows(bars, top, width)
-    yield from _axis(bars.step_time, bottom, width)
+    if bars.timeline.begin:  # the step begins
+        begin = _px(_LEFT + bars.timeline.begin * (width - _LEFT - _RIGHT) / bars.step_end)
+        yield f'<path class="g" stroke-dasharray="2 2" d="M{begin} {top}V{bottom}"/>'
+    yield from _axis(bars.step_end, bottom, width)
     for x, row, kind in legend:
         y = bottom + _AXIS + _LEGEND_ROW * row
         yield f'<rect {_fill(kind)} x="{x:g}" y="{y}" width="12" height="12"/>'
@@ -77,7 +80,7 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
 
 def _rows(bars: Bars, top: int, width: int) -> Iterator[str]:
     """Yield the bars, each with its number where that fits."""
-    scale = (width - _LEFT - _RIGHT) / bars.step_time if bars.step_time > 0 else 0.0
+    scale = (width - _LEFT - _RIGHT) / bars.step_end if bars.step_end > 0 else 0.0
     center, thickness = lane_geometry(bars.num_lanes)
     left = _LEFT + bars.start * scale
     length = bars.duration * scale
@@ -94,15 +97,15 @@ def _rows(bars: Bars, top: int, width: int) -> Iterator[str]:
             yield f'<text class="{_text_class(kind)}" x="{x}" y="{y}" style="fill:{kind.ink}">{number}</text>'
 
 
-def _axis(step_time: float, y: int, width: int) -> Iterator[str]:
+def _axis(step_end: float, y: int, width: int) -> Iterator[str]:
     """Yield the time axis, with about six ticks at round times."""
     yield f'<path class="g" d="M{_LEFT} {y}H{width - _RIGHT}"/>'
-    if step_time <= 0:
+    if step_end <= 0:
         return
-    unit, _ = time_unit(step_time)
-    every = _round_step(step_time / unit / 6) * unit
-    scale = (width - _LEFT - _RIGHT) / step_time
-    for tick in np.arange(0, step_time * (1 + 1e-9), every).tolist():
+    unit, _ = time_unit(step_end)
+    every = _round_step(step_end / unit / 6) * unit
+    scale = (width - _LEFT - _RIGHT) / step_end
+    for tick in np.arange(0, step_end * (1 + 1e-9), every).tolist():
         x = _px(_LEFT + tick * scale)
         yield f'<path class="g" d="M{x} {y}v4"/><text class="m" x="{x}" y="{y + 16}">{duration(tick)}</text>'
 

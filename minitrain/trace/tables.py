@@ -14,34 +14,59 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minitrain.analysis.labels import GIB
+from minitrain.analysis.labels import GIB, duration
 from minitrain.errors import OutOfMemoryError
 from minitrain.plain_text import printable, text_of
-from minitrain.trace.run_folder import communication_text, memory_text, title_of
+from minitrain.trace.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of
 
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
     from minitrain.run.device_kinds import KindFigures
+    from minitrain.run.energy_figures import TokenBudget
     from minitrain.run.memory_reports import MemoryOutsideStores
     from minitrain.run.result import Run
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def budget_columns() -> tuple[str, ...]:
+    """Return the columns of what so many tokens take."""
+    return "days", "USD", "MWh"
+
+
+def budget_cells(budget: TokenBudget | None) -> list[str]:
+    """Return what so many tokens take, in words that are as short as figures of this kind are sure."""
+    figures = (None,) * 3 if budget is None else (budget.days, budget.dollars, budget.megawatt_hours)
+    return ["-" if figure is None else _rounded(figure) for figure in figures]
+
+
+def _rounded(value: float) -> str:
+    """Return three digits, or all before the point.
+
+    >>> _rounded(0.012345), _rounded(12345.6)
+    ('0.0123', '12,346')
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def comparison_table(comparison: Comparison, tokens: float | None = None) -> Table:
     """Return one row a strategy, fastest first; the winner is marked, and runs that failed or ran out of memory.
 
     Args:
         comparison: the runs.
+        tokens: add the days, dollars and energy of training on so many.
     """
     table = plain_table(title_of(comparison))
     table.add_column("", width=1)
     table.add_column("\nstrategy", overflow="fold", min_width=8)
     scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
-    more = ("tok/s\na rank", "HFU\n%") if any(run.trained_model for run in comparison.succeeded) else ()
-    for column in (f"step\n{unit}", "peak\nGiB", "MFU\n%", "bubble\n%", "comm\n%", *more):
+    trains = any(run.trained_model for run in comparison.succeeded)
+    of_tokens = tuple(f"\n{column}" for column in budget_columns())
+    more = ("tok/s\na rank", *(("HFU\n%", "tensors\nGiB") if tokens is None else of_tokens)) if trains else ()
+    for column in (f"step\n{unit}", f"{'needed' if trains else 'peak'}\nGiB", "MFU\n%", "bubble\n%", "comm\n%", *more):
         table.add_column(column, justify="right", no_wrap=True)
     winner = comparison.winner
     for run in comparison.succeeded:
-        table.add_row(*_cells(run, scale, is_winner=run is winner), style="bold" if run is winner else "")
+        cells = _cells(run, scale, tokens, is_winner=run is winner)
+        table.add_row(*cells, style="bold" if run is winner else "")
     for failure in comparison.failed:
         nothing = [""] * (4 + len(more))
         table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"), *nothing)
@@ -56,16 +81,36 @@ def _end(error: Exception) -> str:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return a line for each strategy that failed or ran out of memory, with the reason."""
+    """Return which strategies failed or ran out of memory, how long they load, what to know of all, and how sure."""
     notes = [
         f"{failure.strategy}: {type(failure.error).__name__}: {text_of(failure.error)}" for failure in comparison.failed
     ]
-    return notes + [f"{run.strategy}: {run.oom}" for run in comparison.succeeded if run.oom is not None]
+    notes += [f"{run.strategy}: {run.oom}" for run in comparison.succeeded if run.oom is not None]
+    return notes + _loading(comparison) + notes_of_all(comparison) + _sureness_notes(comparison)
 
 
-def _cells(run: Run, scale: float, *, is_winner: bool) -> list[str | Text]:
-    """Return the cells of a run."""
-    memory = f"{run.peak_memory_bytes / GIB:.2f}"
+def _sureness_notes(comparison: Comparison) -> list[str]:
+    """Return how sure the step times of transformers are, a line for all strategies of which the same is to be said."""
+    said: dict[str, list[str]] = {}
+    for run in comparison.succeeded:
+        if run.trained_model is not None:
+            said.setdefault(run.sureness, []).append(run.strategy)
+    return [f"how sure, {', '.join(names)}: {words}" for words, names in said.items()]
+
+
+def _loading(comparison: Comparison) -> list[str]:
+    """Return how long weights are loaded before the steps begin, where that takes time."""
+    times = [run.load_time for run in comparison.succeeded]
+    if not any(times):
+        return []
+    low, high = duration(min(times)), duration(max(times))
+    taken = low if low == high else f"{low} to {high}"
+    return [f"A step begins when the weights are there; loading them takes {taken}."]
+
+
+def _cells(run: Run, scale: float, tokens: float | None, *, is_winner: bool) -> list[str | Text]:
+    """Return the cells of a run; what so many tokens take stands in the place of HFU and tensors."""
+    memory = f"{(run.needed_memory_bytes or run.peak_memory_bytes) / GIB:.2f}"
     return [
         Text("★", style="green") if is_winner else "",
         _text(run.strategy),
@@ -75,21 +120,33 @@ def _cells(run: Run, scale: float, *, is_winner: bool) -> list[str | Text]:
         f"{run.bubble_fraction * 100:.1f}",
         f"{run.exposed_comm_fraction * 100:.1f}",
         *([] if run.tokens_per_second_per_rank is None else [f"{run.tokens_per_second_per_rank:,.0f}"]),
-        *([] if run.hfu is None else [f"{run.hfu * 100:.1f}"]),
+        *(_cells_of_transformer(run) if tokens is None else budget_cells(run.for_tokens(tokens))),
     ]
 
 
-def run_table(run: Run) -> Table:
-    """Return the figures of one run, a row each."""
-    share = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / GIB:.4g}"
+def _cells_of_transformer(run: Run) -> list[str]:
+    """Return the cells of a run that only transformers have, after their tokens."""
+    tensors = [] if run.needed_memory_bytes is None else [f"{run.peak_memory_bytes / GIB:.2f}"]
+    return tensors if run.hfu is None else [f"{run.hfu * 100:.1f}", *tensors]
+
+
+def run_table(run: Run, tokens: float | None = None) -> Table:
+    """Return the figures of one run, a row each.
+
+    Args:
+        run: the run.
+        tokens: add the days, dollars and energy of training on so many.
+    """
     scale, unit = _unit(run.step_time)
     fullest = run.peak_memory_per_rank.index(run.peak_memory)
     rows = {
         "step time": f"{_number(run.step_time * scale)} {unit}",
-        "peak memory": f"{run.peak_memory_bytes / GIB:.2f}{share} GiB, on rank {fullest}",
+        "loading": f"{_number(run.load_time * scale)} {unit}" if run.load_time else "",
+        "peak memory": f"{peak_text(run)}, on rank {fullest}",
         "MFU": "-" if run.mfu is None else f"{run.mfu * 100:.1f} %",
         "bubble": f"{run.bubble_fraction * 100:.1f} %",
         "exposed communication": f"{run.exposed_comm_fraction * 100:.1f} %",
+        "messages": MESSAGES.get(run.messages, ""),
         "events": f"{run.num_events}",
     }
     if run.tokens_per_second is not None:
@@ -98,7 +155,11 @@ def run_table(run: Run) -> Table:
         rows["HFU"] = "-" if run.hfu is None else f"{run.hfu * 100:.1f} %, with what backward computes again"
         if run.dropped_token_fraction:
             rows["dropped tokens"] = f"{run.dropped_token_fraction * 100:.1f} % of those sent to experts"
+        rows["how sure"] = run.sureness
         rows |= {"peak by kind": memory_text(run), "communication": communication_text(run)}
+    if tokens is not None:
+        days, dollars, energy = budget_cells(run.for_tokens(tokens))
+        rows[f"{tokens:.3g} tokens"] = f"{days} days, {dollars} USD, {energy} MWh of the devices"
     if run.peak_host_memory_bytes:
         rows["host memory"] = f"{run.peak_host_memory_bytes / GIB:.2f} GiB a rank at most"
     if run.held_outside is not None:

@@ -22,7 +22,7 @@ from typing import Any
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
 from minitrain.tensors.attention import KeysValues, KeysValuesGrad
-from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
+from minitrain.tensors.context import PIECES_OF_CONTEXT, ContextWeightGrad, PartialContextGradShard, PartialContextShard
 from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
 from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WEIGHT_PARTS, WeightGradPart
@@ -39,7 +39,7 @@ _REDUCED_IN: Mapping[type[Any], Any] = MappingProxyType(
 )
 _GATHERED_IN: Mapping[type[Any], Any] = MappingProxyType(
     {
-        **dict.fromkeys((*SHARDS_OF_SEQUENCE, *WEIGHT_PARTS, ContextWeightGrad), partial_sums),
+        **dict.fromkeys((*SHARDS_OF_SEQUENCE, *PIECES_OF_CONTEXT, *WEIGHT_PARTS, ContextWeightGrad), partial_sums),
         KeysValues: context_sums,
         **dict.fromkeys(PIECES, expert_exchange),
     }
@@ -62,7 +62,7 @@ def _facts(tensor: Any) -> Iterator[str]:
     """Yield the fields of a tensor that must agree, in words."""
     yield f"layer {tensor.layer}"
     for name, total in _SETS:
-        if hasattr(tensor, name) and (name != "sequence_shards" or tensor.num_sequence_shards > 1):
+        if hasattr(tensor, name) and (name not in _COVERED or getattr(tensor, _COVERED[name]) > 1):
             of = f" of {getattr(tensor, total)}" if total is not None else ""
             yield f"{name.replace('_', ' ')} {_brief(getattr(tensor, name))}{of}"
 
@@ -73,9 +73,15 @@ _SETS = (
     ("shards", "num_shards"),
     ("parts", "num_parts"),
     ("sequence_shards", "num_sequence_shards"),
+    ("context", "num_context"),
+    ("pieces", "num_pieces"),
     ("keys", "num_shards"),
     ("queries", "num_shards"),
 )
+
+
+_COVERED = {"sequence_shards": "num_sequence_shards", "pieces": "num_pieces"}
+"""The sets that are told where they are no wholes, with the fields of their numbers."""
 
 
 def _brief(value: Any) -> str:

@@ -16,6 +16,7 @@ from minitrain.tensors.index_sets import ranges, singleton
 from minitrain.transport.agreement import Mismatch, require_alike, union_of
 
 _OF_A_GRADIENT = ("layer", "shards", "num_shards", "parts", "num_parts", "num_sequence_shards")
+_OF_PIECES = ("pieces", "num_pieces")
 _OF_KEYS = ("layer", "samples", "shards", "num_shards", "parts", "num_parts")
 
 
@@ -30,9 +31,22 @@ def all_reduce(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) 
     """Return to each member the sum of gradients of keys and values, or of weights."""
     if isinstance(values[0], KeysValuesGrad):
         total: Any = _sum_over_queries("all_reduce", values, ranks, mismatch)
+    elif any(isinstance(value, ContextWeightGrad) and value.parts != values[0].parts for value in values):
+        return _sum_of_common(values, ranks, mismatch)
     else:
         total = _sum_of_weight_grads("all_reduce", values, ranks, mismatch)
     return [clone(total) for _ in values]
+
+
+def _sum_of_common(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
+    """Return to each member the gradient of its part, with what all parts hold summed over the pieces of its shards."""
+    names = (*(name for name in _OF_A_GRADIENT if name != "parts"), "samples", "sequence_shards", "num_pieces")
+    require_alike("all_reduce", values, ranks, mismatch, names)
+    covered = union_of(values, "pieces")
+    if len(covered) != sum(len(value.pieces) for value in values):
+        rule = "must bring gradients of one part, or of parts that have each seen other pieces of the same shards"
+        raise mismatch("all_reduce", values, ranks, rule)
+    return [value.with_pieces(covered) for value in values]
 
 
 def reduce_scatter(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
@@ -81,7 +95,7 @@ def _sum_of_weight_grads(
     Members that bring the same shards add samples. Members that bring other shards add these, where all of them have
     the same samples then, so that the sum covers each sample in each shard.
     """
-    require_alike(op, values, ranks, mismatch, _OF_A_GRADIENT)
+    require_alike(op, values, ranks, mismatch, (*_OF_A_GRADIENT, *_OF_PIECES))
     samples_of: dict[frozenset[int], frozenset[int]] = {}
     for value in values:
         samples_of[value.sequence_shards] = samples_of.get(value.sequence_shards, frozenset()) | value.samples

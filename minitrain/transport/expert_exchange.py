@@ -11,6 +11,7 @@ from typing import Any
 
 from minitrain.tensors.experts import COPIES, moved
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.sequence_parts import SequencePart, union_of_parts
 from minitrain.transport.agreement import Mismatch, require_alike, union_of
 
 
@@ -22,7 +23,7 @@ def exchange(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) ->
     first = values[0]
     if not all(value.__class__ in COPIES for value in values):
         raise mismatch("all_to_all", values, ranks, "must bring copies of tokens, or a list of one tensor a rank each")
-    require_alike("all_to_all", values, ranks, mismatch, ("layer", "num_parts", "load"))
+    require_alike("all_to_all", values, ranks, mismatch, ("layer", "num_parts", "load", "sequence.cut"))
     if first.num_parts != len(values):
         raise mismatch(
             "all_to_all",
@@ -37,10 +38,19 @@ def exchange(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) ->
 
 def _to_experts(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
     """Return the copies of all samples that are for each part."""
-    samples = union_of(values, "samples")
-    if len(samples) != sum(len(value.samples) for value in values):
-        raise mismatch("all_to_all", values, ranks, "must bring copies of different samples")
-    return [moved(value, samples, singleton(part)) for part, value in enumerate(values)]
+    samples, sequence = _covered("all_to_all", values, ranks, mismatch)
+    return [moved(value, samples, singleton(part), sequence) for part, value in enumerate(values)]
+
+
+def _covered(
+    op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch
+) -> tuple[frozenset[int], SequencePart]:
+    """Return the samples and the part of their sequences that the members bring together, each token once."""
+    samples, sequence = union_of(values, "samples"), union_of_parts([value.sequence for value in values])
+    if len(samples) * sequence.count != sum(len(value.samples) * value.sequence.count for value in values):
+        tokens = "copies of" if op == "all_to_all" else "sums over"
+        raise mismatch(op, values, ranks, f"must bring {tokens} different samples, or different parts of all of them")
+    return samples, sequence
 
 
 def _back(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
@@ -50,8 +60,8 @@ def _back(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> li
         raise mismatch(
             "all_to_all", values, ranks, "must bring copies for all parts of the experts, or for another part each"
         )
-    require_alike("all_to_all", values, ranks, mismatch, ("samples",))
-    return [moved(value, value.own, parts) for value in values]
+    require_alike("all_to_all", values, ranks, mismatch, ("samples", "sequence"))
+    return [moved(value, value.own, parts, value.own_sequence) for value in values]
 
 
 def all_reduce(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) -> list[Any]:
@@ -80,9 +90,12 @@ def _reduced(op: str, values: Sequence[Any], ranks: Sequence[int], mismatch: Mis
             "must bring gradients of one part of the experts: those of different parts have nothing to add, and hold "
             "the samples of all ranks that exchange tokens already; reduce them over the ranks that hold the same part",
         )
-    require_alike(op, values, ranks, mismatch, ("layer", "shards", "num_shards"))
-    samples = union_of(values, "samples")
-    totals = [replace(value, samples=samples) for value in values]
+    require_alike(op, values, ranks, mismatch, ("layer", "shards", "num_shards", "sequence.cut"))
+    if first.sequence.share == 1:
+        samples, sequence = union_of(values, "samples"), first.sequence
+    else:
+        samples, sequence = _covered(op, values, ranks, mismatch)
+    totals = [replace(value, samples=samples, sequence=sequence) for value in values]
     if op == "all_reduce":
         return totals
     if not first.is_complete():

@@ -60,7 +60,8 @@ def all_gather(values: Sequence[Any], ranks: Sequence[int], mismatch: Mismatch) 
     """Return to each member what holds the shards of all: of the sequence, or of one part of a layer."""
     first = values[0]
     if isinstance(first, SHARDS_OF_SEQUENCE):
-        require_alike("all_gather", values, ranks, mismatch, ("layer", "samples", "num_shards"))
+        of_context = ("context", "num_context") if hasattr(first, "context") else ()
+        require_alike("all_gather", values, ranks, mismatch, ("layer", "samples", "num_shards", *of_context))
         whole = with_sequence_shards(first, union_of(values, "shards"))
         return [gathered(clone(whole), value) for value in values]
     require_alike("all_gather", values, ranks, mismatch, first._must_agree)

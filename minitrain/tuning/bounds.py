@@ -51,14 +51,13 @@ def least_times(columns: Columns) -> tuple[Floats, Floats]:
 
 
 def _busy_of_place(columns: Columns, place: int) -> Floats:
-    """Return how long a place loads, passes and updates, s, (width,)."""
+    """Return how long a place passes and updates, s, (width,)."""
     busy = np.zeros(columns.width)
     for stage in columns.stages_of(place):
         passes = sum(columns.chain(code, stage)[1:].sum(axis=0) for code in (FORWARD, BACKWARD))
         busy += passes * columns.num_microbatches
         for number in range(columns.num_layers(stage)):
-            figures = columns.figures(stage, number)
-            busy += figures[END_FIGURES.index("load")] + figures[END_FIGURES.index("update")]
+            busy += columns.figures(stage, number)[END_FIGURES.index("update")]
     return busy
 
 

@@ -132,6 +132,7 @@ class Pieces:
             recompute=key.recompute,
             scatter_gather=key.scatter_gather,
             overlap_parts=key.overlap_parts,
+            overlap_messages=False,  # so that pieces follow one another
         )
         for place, (operations, layers) in enumerate(zip(noted, stages, strict=True)):
             kinds = [NOTHING, *map(self._kind_of_short, layers), NOTHING]

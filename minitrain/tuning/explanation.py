@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.analysis.labels import GIB, duration
 from minitrain.tuning.repricing import TurningPoint, turns
-from minitrain.tuning.rows import OUT_OF_MEMORY, Row, value_of
+from minitrain.tuning.rows import OUT_OF_MEMORY, Row, memory_of, value_of
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
@@ -141,17 +141,19 @@ class TuningExplanation:
             yield f"{name} {seconds / self.winner.step_time_s:.1%}"
 
     def _lines_of_memory(self) -> Iterator[str]:
-        held, kinds = self.winner.choice.row["peak_memory_bytes"], self.winner.memory_bytes
+        row, kinds = self.winner.choice.row, self.winner.memory_bytes
+        needed, held = memory_of(row) or 0.0, row["peak_memory_bytes"]
         words = ", ".join(f"{kind} {size / GIB:.1f}" for kind, size in kinds.items() if size > GIB / 10)
         most = "" if self.capacity_bytes is None else f" of {self.most_bytes / GIB:.1f}"
-        yield f"  memory {held / GIB:.1f}{most} GiB" + (f": {words}" if words else "")
+        tensors = "" if needed == held else f", {held / GIB:.1f} of it tensors"
+        yield f"  memory {needed / GIB:.1f}{most} GiB{tensors}" + (f": {words}" if words else "")
         if self.too_large is None:
             yield "  memory does not bind: nothing that does not fit is quicker"
         else:
             row = self.too_large.row
             yield (
-                f"  memory binds: {self.too_large} would take {duration(row['step_time_s'])}, and holds "
-                f"{row['peak_memory_bytes'] / GIB:.1f} GiB"
+                f"  memory binds: {self.too_large} would take {duration(row['step_time_s'])}, and needs "
+                f"{(memory_of(row) or 0.0) / GIB:.1f} GiB"
             )
 
     def _lost(self, loser: Spending) -> str:

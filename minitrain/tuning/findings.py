@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.analysis.labels import GIB
 from minitrain.errors import UsageError
+from minitrain.run.command_line import command_of
 from minitrain.run.simulation import simulate
-from minitrain.tuning.rows import FITS, VERDICTS, Row, front_of, options_of, ranked
+from minitrain.run.sureness import remark_on, sureness_of
+from minitrain.tuning.rows import FITS, VERDICTS, Row, front_of, memory_of, options_of, ranked, row_of
 from minitrain.tuning.space import Candidate
 
 if TYPE_CHECKING:
@@ -42,6 +44,20 @@ class Choice:
         """The options of its strategy."""
         return options_of(self.row)
 
+    @property
+    def is_of_transformer(self) -> bool:
+        """Whether a transformer is trained."""
+        return self.candidate.problem.machine.model is not None
+
+    @property
+    def sureness(self) -> str:
+        """How far validated runs like it were off, in words."""
+        machine = self.candidate.problem.machine
+        sizes = {name: size for name, size in self.options.items() if isinstance(size, int)}
+        hardware = str(getattr(getattr(machine.predictor, "system", None), "name", ""))
+        kind = getattr(machine.model, "kind", "")
+        return sureness_of(str(machine.predictor.pricing), hardware, kind, sizes, self.candidate.problem.world_size)
+
     def simulate(self, **changes: Any) -> Run:
         """Simulate it, by default folded, with every figure that a run has.
 
@@ -50,8 +66,13 @@ class Choice:
         """
         return simulate(self.candidate.strategy, **{**self.candidate.parameters, "fold": True, **changes})
 
+    @property
+    def command(self) -> str:
+        """The command that simulates it."""
+        return command_of(str(self.row["strategy"]), {**self.candidate.parameters, "fold": True})
+
     def words(self, tool: str) -> str:
-        """Return it in the words of another tool: "megatron-lm", "torchtitan", "deepspeed", "fsdp" or "calculon".
+        """Return it in the words of another tool: one of `minitrain.tuning.words.TOOLS`.
 
         Raises:
             UsageError: there is no such tool, or it has no words for this strategy.
@@ -65,6 +86,25 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.row['strategy']} {described(self.options)}"
+
+
+def require_words(tool: str, candidates: Iterable[Candidate]) -> None:
+    """Require that a tool has words for one configuration at least.
+
+    Raises:
+        UsageError: it has none, for the reason that the first of them gives.
+    """
+    refusal: UsageError | None = None
+    for candidate in candidates:
+        if candidate.illegal is None:
+            try:
+                Choice(candidate, row_of(candidate, None, candidate.problem.machine, 0.0)).words(tool)
+            except UsageError as error:
+                refusal = refusal or error
+            else:
+                return
+    if refusal is not None:
+        raise UsageError(f"{tool} has words for no configuration of this search: {refusal}", tool=tool)
 
 
 def described(options: Mapping[str, Any]) -> str:
@@ -128,6 +168,21 @@ class Findings:
             raise UsageError(f"no configuration fits: {self.verdicts()}; {self._nearest()}")
         return self.choice(self.ranked[0])
 
+    def best_with_words(self, tool: str) -> tuple[Choice, str]:
+        """Return the best configuration that a tool has words for, and these words.
+
+        Raises:
+            UsageError: none fits, or the tool has words for none that does.
+        """
+        refusal = None
+        for row in self.ranked:
+            choice = self.choice(row)
+            try:
+                return choice, choice.words(tool)
+            except UsageError as error:
+                refusal = refusal or error
+        raise refusal or UsageError(f"no configuration fits: {self.verdicts()}; {self._nearest()}")
+
     def choice(self, row: Row) -> Choice:
         """Return the configuration of a row."""
         return Choice(self._search.candidates[self._place_of[id(row)]], row)
@@ -148,19 +203,36 @@ class Findings:
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
     def verdicts(self) -> str:
-        """Return how many configurations there are of each verdict, in words."""
+        """Return how many configurations there are of each verdict, in words, and how many were never looked at."""
         words = ", ".join(f"{count:,} {verdict}" for verdict, count in self.counts.items())
-        missing = len(self._search.candidates) - len(self.rows)
-        return f"{len(self.rows):,} configurations: {words}" + (f"; {missing:,} were not reached" if missing else "")
+        total = len(self._search.candidates)
+        missing = total - len(self.rows)
+        if not missing:
+            return f"{total:,} configurations: {words}"
+        why = "a better one may be among them" if self.was_interrupted else "the sampler did not choose them"
+        return f"{len(self.rows):,} of {total:,} configurations: {words}; {missing:,} were not looked at: {why}"
+
+    def priced_by(self) -> list[str]:
+        """Return how the configurations that fit were priced, by strategy, and how sure the best one's time is."""
+        found: dict[str, str] = {}
+        for row in self.ranked:
+            if row["strategy"] not in found:
+                found[row["strategy"]] = str(self.choice(row).candidate.problem.machine.predictor.pricing)
+        lines = [f"{strategy} is priced by {words}" for strategy, words in found.items()]
+        return [*lines, *self._remarks()] if self.ranked and self.best.is_of_transformer else []
+
+    def _remarks(self) -> list[str]:
+        """Return how sure the best one's step time is, and what is remarkable of it."""
+        return [f"how sure, the best: {self.best.sureness}", *filter(None, [remark_on(self.best.mfu)])]
 
     def _nearest(self) -> str:
         """Say which configuration needs the least memory, or why none was priced."""
-        priced = [row for row in self.rows if row["peak_memory_bytes"] is not None]
+        priced = [(needed, place) for place, row in enumerate(self.rows) if (needed := memory_of(row)) is not None]
         if not priced:
             return next((str(row["reason"]) for row in self.rows if row["reason"]), "the space is empty")
-        least = min(priced, key=lambda row: row["peak_memory_bytes"])
-        held = least["peak_memory_bytes"] / GIB
-        return f"the least memory is {held:.4g} GiB, of {least['strategy']} {described(options_of(least))}"
+        needed, place = min(priced)
+        least = self.rows[place]
+        return f"the least memory is {needed / GIB:.4g} GiB, of {least['strategy']} {described(options_of(least))}"
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -20,8 +20,8 @@ LAUNCHED = 5
 """What is added to SEND and RECEIVE where they run beside what follows."""
 
 MESSAGES: Mapping[str, Mapping[str, bool]] = {
-    "plain": {},
-    "batched": {"batch_messages": True},
+    "plain": {"overlap_messages": False},
+    "batched": {"overlap_messages": False, "batch_messages": True},
     "hidden": {"overlap_messages": True},
 }
 """How stages exchange messages, as options of `megatron`."""
@@ -141,14 +141,15 @@ class _StandIn:
         self.rank, self.world_size = place, pp
         self.num_layers, self.global_batch_size = num_stages, num_microbatches
         self.recompute = "none"
+        self.weights: dict[Any, Any] = {}
+        self.opt_states: dict[Any, Any] = {}
+        self.activations: dict[Any, Any] = {}
+        self.grad_activations: dict[Any, Any] = {}
+        self.grad_weights: dict[Any, Any] = {}
 
     def mesh(self, pp: int, **_: int) -> _Mesh:
         """Return the mesh."""
         return _Mesh(pp, self.rank)
-
-    def storage(self) -> tuple[dict[Any, Any], ...]:
-        """Return five stores."""
-        return {}, {}, {}, {}, {}
 
     def load_weights(self, *_: int, **__: int) -> tuple[_Token, _Token]:
         """Return a weight and an optimizer state."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB
 from minitrain.events import PASSES, Event
 from minitrain.files import write_text
-from minitrain.sweeps.page import command_of
 from minitrain.tuning.explanation import Spending
-from minitrain.tuning.findings import Choice, Findings, described
+from minitrain.tuning.findings import Findings, described
 from minitrain.tuning.page_script import SCRIPT, STYLE
 from minitrain.tuning.rows import FITS, Row, distinct, options_of
 
@@ -29,7 +27,8 @@ if TYPE_CHECKING:
 
 _FIGURES = {
     "step s": ("step_time_s", 1.0),
-    "GiB": ("peak_memory_bytes", 1 / GIB),
+    "GiB": ("needed_memory_bytes", 1 / GIB),
+    "tensors GiB": ("peak_memory_bytes", 1 / GIB),
     "tok/s/GPU": ("tokens_per_second_per_rank", 1.0),
     "MFU %": ("mfu", 100.0),
     "USD": ("dollars", 1.0),
@@ -108,7 +107,7 @@ def _data(tuning: Findings, pictures: int) -> dict[str, Any]:
         "front": sorted(order[id(row)] for row in tuning.front),
         "ranked": [order[id(row)] for row in best],
         "names": [f"{row['strategy']} {described(options_of(row))}" for row in best],
-        "commands": [_command(tuning.choice(row)) for row in best],
+        "commands": [tuning.choice(row).command for row in best],
         "drawn": _drawn(tuning, pictures),
     }
 
@@ -143,13 +142,6 @@ def _figure(row: Row, name: str) -> float | None:
     return None if row[column] is None else float(f"{row[column] * factor:.5g}")
 
 
-def _command(choice: Choice) -> str:
-    """Return the command that simulates a configuration."""
-    problem = choice.candidate.problem
-    words = command_of(choice.row, {**problem.parameters, **choice.options})
-    return words if problem.workload is None else f"{words} --model {shlex.quote(str(problem.workload))} --fold"
-
-
 def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:
     """Return where the time of the best goes, and what their ranks do."""
     found = []
@@ -171,12 +163,14 @@ def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:
 def gantt_of(run: Run) -> list[list[list[float]]]:
     """Return what each class of ranks does: spans as [kind, start s, end s], those of one pass of a microbatch in one.
 
+    The step begins at 0, when all weights are there.
+
     A collective among the parts of a layer belongs to the pass that it is part of.
     """
-    return [_spans(log) for log in run.class_logs]
+    return [_spans(log, run.load_time) for log in run.class_logs]
 
 
-def _spans(log: Sequence[Event]) -> list[list[float]]:
+def _spans(log: Sequence[Event], begin: float) -> list[list[float]]:
     """Return the spans of one rank."""
     spans: list[list[float]] = []
     last: Any = None
@@ -190,7 +184,7 @@ def _spans(log: Sequence[Event]) -> list[list[float]]:
         else:
             spans.append([kind, event.time, end])
         last = key
-    return [[kind, float(f"{start:.7g}"), float(f"{end:.7g}")] for kind, start, end in spans]
+    return [[kind, float(f"{max(start - begin, 0):.7g}"), float(f"{end - begin:.7g}")] for kind, start, end in spans]
 
 
 def _kind(event: Event, last: Any) -> tuple[int, Any]:

@@ -1,4 +1,4 @@
-"""The peak memory of many layouts at once, from what each piece adds and takes."""
+"""The peak memory of many layouts at once, from what each piece adds and takes, and what their devices must hold."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.analysis.timeline import Floats
+from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding
 from minitrain.tuning.layouts import END_FIGURES, Columns
 from minitrain.tuning.orders import BACKWARD, FORWARD, LAUNCHED, RECEIVE, SEND, WAIT, Order, order_of
 
@@ -17,11 +18,16 @@ _PERIODS = 3
 """Rounds of microbatches after which memory repeats: one to fill the pipeline, one that is steady, one to empty it."""
 
 
-def peaks_of(columns: Columns) -> Floats:
-    """Return the peak memory of the fullest rank of each layout, elements, (num_layouts,)."""
+def peaks_of(columns: Columns) -> tuple[Floats, Floats]:
+    """Return what tensors of the fullest rank of each layout take, and what its device must hold, bytes.
+
+    Returns:
+        Two arrays, (num_layouts,) each: the second has what `minitrain.run.device_memory` counts as needed.
+    """
     order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
-    peaks: Floats = np.max([_of_place(columns, order, place) for place in range(columns.pp)], axis=0)
-    return peaks[: columns.count]
+    of_places = [_of_place(columns, order, place) for place in range(columns.pp)]
+    tensors, needed = np.max(of_places, axis=0)[:, : columns.count] * columns.pieces.workload.bytes_per_element
+    return tensors, needed
 
 
 def _num_microbatches(columns: Columns) -> int:
@@ -29,15 +35,34 @@ def _num_microbatches(columns: Columns) -> int:
     return min(columns.num_microbatches, _PERIODS * columns.pp)
 
 
-def _of_place(columns: Columns, order: Order, place: int) -> Floats:
-    """Return the peak memory of one place, elements, (width,)."""
+def _of_place(columns: Columns, order: Order, place: int) -> tuple[Floats, Floats]:
+    """Return the peak memory of one place, without and with what is no tensor of the run, elements, (width,) each."""
     base, most = _loaded(columns, place)
     steps, keys = _steps(order, place)
     rows = [_row(columns, order, key) for key in keys]
     nets, tops = (np.stack(part)[steps] for part in zip(*rows, strict=True))
     before = np.cumsum(np.vstack([base, nets]), axis=0)
-    peaks: Floats = np.maximum(most, (before[:-1] + tops).max(axis=0, initial=0.0))
-    return peaks
+    tensors: Floats = np.maximum(most, (before[:-1] + tops).max(axis=0, initial=0.0))
+    return tensors, tensors + _beside(columns, place)
+
+
+def _beside(columns: Columns, place: int) -> Floats:
+    """Return what a place's device must hold beside tensors, elements, (width,)."""
+    workload = columns.pieces.workload
+    found = np.zeros(columns.width)
+    for stages, of_layouts in columns.blocks:
+        layers = [layer for stage in columns.stages_of(place) for layer in stages[stage]]
+        for column in of_layouts:
+            ends = columns.layouts[column].ends
+            memory = DeviceMemory(
+                rank=place,
+                peak_bytes=0.0,
+                held_bytes=0.0,
+                rounding_bytes=bytes_of_rounding(workload, layers),
+                num_groups=(ends.tp > 1) + (ends.dp > 1) + (columns.pp > 1),
+            )
+            found[column] = memory.beside_bytes / workload.bytes_per_element
+    return found
 
 
 def _loaded(columns: Columns, place: int) -> tuple[Floats, Floats]:

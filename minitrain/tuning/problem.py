@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.kernel_predictor import KernelPredictor
+from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.topology import FlatTopology
+from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.energy import dollars_of, watts_of
 from minitrain.run.parameters import RunParameters
 from minitrain.run.saved_runs import plain
+from minitrain.run.strategy_loading import Strategy, framework_of
 from minitrain.tuning.executed_pieces import Pieces
 
 
@@ -29,6 +31,7 @@ class TuningProblem:
         world_size: number of ranks.
         global_batch_size: samples of a step.
         more: further parameters of `simulate`.
+        stands_for: the framework that the strategy stands for, which has a part in prices.
     """
 
     workload: Any = field(compare=False)
@@ -36,6 +39,7 @@ class TuningProblem:
     world_size: int
     global_batch_size: int
     more: Mapping[str, Any] = field(compare=False)
+    stands_for: str | None = None
     key: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +51,10 @@ class TuningProblem:
         """The parameters of `simulate`, without options."""
         named = {"world_size": self.world_size, "global_batch_size": self.global_batch_size, "hardware": self.hardware}
         return {**({} if self.workload is None else {"workload": self.workload}), **named, **self.more}
+
+    def by(self, strategy: str | Strategy) -> TuningProblem:
+        """Return the same problem for one strategy, by whose framework steps are priced."""
+        return replace(self, stands_for=framework_of(choose_strategy(strategy).function))
 
     @property
     def machine(self) -> Machine:
@@ -69,7 +77,7 @@ class Machine:
     def __init__(self, problem: TuningProblem) -> None:
         self.problem = problem
         self.parameters = RunParameters(**problem.parameters)
-        predictor: Any = self.parameters.predictor()
+        predictor: Any = self.parameters.predictor(problem.stands_for)
         self.predictor = predictor
         self.workload: Any = predictor.workload
         self.num_layers: int = self.parameters.num_layers
@@ -90,6 +98,11 @@ class Machine:
         return getattr(self.workload, "model", None)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether the transformer that is trained has layers with experts."""
+        return bool(getattr(self.model, "moe_layers", ()))
+
+    @property
     def node_size(self) -> int:
         """Ranks of the smallest tier of the network."""
         return int(min((tier.size for tier in self.predictor.system.networks), default=1))
@@ -98,32 +111,28 @@ class Machine:
     def composes(self) -> bool:
         """Whether steps of `megatron` can be put together from pieces: transformers without experts, usual prices."""
         is_usual = type(self.predictor) in (RuntimePredictor, KernelPredictor) and self.parameters.placement is None
-        has_experts = bool(getattr(self.model, "moe_layers", ()))
         plainly = not (self.parameters.slowdown or self.parameters.contention or self.parameters.strict)
-        return is_usual and plainly and self.model is not None and not has_experts
+        return is_usual and plainly and self.model is not None and not self.has_experts
 
     def is_aligned(self, size: int) -> bool:
         """Return whether blocks of so many neighbours lie alike in the network."""
-        if isinstance(self.predictor.topology, FlatTopology):
-            return True
-        tiers = sorted(tier.size for tier in self.predictor.system.networks)
-        blocks = [-(-tier // tiers[0]) * tiers[0] for tier in tiers if tier < self.problem.world_size]
-        return all(block % size == 0 or size % block == 0 for block in blocks)
+        places = places_of(self.predictor.topology)
+        return places is None or bool(places.lie_alike(size))
 
     def figures(self, step_time_s: float, busy_s: float | None = None) -> dict[str, Any]:
         """Return the figures of a step.
 
         Args:
-            step_time_s: how long it takes, s.
+            step_time_s: how long it takes, s; 0 of a strategy that does nothing but load.
             busy_s: how long ranks compute or communicate, together, s; None where that is not known.
         """
         problem, peak = self.problem, self.predictor.peak_flop_per_s
         seq_len = getattr(self.workload, "seq_len", None)
-        rate = None if seq_len is None else problem.global_batch_size * seq_len / step_time_s
+        rate = None if seq_len is None or not step_time_s else problem.global_batch_size * seq_len / step_time_s
         dollars = dollars_of(self.sheets, problem.world_size, step_time_s)
         return {
             "step_time_s": step_time_s,
-            "mfu": self.useful_flop / (step_time_s * problem.world_size * peak) if peak else None,
+            "mfu": self.useful_flop / (step_time_s * problem.world_size * peak) if peak and step_time_s else None,
             "tokens_per_second": rate,
             "tokens_per_second_per_rank": None if rate is None else rate / problem.world_size,
             "dollars": dollars,

@@ -124,7 +124,7 @@ class _TurnSearch:
 def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[float]:
     """Return the step times of layouts on another machine, s; infinity for what cannot run there."""
     before = contenders[0].problem
-    problem = TuningProblem(before.workload, system, before.world_size, before.global_batch_size, before.more)
+    problem = replace(before, hardware=system)
     try:
         times = [_figures(problem, one).step_time_s for one in contenders]
     except MinitrainError:

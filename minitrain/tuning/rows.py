@@ -39,7 +39,7 @@ def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most
         candidate: the configuration.
         figures: those of its step; None for one that breaks a rule of the space.
         machine: where it runs.
-        most_bytes: what a rank may hold, bytes.
+        most_bytes: what a device may hold, bytes.
     """
     status, reason = _verdict(candidate, figures, most_bytes)
     known = figures or Figures()
@@ -52,6 +52,7 @@ def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most
         "status": status,
         "reason": reason,
         "peak_memory_bytes": known.peak_memory_bytes,
+        "needed_memory_bytes": known.needed_memory_bytes,
     }
     if known.step_time_s is None:
         return row | dict.fromkeys(_TIMES)
@@ -67,7 +68,7 @@ _TIMES = (
     "tokens_per_dollar",
     "energy_joules",
 )
-FIGURES = ("peak_memory_bytes", *_TIMES)
+FIGURES = ("peak_memory_bytes", "needed_memory_bytes", *_TIMES)
 """The figures of a row."""
 
 _OWN = frozenset({"strategy", "hardware", "world_size", "global_batch_size", "status", "reason", *FIGURES})
@@ -88,17 +89,24 @@ def _verdict(candidate: Candidate, figures: Figures | None, most_bytes: float) -
         return ILLEGAL, candidate.illegal
     if figures.error is not None:
         return (ILLEGAL if figures.is_rule else FAILED), figures.error
-    if figures.peak_memory_bytes is not None and figures.peak_memory_bytes > most_bytes:
-        return _too_large(figures.peak_memory_bytes, most_bytes, "at least " if figures.is_bound else "")
+    needed_bytes = figures.needed_memory_bytes or figures.peak_memory_bytes
+    if needed_bytes is not None and needed_bytes > most_bytes:
+        return _too_large(needed_bytes, most_bytes, "at least " if figures.is_bound else "")
     if figures.is_pruned:
-        return PRUNED, "its least step time is longer than that of a configuration that fits"
+        return PRUNED, figures.why_pruned or "its least step time is longer than that of a configuration that fits"
     return FITS, None
 
 
-def _too_large(held_bytes: float, most_bytes: float, at_least: str = "") -> tuple[str, str]:
+def _too_large(needed_bytes: float, most_bytes: float, at_least: str = "") -> tuple[str, str]:
     """Return that a configuration does not fit, and why."""
-    held, most = held_bytes / GIB, most_bytes / GIB
-    return OUT_OF_MEMORY, f"a rank holds {at_least}{held:.4g} GiB, and {most:.4g} GiB may be used"
+    needed, most = needed_bytes / GIB, most_bytes / GIB
+    return OUT_OF_MEMORY, f"a device must hold {at_least}{needed:.4g} GiB, and {most:.4g} GiB may be used"
+
+
+def memory_of(row: Row) -> float | None:
+    """Return what a row's verdict is by: what the device must hold, or the tensors where that is all there is."""
+    needed_bytes: float | None = row.get("needed_memory_bytes")
+    return row["peak_memory_bytes"] if needed_bytes is None else needed_bytes
 
 
 def judged_again(row: Row, most_bytes: float) -> Row | None:
@@ -112,8 +120,8 @@ def judged_again(row: Row, most_bytes: float) -> Row | None:
         return row
     if row["step_time_s"] is None:  # only bounds were known
         return None
-    held = row["peak_memory_bytes"]
-    status, reason = (FITS, None) if held is None or held <= most_bytes else _too_large(held, most_bytes)
+    needed = memory_of(row)
+    status, reason = (FITS, None) if needed is None or needed <= most_bytes else _too_large(needed, most_bytes)
     return {**row, "status": status, "reason": reason}
 
 

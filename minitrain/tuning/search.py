@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
@@ -25,6 +25,7 @@ from minitrain.tuning.layouts import Structure
 from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, judged_again, key_of_candidate, row_of, value_of
 from minitrain.tuning.space import Candidate
+from minitrain.tuning.usual_axes import RECOMPUTATIONS
 from minitrain.tuning.worker_tasks import Figures, Limit, price_pipelines, simulate_each
 
 Progress = Callable[[int, int, Row | None], None]
@@ -103,6 +104,7 @@ class Search:
         self._end = None if budget_s is None else time.monotonic() + budget_s
         self._best: Row | None = None
         self._points: list[Row] = []
+        self._fits_with: dict[Hashable, int] = {}  # the least recomputation with which a layout fits
 
     def run(self, choose: Callable[[Task], Iterator[Task]] | None = None) -> None:
         """Price what is not known; Ctrl-C ends it and keeps what is there.
@@ -153,6 +155,9 @@ class Search:
         machine = candidate.problem.machine
         row = row_of(candidate, figures, machine, self.most_bytes(machine))
         self._keep(place, row)
+        if row["status"] == FITS:
+            layout, share = _but_recomputation(candidate), _recomputed(candidate)
+            self._fits_with[layout] = min(share, self._fits_with.get(layout, share))
         if self._results is not None and self._known.get(key := key_of_candidate(candidate)) != row:
             self._write(key, row)
 
@@ -171,7 +176,9 @@ class Search:
         """Simulate configurations one by one, those first that may be quickest, and leave out what need not be."""
         bounded = [(bound_of(candidate, candidate.problem.machine), place, candidate) for place, candidate in missing]
         worth = []
-        for bound, place, candidate in sorted(bounded, key=lambda one: (one[0].step_time_s, one[1])):
+        for bound, place, candidate in sorted(
+            bounded, key=lambda one: (one[0].step_time_s, _recomputed(one[2]), one[1])
+        ):
             if bound.peak_memory_bytes > self.most_bytes(candidate.problem.machine):
                 figures = Figures(peak_memory_bytes=bound.peak_memory_bytes, is_pruned=True, is_bound=True)
                 self._add(candidate, place, figures)
@@ -185,6 +192,8 @@ class Search:
         for bound, place, candidate in bounded:
             if self._is_beaten(bound, candidate):
                 self._add(candidate, place, Figures(is_pruned=True))
+            elif self._recomputes_for_nothing(candidate):
+                self._add(candidate, place, Figures(is_pruned=True, why_pruned="it fits with less recomputation"))
             else:
                 yield self._simulation(place, candidate)
 
@@ -192,7 +201,15 @@ class Search:
         """Return the call that simulates a configuration."""
         configurations = [(candidate.strategy, dict(candidate.options))]
         arguments = candidate.problem, configurations, self._time_limit_s
-        return WorkerCall([(place, candidate)], simulate_each, lambda: arguments)
+        ends_when_full = self._prune != "none" and candidate.problem.machine.has_experts
+        function = partial(simulate_each, ends_when_full=True) if ends_when_full else simulate_each
+        return WorkerCall([(place, candidate)], function, lambda: arguments)
+
+    def _recomputes_for_nothing(self, candidate: Candidate) -> bool:
+        """Return whether the same layout fits with less recomputation, and so is quicker."""
+        if self._prune not in ("auto", "best") or not candidate.problem.machine.has_experts:
+            return False
+        return self._fits_with.get(_but_recomputation(candidate), _recomputed(candidate)) < _recomputed(candidate)
 
     def _is_beaten(self, bound: Bound, candidate: Candidate) -> bool:
         """Return whether a known row is better than a configuration can be by its bound."""
@@ -278,6 +295,18 @@ class Search:
             self._add(candidate, place, figures)
         if self._progress is not None:
             self._progress(len(self.rows), len(self.candidates), self._best)
+
+
+def _recomputed(candidate: Candidate) -> int:
+    """Return how much backward computes again, as a place among `RECOMPUTATIONS`."""
+    recompute = candidate.options.get("recompute")
+    return RECOMPUTATIONS.index(recompute) if recompute in RECOMPUTATIONS else 0
+
+
+def _but_recomputation(candidate: Candidate) -> Hashable:
+    """Return what tells layouts apart but for what backward computes again."""
+    options = {name: repr(value) for name, value in candidate.options.items() if name != "recompute"}
+    return candidate.problem, candidate.label, frozenset(options.items())
 
 
 def _tasks(missing: Task) -> Iterator[Task]:

@@ -7,7 +7,7 @@ value, so that no configuration comes twice.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, final
@@ -20,13 +20,9 @@ from minitrain.tuning.layouts import Pipeline
 from minitrain.tuning.piece import EndKey, PassKey
 from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.stages import cut_into_stages
+from minitrain.tuning.usual_axes import USUAL, num_blocks, of_others
 
 Axes = Mapping[str, Sequence[Any]]
-
-RECOMPUTATIONS = ("none", "selective", "full")
-_CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10)
-_MICROBATCHES = (1, 2, 4, 8, 16, 32)
-_SWITCH = (False, True)
 
 
 @final
@@ -63,8 +59,8 @@ def default_strategies(machine: Machine) -> tuple[str, ...]:
     """Return the shipped strategies that suit a workload."""
     if machine.model is None:
         return ("ddp", "zero1", "zero2", "zero3", "pp_zero1", "1f1b")
-    if getattr(machine.model, "moe_layers", ()):
-        return ("deepseek_like", "moe", "fsdp")
+    if machine.has_experts:
+        return ("megatron", "deepseek_like", "moe", "fsdp")
     return ("megatron", "fsdp")
 
 
@@ -77,82 +73,9 @@ def axes_of(strategy: str | Strategy, machine: Machine, space: Axes) -> dict[str
         space: values by option; options that the strategy does not have are left out.
     """
     function = choose_strategy(strategy).function
-    usual = _USUAL.get(label_of(strategy), _of_others)(machine)
+    usual = USUAL.get(label_of(strategy), of_others)(machine)
     own = {name: values for name, values in space.items() if takes_option(function, name)}
     return {**usual, **own}
-
-
-def _of_megatron(machine: Machine) -> dict[str, Sequence[Any]]:
-    """Return the axes of `megatron`."""
-    world_size, num_layers = machine.problem.world_size, _num_blocks(machine)
-    return {
-        "tp": [size for size in (1, 2, 4, 8) if size <= machine.node_size and world_size % size == 0],
-        "pp": [size for size in _divisors(world_size) if size == 1 or size <= num_layers // 2],
-        "num_chunks": _CHUNKS,
-        "microbatch_size": _microbatches(machine),
-        "zero": (0, 1),
-        "recompute": RECOMPUTATIONS,
-        "sequence_parallel": _SWITCH,
-        "overlap_replicas": _SWITCH,
-        "overlap_parts": _SWITCH,
-    }
-
-
-def _of_fsdp(machine: Machine) -> dict[str, Sequence[Any]]:
-    """Return the axes of `fsdp`."""
-    world_size, node_size = machine.problem.world_size, machine.node_size
-    return {
-        "tp": [size for size in (1, 2, 4, 8) if size <= node_size and world_size % size == 0],
-        "replicas": sorted({1, max(1, world_size // node_size)}),
-        "microbatch_size": _microbatches(machine),
-        "reshard_after_forward": _SWITCH,
-        "recompute": _recomputations(machine),
-        "sequence_parallel": _SWITCH,
-        "offload": (None, "optimizer", "activations"),
-    }
-
-
-def _recomputations(machine: Machine) -> tuple[str, ...]:
-    """Return what backward may compute again; flash attention has nothing for "selective" to save."""
-    is_flash = getattr(machine.model, "attention", None) == "flash"
-    return tuple(name for name in RECOMPUTATIONS if not (is_flash and name == "selective"))
-
-
-def _of_deepseek_like(machine: Machine) -> dict[str, Sequence[Any]]:
-    """Return the axes of `deepseek_like`."""
-    sizes, num_experts = _divisors(machine.problem.world_size), machine.model.num_experts
-    return {
-        "pp": [size for size in sizes if 2 * size <= _num_blocks(machine)],
-        "ep": [size for size in sizes if num_experts % size == 0],
-        "microbatch_size": _microbatches(machine),
-        "zero": (0, 1),
-        "recompute": RECOMPUTATIONS,
-    }
-
-
-def _of_context(machine: Machine) -> dict[str, Sequence[Any]]:
-    """Return the axes of strategies that divide the sequence."""
-    sizes = _divisors(machine.problem.world_size)
-    return {
-        "cp": sizes,
-        "tp": [size for size in sizes if size <= machine.node_size],
-        "microbatch_size": _microbatches(machine),
-        "recompute": RECOMPUTATIONS,
-    }
-
-
-def _of_others(machine: Machine) -> dict[str, Sequence[Any]]:
-    """Return the axes of a strategy that is not known: the microbatch alone."""
-    return {"microbatch_size": _microbatches(machine)}
-
-
-_USUAL: Mapping[str, Callable[[Machine], dict[str, Sequence[Any]]]] = {
-    "megatron": _of_megatron,
-    "fsdp": _of_fsdp,
-    "deepseek_like": _of_deepseek_like,
-    "gathered_context": _of_context,
-    "ring_attention": _of_context,
-}
 
 
 def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int) -> Iterator[Candidate]:
@@ -194,6 +117,8 @@ def _plainest(options: dict[str, Any]) -> dict[str, Any]:
     """Return options without what does not matter."""
     if options.get("tp") == 1 and "sequence_parallel" in options:
         options["sequence_parallel"] = False
+    if options.get("pp") == 1 and "num_chunks" in options:
+        options["num_chunks"] = 1
     return options
 
 
@@ -287,8 +212,8 @@ class _Megatron:
             return f"num_microbatches ({num_microbatches}) must be at least min_microbatches ({self._least})"
         if num_chunks > 1 and num_microbatches % pp:
             return f"num_microbatches ({num_microbatches}) must be a multiple of pp ({pp}) where ranks have chunks"
-        if num_chunks > 1 and pp * num_chunks > _num_blocks(self._machine):
-            return f"num_layers ({_num_blocks(self._machine)}) must be at least pp x num_chunks ({pp * num_chunks})"
+        if num_chunks > 1 and pp * num_chunks > num_blocks(self._machine):
+            return f"num_layers ({num_blocks(self._machine)}) must be at least pp x num_chunks ({pp * num_chunks})"
         return None
 
     def _stages_of(self, num_stages: int, microbatch_size: int) -> tuple[range, ...] | str:
@@ -308,11 +233,6 @@ _OF_PIECES = frozenset({"tp", "pp", "num_chunks", "microbatch_size", "zero", "re
 """The options of `megatron` that pieces know; with others, a layout is simulated."""
 
 
-def _num_blocks(machine: Machine) -> int:
-    """Return the layers of a transformer, or of another workload."""
-    return int(machine.num_layers if machine.model is None else machine.model.num_layers)
-
-
 def _whole_numbers(name: str, values: Sequence[Any]) -> Sequence[int]:
     """Return the values of an axis, each of which is a whole number of at least 1.
 
@@ -323,14 +243,3 @@ def _whole_numbers(name: str, values: Sequence[Any]) -> Sequence[int]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"space must have whole numbers of at least 1 for {name}, got {value!r}", name=name)
     return values
-
-
-def _divisors(number: int) -> list[int]:
-    """Return the divisors of a number, ascending."""
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
-def _microbatches(machine: Machine) -> list[int]:
-    """Return the usual sizes of microbatches."""
-    batch = machine.problem.global_batch_size
-    return [size for size in _MICROBATCHES if size <= batch] or [1]

@@ -71,14 +71,15 @@ class _Clocks:
     def run(self) -> Steps:
         """Take the steps of all places."""
         columns = self._columns
+        begin = self._load()
         for place in range(columns.pp):
-            self._load(place)
+            self._gather(place)
         self._take_turns()
         for place in range(columns.pp):
             self._update(place)
-        steps: Floats = np.max(self._time, axis=0)
-        waited: Any = sum(steps - time + wait for time, wait in zip(self._time, self._waited, strict=True))
-        strides = columns.wide([layout.stride for layout in columns.layouts])
+        ends: Floats = np.max(self._time, axis=0)
+        waited: Any = sum(ends - time + wait for time, wait in zip(self._time, self._waited, strict=True))
+        strides, steps = columns.wide([layout.stride for layout in columns.layouts]), ends - begin
         busy = strides * (columns.pp * steps - waited)
         return Steps(steps[: columns.count], busy[: columns.count])
 
@@ -154,19 +155,28 @@ class _Clocks:
         np.subtract(until, begin, out=begin)
         self._waited[place] += np.maximum(begin, 0.0, out=begin)
 
-    def _load(self, place: int) -> None:
-        """Load the layers of a place; some layouts begin to gather them."""
+    def _load(self) -> Floats:
+        """Load the layers of all places, and return when steps begin: at 0 where places load for unequal times."""
+        columns = self._columns
+        for place in range(columns.pp):
+            for stage in columns.stages_of(place):
+                for number in range(columns.num_layers(stage)):
+                    self._time[place] += columns.figures(stage, number)[_LOAD]
+        begin: Floats = np.where([time == self._time[0] for time in self._time], self._time[0], 0.0).min(axis=0)
+        for time in self._time:
+            time[:] = begin
+        return begin
+
+    def _gather(self, place: int) -> None:
+        """Begin to gather the layers of a place, in some layouts."""
         columns, time, busy = self._columns, self._time[place], self._summing[place]
         gathers = columns.gathers
-        for stage in columns.stages_of(place):
+        for stage in columns.stages_of(place) if gathers.any() else ():
             for number in range(columns.num_layers(stage)):
-                figures = columns.figures(stage, number)
-                time += figures[_LOAD]
-                if gathers.any():
-                    is_there = gathers & columns.has_layer(stage, number)
-                    np.maximum(time, busy, out=busy, where=is_there)
-                    busy += np.where(is_there, figures[_GATHER], 0.0)
-                    self._gathered[stage, number] = np.where(is_there, busy, _NEVER)
+                is_there = gathers & columns.has_layer(stage, number)
+                np.maximum(time, busy, out=busy, where=is_there)
+                busy += np.where(is_there, columns.figures(stage, number)[_GATHER], 0.0)
+                self._gathered[stage, number] = np.where(is_there, busy, _NEVER)
 
     def _pass_by_layer(self, code: int, place: int, stage: int) -> None:
         """Pass for the first time forward, as weights are gathered; or for the last time back, and sum gradients."""

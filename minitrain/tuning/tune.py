@@ -14,6 +14,7 @@ from minitrain.run.strategy_loading import Strategy, did_you_mean, options_of, t
 from minitrain.sweeps.batches import Workers
 from minitrain.sweeps.executors.choice import require_workers
 from minitrain.sweeps.executors.time_limit import require_time_limit
+from minitrain.tuning.findings import require_words
 from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import Row, require_objective
@@ -22,7 +23,8 @@ from minitrain.tuning.space import Candidate, axes_of, candidates, default_strat
 
 PRUNING = ("auto", "none", "front", "best")
 SAMPLERS = ("exhaustive", "optuna")
-HEAD_ROOM = 0.1
+HEAD_ROOM = 0.05
+"""What stays free by default: an estimate of blocks of the allocator that fit nothing, without expandable segments."""
 
 
 def tune(
@@ -45,6 +47,7 @@ def tune(
     results: str | PathLike[str] | None = None,
     progress: Callable[[int, int, Row | None], None] | None = None,
     time_limit_s: float | None = None,
+    words: str | None = None,
     **parameters: Any,
 ) -> Tuning:
     """Search the layouts of a workload, and return the best, those that nothing beats, and every one that was tried.
@@ -57,7 +60,7 @@ def tune(
         objective: what is wanted: "step_time", "tokens_per_second", "tokens_per_dollar" or "energy".
         strategies: what is searched, shipped names or one's own; those that suit the workload if None.
         space: values by option, in the place of the usual ones: `{"tp": [8], "recompute": ["none", "full"]}`.
-        head_room: the share of the devices' memory that must stay free, for what allocators and libraries hold.
+        head_room: the share of the devices' memory that must stay free beside all that is known to be held.
         min_microbatches: the fewest microbatches that a pipeline may have.
         prune: "none" prices everything; "best" leaves out what is worse for sure than the best one known; "front"
             leaves out, of what is simulated one by one, what something known beats in time, memory, money and energy;
@@ -71,13 +74,14 @@ def tune(
         results: a JSON Lines file; what it holds is not priced again, and new rows are added to it.
         progress: called with the number of configurations done and of all, and the best row so far.
         time_limit_s: how long a configuration may be simulated, s; one that takes longer has failed.
+        words: a tool that must have words for one configuration at least, which is looked at before the search.
         parameters: further ones of `simulate`, such as `seq_len`, `fidelity` or `network`.
 
     Returns:
         What was found. Ctrl-C ends the search, and what was found by then is returned.
 
     Raises:
-        UsageError: a parameter is outside its rule, or an option is none of any strategy.
+        UsageError: a parameter is outside its rule, an option is none of any strategy, or `words` has none for any.
         StrategyError: a strategy cannot be found.
         HardwareConfigError: the hardware cannot be found or read, or is invalid.
 
@@ -97,10 +101,10 @@ def tune(
     chosen = _chosen(strategies, problems[0].machine)
     _require_known(space or {}, chosen)
     found = [
-        candidate
-        for problem in problems
-        for candidate in _candidates(problem.machine, chosen, space or {}, min_microbatches)
+        candidate for problem in problems for candidate in _candidates(problem, chosen, space or {}, min_microbatches)
     ]
+    if words is not None:
+        require_words(words, found)
     search = Search(
         found,
         objective=objective,
@@ -123,10 +127,14 @@ def tune(
 
 
 def _candidates(
-    machine: Machine, strategies: Sequence[str | Strategy], space: Mapping[str, Sequence[Any]], min_microbatches: int
+    problem: TuningProblem,
+    strategies: Sequence[str | Strategy],
+    space: Mapping[str, Sequence[Any]],
+    min_microbatches: int,
 ) -> Iterator[Candidate]:
     """Yield the configurations of all strategies on one machine."""
     for strategy in strategies:
+        machine = problem.by(strategy).machine
         yield from candidates(strategy, machine, axes_of(strategy, machine, space), min_microbatches)
 
 

@@ -1,19 +1,21 @@
-"""A layout in the options of other tools: Megatron-LM, torchtitan, DeepSpeed, PyTorch's FSDP, and Calculon.
+"""A layout in the options of other tools: those of `minitrain.exchange`, PyTorch's FSDP, and Calculon.
 
-Names are those of Megatron-LM's `arguments.py`, torchtitan's `job_config.py`, DeepSpeed's `zero/config.py`,
-`torch.distributed.fsdp.fully_shard`, and the execution files of Calculon (`calculon/llm/llm.py`). What a tool has no
-option for is written as a comment, or refused.
+Names are those of `torch.distributed.fsdp.fully_shard`, and of the execution files of Calculon (`calculon/llm/llm.py`).
+What a tool has no option for is written as a comment, or refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from minitrain.errors import UsageError
+from minitrain.exchange.recipe import Recipe
+from minitrain.exchange.writing import require_words, write_recipe
 from minitrain.tuning.rows import Row
 from minitrain.tuning.space import Candidate
 from minitrain.tuning.stages import unequal_stages
@@ -43,177 +45,49 @@ def in_words_of(tool: str, choice: Choice) -> str:
     return TOOLS[tool](choice)
 
 
-def require_tool(tool: str) -> None:
-    """Require a tool that there are words for.
+def require_tool(tool: str, workload: Any = None) -> None:
+    """Require a tool that there are words for, and that it has words for what is trained.
+
+    Args:
+        tool: its name.
+        workload: what is trained; nothing is required of another workload than a transformer.
 
     Raises:
         UsageError: there are none.
     """
     if tool not in TOOLS:
         raise UsageError(f"a layout can be said in the words of {', '.join(TOOLS)}, got {tool!r}", tool=tool)
+    require_words(getattr(workload, "model", workload), tool)
 
 
-def megatron_lm(choice: Choice) -> str:
-    """Return the options of Megatron-LM's command line."""
-    options, row = choice.options, choice.row
-    if row["strategy"] == "fsdp":
-        return _fsdp_of_megatron(choice)
-    _require(choice, "megatron-lm", "megatron", "fsdp")
-    words = [
-        f"--tensor-model-parallel-size {options['tp']}",
-        f"--pipeline-model-parallel-size {options['pp']}",
-        f"--micro-batch-size {options['microbatch_size']}",
-        f"--global-batch-size {row['global_batch_size']}",
-        *_switches(options),
-        *_recompute(options["recompute"]),
-    ]
-    return " \\\n".join([*words, *_sizes(choice)]) + "\n" + _note_on_stages(choice)
+def recipe_of(choice: Choice) -> Recipe:
+    """Return a layout with the model and the batch that it was chosen for."""
+    machine, row = choice.candidate.problem.machine, choice.row
+    model = None if machine.model is None else replace(machine.model, seq_len=machine.workload.seq_len)
+    return Recipe(row["strategy"], choice.options, model, row["world_size"], row["global_batch_size"])
+
+
+def _megatron(choice: Choice, tool: str) -> str:
+    """Return the arguments of a tool that is made of Megatron Core, with what is to be said of stages."""
+    return write_recipe(recipe_of(choice), tool) + _note_on_stages(choice)
 
 
 def _note_on_stages(choice: Choice) -> str:
-    """Return what is to be said of stages that Megatron-LM cannot cut so."""
+    """Return what is to be said of stages that Megatron Core cannot cut so."""
     options, machine = choice.options, choice.candidate.problem.machine
-    if machine.model is None:
+    if machine.model is None or "pp" not in options:
         return ""
     unequal = unequal_stages(machine, options["pp"] * options["num_chunks"], options["microbatch_size"])
     what = f"# the step time is that of stages of unequal numbers of layers: {unequal}; "
     return f"{what}--pipeline-model-parallel-layout comes near it with whole ones\n" if unequal else ""
 
 
-def _switches(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is on."""
-    if options["num_chunks"] > 1:
-        yield f"--num-virtual-stages-per-pipeline-rank {options['num_chunks']}"
-        if not options["overlap_messages"]:
-            yield "--no-overlap-p2p-communication"
-    if options["sequence_parallel"]:
-        yield "--sequence-parallel"
-        if options["overlap_parts"]:
-            yield "--tp-comm-overlap"
-    if options["zero"]:
-        yield "--use-distributed-optimizer"
-    if options["overlap_replicas"]:
-        yield "--overlap-grad-reduce"
-        if options["zero"]:
-            yield "--overlap-param-gather"
-
-
-def _recompute(recompute: str) -> Iterator[str]:
-    """Yield what is computed again."""
-    if recompute == "selective":
-        yield "--recompute-activations"
-    elif recompute == "full":
-        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-
-
-def _fsdp_of_megatron(choice: Choice) -> str:
-    """Return the options of Megatron-LM's own use of FSDP2."""
-    options, row = choice.options, choice.row
-    if options["replicas"] > 1 or options["offload"]:
-        _refuse(choice, "megatron-lm", "--use-torch-fsdp2 has neither replicas nor offload")
-    words = [
-        "--use-torch-fsdp2",
-        f"--tensor-model-parallel-size {options['tp']}",
-        f"--micro-batch-size {options['microbatch_size']}",
-        f"--global-batch-size {row['global_batch_size']}",
-        *(["--sequence-parallel"] if options["sequence_parallel"] else []),
-        *_recompute(options["recompute"]),
-    ]
-    return " \\\n".join([*words, *_sizes(choice)]) + "\n"
-
-
-def _sizes(choice: Choice) -> Iterator[str]:
-    """Yield the sizes of the model."""
-    machine = choice.candidate.problem.machine
-    if (model := machine.model) is not None:
-        yield f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}"
-        yield f"--ffn-hidden-size {model.ffn_hidden_size} --num-attention-heads {model.num_heads}"
-        if model.num_kv_heads != model.num_heads:
-            yield f"--group-query-attention --num-query-groups {model.num_kv_heads}"
-        yield f"--seq-length {machine.workload.seq_len}"
-
-
-def torchtitan(choice: Choice) -> str:
-    """Return the sections of torchtitan's TOML that a layout determines."""
-    _require(choice, "torchtitan", "megatron", "fsdp")
-    options, row = choice.options, choice.row
-    replicated, sharded, pp = _degrees(choice)
-    per_rank = row["global_batch_size"] // (replicated * sharded)
-    size = options["microbatch_size"]
-    lines = [
-        "[training]",
-        f"local_batch_size = {per_rank if pp > 1 else size}",
-        f"global_batch_size = {row['global_batch_size']}",
-        *_seq_len(choice),
-        "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {replicated}",
-        f"data_parallel_shard_degree = {sharded}",
-        f"tensor_parallel_degree = {options['tp']}",
-        f"pipeline_parallel_degree = {pp}",
-    ]
-    if pp > 1:
-        schedule = "1F1B" if options["num_chunks"] == 1 else "Interleaved1F1B"
-        lines += [f'pipeline_parallel_schedule = "{schedule}"', f"pipeline_parallel_microbatch_size = {size}"]
-    if row["strategy"] == "fsdp":
-        lines.append(f'fsdp_reshard_after_forward = "{"always" if options["reshard_after_forward"] else "never"}"')
-    if options["tp"] > 1 and not options["sequence_parallel"]:
-        lines.append("# torchtitan always divides the sequence beside tensor parallelism; this layout does not")
-    if options.get("zero"):
-        lines.append("# torchtitan has no ZeRO-1; replicas keep the whole optimizer state there")
-    lines += ["", "[activation_checkpoint]", f'mode = "{options["recompute"]}"']
-    if options.get("offload") == "activations":
-        lines.append("# offloaded activations have no key of their own")
-    return "\n".join(lines) + "\n"
-
-
-def _degrees(choice: Choice) -> tuple[int, int, int]:
-    """Return copies of the model, ranks that share one, and stages' ranks."""
-    options, world_size = choice.options, choice.row["world_size"]
-    if choice.row["strategy"] == "fsdp":
-        return options["replicas"], world_size // (options["replicas"] * options["tp"]), 1
-    return world_size // (options["tp"] * options["pp"]), 1, options["pp"]
-
-
-def _seq_len(choice: Choice) -> list[str]:
-    """Return the line of the sequence's length, where there is one."""
-    seq_len = getattr(choice.candidate.problem.machine.workload, "seq_len", None)
-    return [] if seq_len is None else [f"seq_len = {seq_len}"]
-
-
-def deepspeed(choice: Choice) -> str:
-    """Return DeepSpeed's configuration: of layouts of replicas or shards alone."""
-    _require(choice, "deepspeed", "megatron", "fsdp")
-    options, row = choice.options, choice.row
-    replicated, sharded, pp = _degrees(choice)
-    if options["tp"] > 1 or pp > 1:
-        _refuse(choice, "deepspeed", "its configuration has no tensor or pipeline parallelism; use megatron-lm")
-    zero: dict[str, Any] = {
-        "stage": options.get("zero", 3),
-        "overlap_comm": bool(options.get("overlap_replicas", True)),
-    }
-    if row["strategy"] == "fsdp" and replicated > 1:
-        zero["mics_shard_size"] = sharded
-    if options.get("offload") == "optimizer":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    share = row["global_batch_size"] // row["world_size"]
-    config: dict[str, Any] = {
-        "train_batch_size": row["global_batch_size"],
-        "train_micro_batch_size_per_gpu": options["microbatch_size"],
-        "gradient_accumulation_steps": share // options["microbatch_size"],
-        "bf16": {"enabled": True},
-        "zero_optimization": zero,
-    }
-    if options.get("offload") == "activations":
-        config["activation_checkpointing"] = {"cpu_checkpointing": True}
-    return json.dumps(config, indent=2) + "\n"
-
-
 def fsdp(choice: Choice) -> str:
     """Return the calls of PyTorch that shard a model so."""
     _require(choice, "fsdp", "fsdp")
     options = choice.options
-    replicated, sharded, _ = _degrees(choice)
+    replicated = options["replicas"]
+    sharded = choice.row["world_size"] // (replicated * options["tp"])
     sizes = [("replicate", replicated), ("shard", sharded), ("tp", options["tp"])]
     kept = [(name, size) for name, size in sizes if size > 1 or name == "shard"]
     names, shape = tuple(name for name, _ in kept), tuple(size for _, size in kept)
@@ -239,6 +113,8 @@ def fsdp(choice: Choice) -> str:
 def calculon(choice: Choice) -> str:
     """Return Calculon's execution file."""
     _require(choice, "calculon", "megatron")
+    if choice.candidate.problem.machine.has_experts:
+        _refuse(choice, "calculon", "it has no layers with experts")
     options, row = choice.options, choice.row
     tp, pp, size = options["tp"], options["pp"], row["world_size"]
     dp = size // (tp * pp)
@@ -340,9 +216,10 @@ def _refuse(choice: Choice, tool: str, why: str) -> NoReturn:
 
 
 TOOLS: Mapping[str, Callable[[Choice], str]] = {
-    "megatron-lm": megatron_lm,
-    "torchtitan": torchtitan,
-    "deepspeed": deepspeed,
+    "megatron-lm": lambda choice: _megatron(choice, "megatron-lm"),
+    "megatron-bridge": lambda choice: _megatron(choice, "megatron-bridge"),
+    "torchtitan": lambda choice: write_recipe(recipe_of(choice), "torchtitan"),
+    "deepspeed": lambda choice: write_recipe(recipe_of(choice), "deepspeed"),
     "fsdp": fsdp,
     "calculon": calculon,
 }

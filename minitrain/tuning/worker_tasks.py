@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.analysis.timeline import Floats
-from minitrain.errors import MinitrainError
+from minitrain.errors import MinitrainError, OutOfMemoryError
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
@@ -34,19 +34,23 @@ class Figures:
         step_time_s: s; None where it was not priced.
         peak_memory_bytes: of the fullest rank, bytes; None where it was not found out.
         busy_s: computing or communicating, over all ranks, s.
+        needed_memory_bytes: what the fullest device must hold, bytes; None where tensors alone are known.
         error: why there is nothing.
         is_rule: whether that is a rule that it breaks, and not a failure.
         is_pruned: whether its bound is worse than what was known.
         is_bound: whether the memory is what it holds at least.
+        why_pruned: why it need not be priced, where that is not its bound.
     """
 
     step_time_s: float | None = None
     peak_memory_bytes: float | None = None
     busy_s: float | None = None
+    needed_memory_bytes: float | None = None
     error: str | None = None
     is_rule: bool = False
     is_pruned: bool = False
     is_bound: bool = False
+    why_pruned: str | None = None
 
 
 @final
@@ -111,7 +115,7 @@ class _Batch:
     def __init__(self, machine: Machine, places: Sequence[int], layouts: Sequence[Pipeline]) -> None:
         self._machine, self._places, self._layouts = machine, places, layouts
         self._columns = Columns(machine.pieces, layouts)
-        self._peaks = peaks_of(self._columns) * machine.workload.bytes_per_element
+        self._peaks, self._needed = peaks_of(self._columns)
 
     @cached_property
     def _least(self) -> Floats:
@@ -120,7 +124,7 @@ class _Batch:
 
     def least_s(self, limit: Limit) -> float:
         """Return the least step time of those that fit, s."""
-        return float(np.where(self._peaks <= limit.most_bytes, self._least, np.inf).min())
+        return float(np.where(self._needed <= limit.most_bytes, self._least, np.inf).min())
 
     def price(self, found: dict[int, Figures]) -> None:
         """Price all of them."""
@@ -128,9 +132,9 @@ class _Batch:
 
     def price_within(self, limit: Limit, found: dict[int, Figures]) -> float:
         """Price what keeps a limit, and return the best step time that is known by then, s."""
-        worth = (self._peaks <= limit.most_bytes) & (self._least <= limit.step_time_s)
+        worth = (self._needed <= limit.most_bytes) & (self._least <= limit.step_time_s)
         for number in np.flatnonzero(~worth).tolist():
-            found[self._places[number]] = Figures(peak_memory_bytes=float(self._peaks[number]), is_pruned=True)
+            found[self._places[number]] = replace(self._memory(number), is_pruned=True)
         kept = np.flatnonzero(worth).tolist()
         if not kept:
             return limit.step_time_s
@@ -142,7 +146,12 @@ class _Batch:
         """Price some of them."""
         steps = steps_of(columns)
         for number, step_time, busy in zip(numbers, steps.step_time.tolist(), steps.busy_s.tolist(), strict=True):
-            found[self._places[number]] = Figures(step_time, float(self._peaks[number]), busy)
+            found[self._places[number]] = replace(self._memory(number), step_time_s=step_time, busy_s=busy)
+
+    def _memory(self, number: int) -> Figures:
+        """Return the figures of one layout's memory."""
+        peak_bytes, needed_bytes = float(self._peaks[number]), float(self._needed[number])
+        return Figures(peak_memory_bytes=peak_bytes, needed_memory_bytes=needed_bytes)
 
 
 def _broken_rule(machine: Machine, layout: Pipeline) -> str | None:
@@ -159,6 +168,8 @@ def simulate_each(
     problem: TuningProblem,
     configurations: Sequence[tuple[str | Strategy, dict[str, Any]]],
     time_limit_s: float | None = None,
+    *,
+    ends_when_full: bool = False,
 ) -> list[Figures]:
     """Simulate configurations one after the other, ranks that do the same folded into one.
 
@@ -166,9 +177,14 @@ def simulate_each(
         problem: what they are for.
         configurations: strategies and their options.
         time_limit_s: how long one may take, s; None for no limit.
+        ends_when_full: whether one ends, without a step time, as soon as a rank holds more than its device does.
     """
     shared = SharedByBatch()
-    return [_figures_within(time_limit_s, problem, shared, *configuration) for configuration in configurations]
+    more = {"strict_memory": True} if ends_when_full else {}
+    return [
+        _figures_within(time_limit_s, problem, shared, strategy, {**more, **options})
+        for strategy, options in configurations
+    ]
 
 
 def _figures_within(
@@ -187,14 +203,17 @@ async def _figures_of(problem: TuningProblem, shared: SharedByBatch, strategy: A
     """Simulate one configuration; one that does not fold is simulated rank by rank."""
     try:
         chosen = shared.strategy(strategy)
-        known = shared.parameters({**problem.parameters, "fold": True, "check": False, **options})
+        known = shared.parameters(chosen, {**problem.parameters, "fold": True, "check": False, **options})
         run = await simulate_async(chosen, **known)
         parts = run.breakdown
+    except OutOfMemoryError as error:
+        return Figures(peak_memory_bytes=sum(error.facts["oom"].held_bytes.values()), is_bound=True)
     except MinitrainError as error:
         return Figures(error=first_line(error), is_rule=True)
     except Exception as error:  # a strategy may raise anything, and the others go on
         return Figures(error=f"{type(error).__name__}: {first_line(error)}")
-    return Figures(run.step_time, run.peak_memory_bytes, float((parts.computing + parts.exposed).sum()))
+    busy_s = float((parts.computing + parts.exposed).sum())
+    return Figures(run.step_time, run.peak_memory_bytes, busy_s, run.needed_memory_bytes)
 
 
 def first_line(error: BaseException) -> str:

@@ -11,5 +11,6 @@ with its source.
 | `prediction`, `quickest_microbatch`, `sequence_shares` | simulate a case; no microbatch said; sequences in shares |
 | `layer_tables`, `model_states`, `cluster_tables` | tables in other columns: layers, ZeRO's states, mixed clusters |
 | `errors_by_table`, `page`, `page_script` | errors, summed up and as an HTML page |
+| `fitting` | fits a platform to one's own runs |
 | `stored`, `similar_runs` | keep the errors, and say how far validated runs like a given one were off |
 """

@@ -164,6 +164,7 @@ class _Step:
             layers_per_stage=list(layout.units),
             scatter_gather=True,
             batch_messages=self._message_bytes <= _NCCL_BUFFER_BYTES,
+            overlap_messages=False,
         )
 
     @property

@@ -29,6 +29,8 @@ class RowResult:
         platform: the platform whose prices these are; None for components alone.
         assumed: what the row does not say, and was taken as the framework's default.
         terms: what the predicted time is made of, s.
+        kind: of its model; "" of parts of a step, and where layers were measured.
+        axes: sizes by name of the axes of its layout.
     """
 
     table: str
@@ -46,6 +48,8 @@ class RowResult:
     platform: str | None = None
     assumed: tuple[str, ...] = ()
     terms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    kind: str = ""
+    axes: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def error(self) -> float | None:

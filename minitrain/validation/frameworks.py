@@ -119,7 +119,18 @@ FRAMEWORKS = (
         overlap="always",
         gradient_bytes=2,
     ),
-    Framework(name="torchtitan", words=r"torchtitan", overlap="always"),
+    Framework(
+        name="torchtitan without torch.compile",
+        words=r"torchtitan.*eager",
+        platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
+        overlap="always",
+    ),
+    Framework(
+        name="torchtitan",
+        words=r"torchtitan",
+        platforms=((r"h100|h200|b200", "torchtitan-h100"), (r".", "eager-a100")),
+        overlap="always",
+    ),
     Framework(
         name="PyTorch FSDP",
         words=r"fsdp|pytorch|huggingface|transformers|accelerate",

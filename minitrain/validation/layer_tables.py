@@ -46,8 +46,7 @@ def layer_results(row: Row, platform: str | Platform | None, without: Sequence[s
         "global_batch_size": mbs,
         "world_size": tp,
         "hardware": machine_of(row),
-        "fidelity": "kernels",
-        "platform": platform,
+        "platform": find_platform(platform),
         "without": tuple(without),
         "contention": True,
         "check": False,
@@ -73,7 +72,6 @@ def stage_results(row: Row, platform: str | Platform | None, without: Sequence[s
         hardware=machine_of(row),
         workload=_model(row, 1),
         global_batch_size=mbs,
-        fidelity="kernels",
         platform=chosen,
         without=tuple(without),
     )

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, final
 
 from minitrain.events.event import COMPUTE
+from minitrain.hardware.platforms import COMPONENTS
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.validation.cases import Case
@@ -87,8 +88,7 @@ def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Predic
         global_batch_size=layout.num_replicas * layout.microbatch_size * num_microbatches,
         hardware=case.system,
         workload=workload_of(case.model, layout.cp),
-        fidelity="kernels",
-        platform=case.platform,
+        platform=case.platform or COMPONENTS,
         without=without,
         fold=layout.world_size > 1,
         check=False,
@@ -106,6 +106,7 @@ def _predicted(run: Run) -> Prediction:
         "allocated": memory.allocated_bytes,
         "reserved": memory.reserved_bytes,
         "device": memory.total_bytes,
+        "needed": memory.needed_bytes,
     }
     return Prediction(run.step_time, _terms(run), kinds)
 

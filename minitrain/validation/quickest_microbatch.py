@@ -52,6 +52,6 @@ def _tried(row: Row, platform: str | Platform | None, without: Sequence[str]) ->
             found = predict(case, without)
         except (LackingError, MinitrainError):
             found = None
-        if found is not None and found.memory["device"] <= case.system.mem_hbm.capacity_bytes:
+        if found is not None and found.memory["needed"] <= case.system.mem_hbm.usable_bytes:
             yield case, found
         size *= 2

@@ -76,6 +76,8 @@ def _common_results(task: RowToPredict) -> Iterator[RowResult]:
         platform=case.platform.name if case.platform is not None and case.platform.numbers() else None,
         assumed=case.assumed,
         terms=found.terms,
+        kind=case.model.kind,
+        axes={"tp": case.layout.tp, "pp": case.layout.pp, "cp": case.layout.cp, "ep": case.layout.ep},
     )
 
 

@@ -1,8 +1,8 @@
 """Keep the errors of all validated runs in `stored.json`: `python -m minitrain.validation.stored`.
 
-The file holds the mean error of each table, and the error of each validated run by device, kind of model and ranks;
-runs say by it how sure their times are. With --check the errors are compared with the file instead of written, and a
-mean that is worse by more than half a point fails.
+The file holds the mean error of each table, and the error of each validated run by platform, device, kind of model,
+axes and ranks; runs say by it how sure their times are. With --check the errors are compared with the file instead of
+written, and a mean that is worse by more than half a point fails.
 """
 
 from __future__ import annotations
@@ -14,33 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.files import write_text
-from minitrain.validation.similar_runs import family_of, stored_means
+from minitrain.hardware.platforms import COMPONENTS
+from minitrain.validation.errors_by_table import RowResult
+from minitrain.validation.similar_runs import axes_of, family_of, stored_means
 from minitrain.validation.validate import Validation, validate
 
-_GATED = ("llama", "internlm", "mistral", "grok")  # what begins the names of models with a gated MLP
 _MOST_WORSE = 0.005
-_TABLES_OF_LAYERS = ("c2", "e2")  # no runs
 
 
 def stored(done: Validation) -> dict[str, Any]:
     """Return what is stored of a validation."""
-    runs = [result for result in done.results if result.error is not None and result.table not in _TABLES_OF_LAYERS]
     return {
         "means": {
             f"{errors.table} {errors.group}".strip(): round(errors.errors.mean, 4)
             for errors in done.tables
             if errors.of == "time"
         },
-        "errors": [
-            [run.table, family_of(run.device), _is_gated(run.model), run.world_size, round(run.error or 0, 3)]
-            for run in runs
-        ],
+        "errors": [_error(run, run.error) for run in done.results if run.error is not None and run.kind],
     }
 
 
-def _is_gated(model: str) -> bool:
-    """Return whether the MLP of a model of that name is gated."""
-    return model.lower().startswith(_GATED)
+def _error(run: RowResult, error: float) -> list[Any]:
+    """Return what is stored of a run, as `StoredError` has it."""
+    platform, device = run.platform or COMPONENTS.name, family_of(run.device)
+    return [run.table, platform, device, run.kind, axes_of(run.axes), run.world_size, round(error, 3)]
 
 
 def worse(found: Mapping[str, float], before: Mapping[str, float]) -> list[str]:

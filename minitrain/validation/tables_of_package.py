@@ -58,6 +58,12 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable("a2", "MPT 125M to 30B, A100, older (MosaicML)", f"platform eager-a100, {_ODD}"),
             PublishedTable("j1", "Llama 1.3B to 8.9B, one H100 node (nanotron)", f"platform nanotron, {_ODD}"),
             PublishedTable("j3", "Llama, GPT, Nemotron, H100 (NVIDIA DGX Cloud)", f"platform nemo-h100, {_ODD}"),
+            PublishedTable(
+                "d1",
+                "Llama 8B to 405B, A100, H100, H200 (torchtitan)",
+                f"platform torchtitan-h100, {_ODD}",
+                "checkpoints of every second layer; what selective ones compute again has no price",
+            ),
             PublishedTable("m1", "GPT of 176B, A100 (BLOOM's prequel)", f"platform bloom, {_ODD}", "heads of 24 rows"),
             PublishedTable("m2", "InternLM 7B, A100 (InternEvo)", f"platform internevo, {_ODD}"),
             PublishedTable(

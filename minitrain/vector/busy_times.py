@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.analysis.breakdown import PassTimes
+from minitrain.analysis.busy_time import loads_of
 from minitrain.events import COMPUTE, PASSES, PRICE, STREAM, STRIDE, TIME, TYP
 from minitrain.hardware.per_machine import Floats, Ints, values_of
 
@@ -48,7 +49,8 @@ def rank_times(logs: Sequence[Any], step_times: Floats) -> RankTimes:
         rows.append(known[key])
     computing = np.array([work for work, _ in rows])
     busy = np.maximum(np.array([either for _, either in rows]), computing)
-    return RankTimes(computing, busy - computing, np.maximum(step_times - busy, 0.0))
+    waiting = step_times - busy
+    return RankTimes(computing, busy - computing, np.where(waiting < 1e-12 * step_times, 0.0, waiting))
 
 
 def identity_of(log: Any) -> tuple[int, ...]:
@@ -58,8 +60,8 @@ def identity_of(log: Any) -> tuple[int, ...]:
 
 
 def _work_of(log: Any, num_machines: int) -> tuple[Floats, Floats]:
-    """Return how long a rank computes, and is at work at all, s, (num_machines,) each."""
-    rows = log._rows
+    """Return how long a rank computes, and is at work at all, s, (num_machines,) each; loading is no part of it."""
+    rows = log._rows[loads_of(log._rows) :]
     return _work_of_sequence(rows, num_machines) or _work_of_overlap(rows, num_machines)
 
 

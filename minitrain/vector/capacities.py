@@ -8,7 +8,7 @@ exceeds the smallest memory, then the next larger one, and so on. Each report sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from minitrain.hardware.per_machine import Ints, values_of
 from minitrain.rank.model import Model
+from minitrain.run.device_memory import device_memory_of
 from minitrain.run.memory_reports import OutOfMemory
-from minitrain.run.out_of_memory import moment_of_excess, units_of
+from minitrain.run.out_of_memory import excess_of, moment_of_excess, units_of, worst_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,7 @@ class ExceededMemory:
 
     def at(self, machine: int) -> OutOfMemory:
         """Return the report of one machine."""
-        times = values_of(self.time)
-        time = float(times[machine]) if np.ndim(times) else times
-        return OutOfMemory(self.rank, time, self.capacity_bytes, self.held_bytes)
+        return OutOfMemory(self.rank, _at(self.time, machine), self.capacity_bytes, self.held_bytes)
 
 
 class CapacityWatch:
@@ -86,6 +85,27 @@ class CapacityWatch:
 def _element_bytes(model: Model) -> int:
     """Return the size of an element."""
     return model._runtime_predictor.workload.bytes_per_element
+
+
+def excesses_of_devices(models: Sequence[Any], sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
+    """Return, for each machine, the rank that needs most beyond what its device has; None where all fit.
+
+    Args:
+        models: the ranks, at the end of a run that says all that a device must hold.
+        sizes: the memory of each machine's devices, bytes.
+    """
+    memories = [device_memory_of(model) for model in models]
+    found: list[OutOfMemory | None] = []
+    for machine, size_bytes in enumerate(sizes):
+        worst = worst_of(excess_of(model, memory, size_bytes) for model, memory in zip(models, memories, strict=True))
+        found.append(worst and replace(worst, time=_at(worst.time, machine)))
+    return found
+
+
+def _at(time: Any, machine: int) -> float:
+    """Return a time on one machine."""
+    times = values_of(time)
+    return float(times[machine]) if np.ndim(times) else times
 
 
 def first_excesses(models: Sequence[Any], num_machines: int) -> list[OutOfMemory | None]:

@@ -20,7 +20,7 @@ from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import varied_configs
 from minitrain.hardware.per_machine import Ints
 from minitrain.hardware.price import RankPredictors
-from minitrain.hardware.pricing import PRICING_PARAMETERS, ROOFLINE, Pricing
+from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.vector.execution import Config, Machines, Source
 
@@ -144,11 +144,12 @@ class Configurations:
         found = [name for name in _ONE_AT_A_TIME if getattr(parameters, name)]
         return f"{found[0]} follows one machine at a time" if found else None
 
-    def machines(self, parameters: RunParameters) -> Machines:
+    def machines(self, parameters: RunParameters, stands_for: str | None) -> Machines:
         """Return the sources of prices of all machines.
 
         Args:
             parameters: those of the run on the first machine.
+            stands_for: the framework that the strategy stands for.
 
         Raises:
             UsageError: a parameter is outside its rule, or a network does not connect so many ranks.
@@ -157,23 +158,20 @@ class Configurations:
         if "slowdown" in self._own:
             for slowdown in self._own["slowdown"]:
                 RunParameters(world_size=parameters.world_size, slowdown=slowdown, fold=parameters.fold)
-        machines = zip(*map(self._values, ("hardware", "network", "placement")), self._pricings(), strict=True)
+        pricings = self._pricings(stands_for)
+        machines = zip(*map(self._values, ("hardware", "network", "placement")), pricings, strict=True)
         sources = [_source(machine, parameters) for machine in machines]
         slowdowns = self._values("slowdown")
         return Machines(sources, slowdowns if any(slowdowns) else None)
 
-    def _pricings(self) -> list[Pricing]:
+    def _pricings(self, stands_for: str | None) -> list[Pricing]:
         """Return how operations are priced on each machine."""
-        columns = {name: self._values(name) for name in PRICING_PARAMETERS}
+        columns = [self._values(name) for name in PRICING_PARAMETERS]
         if not any(name in self._own for name in PRICING_PARAMETERS):
-            given = {name: values[0] for name, values in columns.items()}
-            return [_pricing(given)] * self._count
-        return [_pricing(dict(zip(columns, own, strict=True))) for own in zip(*columns.values(), strict=True)]
-
-
-def _pricing(given: Mapping[str, Any]) -> Pricing:
-    """Return how operations are priced."""
-    return ROOFLINE if all(given[name] == DEFAULTS[name] for name in PRICING_PARAMETERS) else Pricing(**given)
+            columns = [values[:1] for values in columns]
+        given = [dict(zip(PRICING_PARAMETERS, own, strict=True)) for own in zip(*columns, strict=True)]
+        found = [Pricing(**each, stands_for=stands_for) for each in given]
+        return found if len(found) == self._count else found * self._count
 
 
 def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | None:
@@ -186,8 +184,11 @@ def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | Non
     hardware, network, placement, pricing = machine
     hardware = cluster_or_other(hardware)
     is_config = type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)
-    if is_config and pricing.fidelity == "roofline":
-        return Config(load_config(hardware), network, placement, pricing.prices)
+    if is_config:
+        system = load_config(hardware)
+        pricing = pricing.on(system, parameters.workload)
+        if pricing.fidelity == "roofline" and not pricing.reason:
+            return Config(system, network, placement, pricing.prices)
     if isinstance(hardware, RankPredictors | Cluster) or hasattr(hardware, "profile"):
         return None
     return make_predictor(hardware, parameters.world_size, network, placement, parameters.workload, pricing)

@@ -17,13 +17,14 @@ import numpy as np
 
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config import SystemConfig
+from minitrain.hardware.free_loading import with_free_loading
 from minitrain.hardware.kernel_fleet import with_kernel_fleets
 from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.many_predictors import ManyPredictors, PricedMachines
 from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.per_machine import WATCH, Floats, Ints, MachineWatch
 from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import ROOFLINE, Pricing
+from minitrain.hardware.pricing import Pricing
 from minitrain.hardware.roofline_fleet import fleets_of
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
@@ -55,7 +56,7 @@ class Config(NamedTuple):
 
     def predictor(self, world_size: int, workload: Workload | None) -> Predictor:
         """Return the predictor of a run on this machine alone."""
-        pricing = ROOFLINE if self.prices is None else Pricing(prices=self.prices)
+        pricing = Pricing("roofline", prices=self.prices)
         return make_predictor(self.system, world_size, self.network, self.placement, workload, pricing)
 
 
@@ -205,7 +206,10 @@ async def _execute_once(prepared: PreparedRun, machines: Machines, places: Ints,
         predictor = machines.predictor(places, prepared)
         known = {field.name: getattr(prepared, field.name) for field in fields(PreparedRun)}
         own = {"predictor": predictor, "variant": _VARIANT, "folded_kind": VectorFoldedModel}
-        run = await simulate_prepared(VectorRun(**{**known, **own}, slowdowns=machines.slowdowns_of(places)))
+        joint = VectorRun(**{**known, **own}, slowdowns=machines.slowdowns_of(places))
+        run = await simulate_prepared(joint)
+        free = None if run.loads_alike else replace(joint, predictor=with_free_loading(predictor))
+        without_loading = None if free is None else await simulate_prepared(free)
     finally:
         WATCH.reset(token)
-    return JointFigures(run, predictor)
+    return JointFigures(run, predictor, without_loading)

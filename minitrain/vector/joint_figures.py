@@ -7,6 +7,7 @@ the last float.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.analysis.breakdown import PassTimes
+from minitrain.analysis.busy_time import load_end_of
 from minitrain.analysis.communication import AxisTotal, mean_by_axis, totals_of_log
 from minitrain.events import PRICE, STRIDE, TIME, EventLog
 from minitrain.hardware.many_predictors import ManyPredictors
@@ -23,10 +25,10 @@ from minitrain.run.energy import SECONDS_AN_HOUR, watts_of
 from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
-from minitrain.run.trained_model import figures_of
+from minitrain.run.trained_model import described, figures_of
 from minitrain.vector.axis_times import communication_by_axis
 from minitrain.vector.busy_times import RankTimes, pass_times, rank_times, sum_over_ranks
-from minitrain.vector.capacities import first_excesses
+from minitrain.vector.capacities import excesses_of_devices, first_excesses
 
 
 class JointFigures:
@@ -35,11 +37,13 @@ class JointFigures:
     Args:
         run: what the execution has made: its times are those of all machines.
         predictor: what priced it.
+        without_loading: the same with loads that take no time, where ranks load for unequal times.
     """
 
-    def __init__(self, run: Run, predictor: ManyPredictors) -> None:
+    def __init__(self, run: Run, predictor: ManyPredictors, without_loading: Run | None = None) -> None:
         self._run = run
         self._predictor = predictor
+        self._timed = without_loading or run
 
     def __len__(self) -> int:
         return self._predictor.num_machines
@@ -49,9 +53,19 @@ class JointFigures:
         return np.array(np.broadcast_to(values_of(number), len(self)), dtype=float)
 
     @cached_property
+    def load_time(self) -> Floats:
+        """When the weights of all ranks are there, s."""
+        return self._everywhere(latest([load_end_of(log._rows) for log in self._run.class_logs]))  # type: ignore[attr-defined]  # flat logs
+
+    @cached_property
+    def _begin(self) -> Floats:
+        """When the step begins on the clocks that figures are made from, s."""
+        return self.load_time if self._timed is self._run else np.zeros(len(self))
+
+    @cached_property
     def step_time(self) -> Floats:
-        """The latest final clock of all ranks, s."""
-        return self._everywhere(latest([model.time for model in self._run.class_models]))
+        """From the end of loading to the latest final clock of all ranks, s."""
+        return self._everywhere(latest([model.time for model in self._timed.class_models])) - self._begin
 
     @property
     def peak_memory_bytes(self) -> Floats:
@@ -76,7 +90,9 @@ class JointFigures:
     @cached_property
     def oom(self) -> list[OutOfMemory | None]:
         """Where and when a device's memory was exceeded; None where all fits."""
-        return first_excesses(self._run.class_models, len(self))
+        if self._run.needed_memory_bytes is None:
+            return first_excesses(self._run.class_models, len(self))
+        return excesses_of_devices(self._run.class_models, self.capacity_bytes)
 
     @cached_property
     def mfu(self) -> Floats:
@@ -109,7 +125,7 @@ class JointFigures:
     @cached_property
     def _times(self) -> RankTimes:
         """Where the time of each log's rank goes."""
-        return rank_times(self._run.class_logs, self.step_time)
+        return rank_times(self._timed.class_logs, self.step_time)
 
     @cached_property
     def _log_of_rank(self) -> Any:
@@ -143,7 +159,7 @@ class JointFigures:
     @cached_property
     def _passes(self) -> PassTimes:
         """When ranks pass microbatches through their layers."""
-        return pass_times(self._run.class_logs, len(self))
+        return pass_times(self._timed.class_logs, len(self))
 
     @property
     def span_bubble(self) -> Floats:
@@ -204,8 +220,10 @@ class JointFigures:
             "global_batch_size": [run.global_batch_size] * count,
             "hardware": self.names(hardware),
             "network": [kind or "flat" for kind in self._predictor.kinds()],
+            "workload": [described(run.workload)] * count,
             "options": [dict(options) for _ in range(count)],
             "step_time_s": self.step_time.tolist(),
+            "load_time_s": self.load_time.tolist(),
             "peak_memory_elements": [run.peak_memory] * count,
             "peak_memory_bytes": [run.peak_memory_bytes] * count,
             "capacity_bytes": self.capacity_bytes,
@@ -226,13 +244,18 @@ class JointFigures:
         """Return what summaries say of a transformer alone, on each machine."""
         run = self._run
         numbers = zip(self.hfu, self.tokens_per_second, self.tokens_per_second_per_rank, strict=True)
+        priced_by = [str(pricing or "roofline") for pricing in self._predictor.of_each("pricing")]
+        names = self.names([run.hardware] * len(self))
         found = []
         for machine, (hfu, tokens, each) in enumerate(numbers):
             one: Any = SimpleNamespace(
                 trained_model=run.trained_model,
+                priced_by=priced_by[machine],
+                sureness=replace(run, priced_by=priced_by[machine], hardware=names[machine]).sureness,
                 hfu=_or_none(hfu),
                 tokens_per_second=_or_none(tokens),
                 tokens_per_second_per_rank=_or_none(each),
+                needed_memory_bytes=run.needed_memory_bytes,
                 memory_by_kind=run.memory_by_kind,
                 peak_host_memory_bytes=run.peak_host_memory_bytes,
                 communication_by_axis=self.communication_by_axis[machine],

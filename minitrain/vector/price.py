@@ -8,7 +8,7 @@ from typing import Any
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.prepared_run import PreparedRun, prepare
 from minitrain.run.simulation import simulate_async
-from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import Strategy, framework_of
 from minitrain.vector.configurations import Configurations, columns_of
 from minitrain.vector.execution import MachineGroup, execute
 from minitrain.vector.priced import FiguresOfMachines, Priced
@@ -48,7 +48,7 @@ def price(
 
     >>> priced = price("zero3", "h100_80g_nvl8", vary={"networks[0].bandwidth": [225, 450, 900]}, num_layers=4)
     >>> priced.step_time.round(5)
-    array([0.00526, 0.00389, 0.0032 ])
+    array([0.00485, 0.00389, 0.0034 ])
     """
     return run_to_end(lambda: price_async(strategy, hardware, vary=vary, grid=grid, **parameters))
 
@@ -76,7 +76,7 @@ async def _groups(prepared: PreparedRun, configurations: Configurations, reason:
     """Return the machines as they were executed together."""
     if reason is not None:
         return [MachineGroup(configurations.places, None, reason)]
-    return await execute(prepared, configurations.machines(prepared.parameters))
+    return await execute(prepared, configurations.machines(prepared.parameters, framework_of(prepared.function)))
 
 
 async def _figures(strategy: str | Strategy, configurations: Configurations, group: MachineGroup) -> Any:

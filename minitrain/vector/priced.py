@@ -103,8 +103,13 @@ class Priced:
 
     @cached_property
     def step_time(self) -> Floats:
-        """The latest final clock of all ranks, s."""
+        """From the end of loading to the latest final clock of all ranks, s."""
         return self._column("step_time")
+
+    @cached_property
+    def load_time(self) -> Floats:
+        """When the weights of all ranks are there, s."""
+        return self._column("load_time")
 
     @cached_property
     def peak_memory_bytes(self) -> Floats:

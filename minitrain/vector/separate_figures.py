@@ -12,6 +12,7 @@ from minitrain.run.result import Run
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "step_time": "step_time_s",
+        "load_time": "load_time_s",
         "peak_memory_bytes": "peak_memory_bytes",
         "capacity_bytes": "capacity_bytes",
         "fits": "fits",

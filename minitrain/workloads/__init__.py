@@ -8,8 +8,8 @@ bytes, and `hardware` makes seconds of them.
 | of a transformer | files |
 |---|---|
 | its fields, and their rules | `architecture`, `architecture_rules`, `latent_attention`, `precision` |
-| where fields come from | `models` (shipped), `hugging_face` with `config_reader`; `summary` prints them |
-| its units | `attention`, `feed_forward` and `embedding_and_head` make each `unit` of `shapes`; `degrees` divides it |
+| where fields come from | `models` (shipped), `hugging_face`, `config_reader`; `summary` prints them |
+| its units | `attention`, `feed_forward`, `embedding_and_head` make each `unit` of `shapes`; `degrees` divides it |
 | FLOPs and bytes of a pass | `unit_costs` |
 | kernels of a pass | `pass_kernels` and `unit_kernels`, with `eight_bit_passes`, list `kernels` |
 | context parallelism | `context`, `attention_steps`, `attention_step_kernels` |

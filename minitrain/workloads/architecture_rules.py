@@ -6,6 +6,7 @@ only where all of its fields are valid, so that one error lists every fault, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,20 +20,27 @@ USUAL_DROPOUT = 0.1
 
 _REQUIRED = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len")
 _FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positions", "moe_ffn_hidden_size")
-_COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window")
+_COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
 _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
-_FLAGS = (*_FOLLOWING_FLAGS, "router_bias")
-_FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, "positions", "attention_dropout", "moe_layers"}
-_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent"})
+_FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "sinks")
+_LAYERS = ("moe_layers", "window_layers")
+_FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
+_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len"})
+GATED = ("swiglu", "geglu")
+"""The MLPs with three matrices."""
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "mlp": ("gelu", "relu", "swiglu"),
+        "mlp": ("gelu", "relu", "relu2", *GATED),
         "norm": ("layernorm", "rmsnorm"),
+        "norm_placement": ("pre", "post", "both"),
+        "qk_norm": ("none", "head", "whole"),
         "positions": ("learned", "rotary", "none"),
         "attention": ("flash", "unfused"),
     }
 )
+
+_USUAL: Mapping[str, float] = MappingProxyType({"norm_epsilon": 1e-5, "rope_theta": 500000.0, "score_cap": 50.0})
 
 Fields = dict[str, Any]
 
@@ -77,6 +85,23 @@ def _probability_fault(name: str, value: Any) -> str | None:
     return f"{name} must be a probability in [0, 1), got {shown(value)}; write {name}={USUAL_DROPOUT}, or 0 for none"
 
 
+def _positive_fault(name: str, value: Any) -> str | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return None
+    return f"{name} must be a positive number, got {shown(value)}; write {name}={_USUAL.get(name, 1.0)}"
+
+
+def _share_fault(name: str, value: Any) -> str | None:
+    fault = _positive_fault(name, value)
+    return fault or (None if value <= 1 else f"{name} must be at most 1, got {shown(value)}; write {name}=0.5")
+
+
+def _texts_fault(name: str, value: Any) -> str | None:
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in value):
+        return None
+    return f"{name} must be a sequence of strings, got {shown(value)}; write {name}=()"
+
+
 def _layers_fault(name: str, value: Any) -> str | None:
     if isinstance(value, Sequence) and not isinstance(value, str) and all(is_count(layer, 0) for layer in value):
         return None
@@ -98,6 +123,13 @@ _OTHERS: Mapping[str, Callable[[str, Any], str | None]] = MappingProxyType(
         "dropout": _probability_fault,
         "attention_dropout": _probability_fault,
         "moe_layers": _layers_fault,
+        "window_layers": _layers_fault,
+        "norm_epsilon": _positive_fault,
+        "rope_theta": _positive_fault,
+        "rope_share": _share_fault,
+        "score_cap": _positive_fault,
+        "logit_cap": _positive_fault,
+        "taken_as": _texts_fault,
         "latent": _latent_fault,
         "precision": lambda _, value: precision_fault(value),
         "name": _text_fault,
@@ -113,15 +145,22 @@ def _normalised(given: Mapping[str, Any], faults: Mapping[str, str]) -> Fields:
         value: Any = fields[name]
         if value is not None:
             fields[name] = USUAL_DROPOUT if value is True else float(value)
-    if fields["moe_layers"] is not None:
-        fields["moe_layers"] = tuple(fields["moe_layers"])
+    for name in ("norm_epsilon", "rope_theta", "rope_share", "score_cap", "logit_cap"):
+        number: Any = fields[name]
+        fields[name] = None if number is None else float(number)
+    for name in (*_LAYERS, "taken_as"):
+        several: Any = fields[name]
+        fields[name] = None if several is None else tuple(several)
     if isinstance(fields["precision"], str):
         fields["precision"] = PRECISIONS[fields["precision"]]
     return fields
 
 
 def _fill(fields: Fields) -> None:
-    """Fill in what follows from other fields and is not given; what cannot be known stays None."""
+    """Fill in what follows from other fields and is not given; what cannot be known stays None.
+
+    A window in no layer is one that somebody put into a model without, and means all.
+    """
     like_gpt2 = fields["norm"] == "layernorm"
     _follow(fields, "positions", "learned" if like_gpt2 else "rotary")
     _follow(fields, "num_positions", fields["seq_len"])
@@ -132,10 +171,12 @@ def _fill(fields: Fields) -> None:
     _follow(fields, "num_kv_heads", fields["num_heads"])
     _follow(fields, "attention_dropout", fields["dropout"])
     _follow(fields, "head_dim", _head_dim(fields))
-    if fields["mlp"] != "swiglu" and fields["hidden_size"]:
+    if fields["mlp"] not in GATED and fields["hidden_size"]:
         _follow(fields, "ffn_hidden_size", 4 * fields["hidden_size"])
     _follow(fields, "moe_ffn_hidden_size", fields["ffn_hidden_size"])
-    _follow(fields, "moe_layers", tuple(range(fields["num_layers"] or 0)) if fields["num_experts"] else ())
+    every = tuple(range(fields["num_layers"] or 0))
+    _follow(fields, "moe_layers", every if fields["num_experts"] else ())
+    fields["window_layers"] = fields["window_layers"] or (every if fields["window"] else ())
 
 
 def _follow(fields: Fields, name: str, value: Any) -> None:
@@ -206,15 +247,15 @@ def _dense_layers_have_a_size(f: Fields) -> str | None:
     if f["ffn_hidden_size"] is not None or not set(range(f["num_layers"])) - set(f["moe_layers"]):
         return None
     return (
-        'ffn_hidden_size must be given with mlp="swiglu", where models differ; Llama 2 rounds 8/3 hidden_size up to a '
-        f"multiple of 256, here ffn_hidden_size={-(-8 * f['hidden_size'] // (3 * 256)) * 256}"
+        f'ffn_hidden_size must be given with mlp="{f["mlp"]}", where models differ; Llama 2 rounds 8/3 hidden_size up '
+        f"to a multiple of 256, here ffn_hidden_size={-(-8 * f['hidden_size'] // (3 * 256)) * 256}"
     )
 
 
 def _experts_have_a_size(f: Fields) -> str | None:
     if not f["num_experts"] or f["moe_ffn_hidden_size"] is not None:
         return None
-    return 'moe_ffn_hidden_size must be given with experts and mlp="swiglu"; write moe_ffn_hidden_size=2048'
+    return f'moe_ffn_hidden_size must be given with experts and mlp="{f["mlp"]}"; write moe_ffn_hidden_size=2048'
 
 
 def _a_token_goes_to_experts(f: Fields) -> str | None:
@@ -235,17 +276,33 @@ def _experts_are_there(f: Fields) -> str | None:
     return f"{', '.join(given)} must not be given in a model without experts; give num_experts"
 
 
-def _moe_layers_exist(f: Fields) -> str | None:
-    layers, count = f["moe_layers"], f["num_layers"]
+def _layers_exist(name: str, f: Fields) -> str | None:
+    layers, count = f[name], f["num_layers"]
     beyond = sorted({layer for layer in layers if layer >= count})
     if beyond:
         listed = ", ".join(map(str, beyond[:4])) + (", ..." if len(beyond) > 4 else "")
-        return f"moe_layers ({listed}) must be below num_layers ({count}); the last is {count - 1}"
-    if f["num_experts"] and not layers:
-        return "moe_layers must not be empty in a model with experts; leave moe_layers out for all, or num_experts"
+        return f"{name} ({listed}) must be below num_layers ({count}); the last is {count - 1}"
     if list(layers) != sorted(set(layers)):
-        return f"moe_layers must ascend, each layer once, got {shown(layers)}; use sorted(set(...))"
+        return f"{name} must ascend, each layer once, got {shown(layers)}; use sorted(set(...))"
     return None
+
+
+def _moe_layers_exist(f: Fields) -> str | None:
+    if f["num_experts"] and not f["moe_layers"]:
+        return "moe_layers must not be empty in a model with experts; leave moe_layers out for all, or num_experts"
+    return _layers_exist("moe_layers", f)
+
+
+def _window_layers_exist(f: Fields) -> str | None:
+    if f["window"] is None and f["window_layers"]:
+        return f"window_layers ({shown(f['window_layers'])}) must not be given without a window; give window=4096"
+    return _layers_exist("window_layers", f)
+
+
+def _latent_has_its_own_norms(f: Fields) -> str | None:
+    if f["latent"] is None or f["qk_norm"] == "none":
+        return None
+    return f'qk_norm ({f["qk_norm"]}) must be "none" with latent attention, whose latents have norms; leave it out'
 
 
 _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
@@ -262,4 +319,6 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("num_experts", "experts_per_token"), _a_token_goes_to_experts),
     (("num_experts", "num_shared_experts", "moe_layers", "router_bias"), _experts_are_there),
     (("num_experts", "moe_layers", "num_layers"), _moe_layers_exist),
+    (("window", "window_layers", "num_layers"), _window_layers_exist),
+    (("latent", "qk_norm"), _latent_has_its_own_norms),
 )

@@ -4,7 +4,9 @@ Tensor parallelism gives each rank some heads. What is saved follows Korthikanti
 input and output, queries, keys and values, unfused attention's probabilities before and after dropout and the mask, the
 output projection's input and the mask of the dropout after it. Flash attention saves the log-sum-exp of each query
 instead of probabilities. Left out, as there: the norm's mean and variance. Rotary embeddings and ALiBi save nothing.
-Keys and values of grouped queries are saved once, not for every query head.
+Keys and values of grouped queries are saved once, not for every query head. A norm behind the unit takes the place of
+that before it ("post"), or saves its input beside it ("both"). A soft cap of the scores is part of flash attention's
+kernel, and a pass of its own over those of unfused attention; a sink is one more term of a softmax's sum.
 """
 
 from __future__ import annotations
@@ -14,22 +16,26 @@ from collections.abc import Iterator
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Cut
 from minitrain.workloads.latent_attention import LatentAttention
+from minitrain.workloads.norms import saved_by_second_norm, unit_norms
 from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
-from minitrain.workloads.shapes import RECOMPUTE, AttentionCore, Projection, SavedTensor, WeightShape, norm_weights
+from minitrain.workloads.shapes import RECOMPUTE, AttentionCore, Projection, SavedTensor, WeightShape
 from minitrain.workloads.unit import Unit
 
 
 def attention_unit(model: Architecture, layer: int) -> Unit:
     """Return the attention of a transformer layer."""
     latent = model.latent
-    core = AttentionCore(model.num_heads, model.head_dim, _value_dim(model), model.attention == "flash", model.window)
+    window = model.window if layer in model.window_layers else None
+    core = AttentionCore(model.num_heads, model.head_dim, _value_dim(model), model.attention == "flash", window)
     return Unit(
         kind="attention",
         layer=layer,
         output_size=model.hidden_size,
         weights=(
-            *norm_weights(model.hidden_size, has_bias=model.norm_bias),
+            *unit_norms(model),
             *(_usual_weights(model) if latent is None else _latent_weights(model, latent)),
+            *_qk_norm_weights(model),
+            *([WeightShape("sinks", (model.num_heads,), _heads(model))] if model.sinks else []),
             *_output_weights(model),
         ),
         projections=(
@@ -61,6 +67,16 @@ def _usual_weights(model: Architecture) -> Iterator[WeightShape]:
         yield WeightShape(name, (model.hidden_size, size), cut, 1)
         if model.qkv_bias:
             yield WeightShape(f"{name}.bias", (size,), cut)
+
+
+def _qk_norm_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the weights of the norms of queries and keys: of a head's size, or of all heads' together."""
+    cuts = {"query": _heads(model), "key": _kv_heads(model)}
+    for name, cut in cuts.items() if model.qk_norm != "none" else ():
+        if model.qk_norm == "head":
+            yield WeightShape(f"{name}_norm.weight", (model.head_dim,), is_norm=True)
+        else:
+            yield WeightShape(f"{name}_norm.weight", (cut.count * model.head_dim,), cut, is_norm=True)
 
 
 def _usual_projections(model: Architecture) -> Iterator[Projection]:
@@ -114,6 +130,9 @@ def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
     yield SavedTensor("projection input", model.hidden_size, element)
     if model.latent is not None:
         yield from _saved_latents(model.latent, element)
+    if model.qk_norm != "none":
+        yield SavedTensor("queries' norm input", model.num_heads * model.head_dim, element, _heads(model))
+        yield SavedTensor("keys' norm input", model.num_kv_heads * model.head_dim, element, _kv_heads(model))
     yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model))
     yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model))
     yield SavedTensor("values", model.num_kv_heads * _value_dim(model), element, _kv_heads(model))
@@ -133,6 +152,8 @@ def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
     if model.attention == "flash":
         yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads)
         return
+    if model.score_cap:
+        yield SavedTensor("capped scores", model.num_heads, element, heads, ("none",), is_per_key=True)
     yield SavedTensor("probabilities", model.num_heads, element, heads, ("none",), is_per_key=True)
     if model.attention_dropout:
         yield SavedTensor("probabilities' mask", model.num_heads, MASK_BYTES, heads, ("none",), is_per_key=True)
@@ -143,5 +164,6 @@ def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
     """Yield what the output projection and the dropout after it save."""
     size = model.num_heads * _value_dim(model)
     yield SavedTensor("output projection input", size, model.precision.activation_bytes, _heads(model))
+    yield from saved_by_second_norm(model)
     if model.dropout:
         yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES)

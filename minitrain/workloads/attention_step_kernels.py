@@ -34,7 +34,7 @@ from minitrain.workloads.unit_kernels import (
 )
 from minitrain.workloads.workload import PassMode
 
-_AFTER_CORE = frozenset({"residual", "dropout and residual", "residual gradient", "bias gradient"})
+_AFTER_CORE = frozenset({"residual", "dropout and residual", "residual gradient", "bias gradient", "second norm"})
 _OF_CORE = frozenset({"softmax", "attention dropout", "gradient accumulation"})  # the last is listed with its product
 _LAUNCHES_AFTER = 3  # the output projection, its bias and dropout, and the residual connection; twice in backward
 
@@ -129,4 +129,6 @@ def _block(
             yield from backward_matmuls(gemm, model.precision.datatype, element, element)
         else:
             yield forward_matmul(gemm, model.precision.datatype, element)
+    if model.score_cap:
+        yield MemoryPass("score cap", batch * shard_len**2, (3 if is_backward else 2) * element * style.eager)
     yield MemoryPass("softmax", batch * shard_len**2, (3 if is_backward else 2) * element * style.eager)

@@ -35,6 +35,10 @@ _NO_BEARING = frozenset(
 # fmt: on
 
 
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
 @final
 class ConfigReader:
     """A config; `faults` says what is wrong, by key.
@@ -68,6 +72,27 @@ class ConfigReader:
         """Return a count or None."""
         return self._value(key, default, "an integer or null", lambda value: value is None or is_count(value))
 
+    def positive(self, key: str, default: Any = _ABSENT) -> Any:
+        """Return a positive number."""
+        return self._value(key, default, "a positive number", _is_positive)
+
+    def optional_positive(self, key: str, default: float | None = None) -> Any:
+        """Return a positive number or None."""
+        return self._value(
+            key, default, "a positive number or null", lambda value: value is None or _is_positive(value)
+        )
+
+    def object(self, key: str) -> Mapping[str, Any]:
+        """Return an object; an empty one where there is none."""
+        return self._value(key, None, "an object", lambda value: value is None or isinstance(value, Mapping)) or {}
+
+    def layers(self, key: str, default: Sequence[int] = ()) -> Any:
+        """Return a list of layers."""
+        expected = "a list of layers from 0"
+        return self._value(
+            key, default, expected, lambda value: isinstance(value, Sequence) and all(is_count(one, 0) for one in value)
+        )
+
     def flag(self, key: str, *, default: bool) -> Any:
         """Return true or false."""
         return self._value(key, default, "true or false", lambda value: isinstance(value, bool))
@@ -83,10 +108,20 @@ class ConfigReader:
         listed = " or ".join(json.dumps(value) for value in modelled)
         return self._value(key, default, f"{listed}, since others are not modelled", lambda value: value in modelled)
 
-    def only_full_attention(self, key: str) -> None:
-        """Read the kind of attention of each layer, of which one can be modelled."""
-        expected = 'null, or "full_attention" for every layer, since others are not modelled'
-        self._value(key, None, expected, lambda value: value is None or set(value) <= {"full_attention"})
+    def windowed_layers(self, num_layers: int | None, default: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose attention has a window, by `layer_types`, or the default where that is absent."""
+        kinds = {"full_attention", "sliding_attention"}
+        found = self._value(
+            "layer_types",
+            None,
+            '"full_attention" or "sliding_attention" for each layer, since others are not modelled',
+            lambda value: (
+                value is None or (isinstance(value, list) and len(value) == num_layers and {*map(str, value)} <= kinds)
+            ),
+        )
+        if found is None:
+            return tuple(default)
+        return tuple(layer for layer, kind in enumerate(found) if kind == "sliding_attention")
 
     def pass_over(self, *keys: str) -> None:
         """Accept keys that have no bearing in this family."""

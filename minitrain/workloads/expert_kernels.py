@@ -23,7 +23,7 @@ _LAUNCHES: Mapping[str, int] = MappingProxyType(
     | {"backward": 8, "backward_input": 4, "backward_weight": 4}
 )
 _NORM = frozenset({"norm"})
-_RESIDUAL = frozenset({"residual", "dropout and residual"})
+_RESIDUAL = frozenset({"residual", "dropout and residual", "second norm"})
 _AROUND = _NORM | _RESIDUAL | {"residual gradient", "bias gradient"}
 
 

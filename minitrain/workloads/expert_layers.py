@@ -29,6 +29,7 @@ from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import WHOLE, Degrees, Work
 from minitrain.workloads.expert_kernels import kernels_around_experts, kernels_of_experts
 from minitrain.workloads.kernels import KernelList
+from minitrain.workloads.norms import has_second_norm
 from minitrain.workloads.shapes import Gemm, Projection, SavedTensor
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
@@ -103,7 +104,7 @@ class ExpertLayers:
 
     def held_copies(self, copies: Any) -> int:
         """Return how many copies a tensor holds."""
-        return self.num_copies(len(copies.samples), copies.load.share(copies.parts))
+        return self.num_copies(len(copies.samples), copies.load.share(copies.parts) * copies.sequence.share)
 
     def memory_bytes(self, copies: Any) -> int:
         """Return the bytes of the copies that a tensor holds."""
@@ -114,7 +115,7 @@ class ExpertLayers:
 
         All ranks exchange copies of as many samples, so that the busiest one is that with the busiest part.
         """
-        share = copies.load.busiest * len(copies.parts)
+        share = copies.load.busiest * len(copies.parts) * copies.sequence.share
         return self.num_copies(len(copies.samples), share) * self._copy_bytes
 
     def num_parameters(self, layer: int, piece: Piece) -> int:
@@ -140,7 +141,8 @@ class ExpertLayers:
             mode: how it is passed through.
         """
         unit = self._units[layer]
-        asked = self._experts(unit, typ, mode) if isinstance(mode, ExpertPass) else self._around(unit, typ, num_samples)
+        work = self._work(num_samples, 1 if mode.context is None else mode.context.degree)
+        asked = self._experts(unit, typ, mode) if isinstance(mode, ExpertPass) else self._around(unit, typ, work)
         flop, num_bytes = zip(*asked, strict=True)
         return Cost(sum(flop), sum(num_bytes))
 
@@ -149,7 +151,12 @@ class ExpertLayers:
         unit = self._units[layer]
         if isinstance(mode, ExpertPass):
             return kernels_of_experts(self._model, unit, typ, mode.num_copies, mode.num_parts, style)
-        return kernels_around_experts(self._model, unit, typ, Work(num_samples, self._seq_len), style)
+        work = self._work(num_samples, 1 if mode.context is None else mode.context.degree)
+        return kernels_around_experts(self._model, unit, typ, work, style)
+
+    def _work(self, num_samples: int, num_parts: int) -> Work:
+        """Return what a rank does with one of so many parts of each sequence, every token by itself."""
+        return Work(num_samples, self._seq_len, Degrees(cp=num_parts))
 
     def _experts(self, unit: Unit, typ: str, mode: ExpertPass) -> Iterator[tuple[float, float]]:
         """Yield FLOPs and bytes of a rank's experts: each multiplication is one for each expert, together for all."""
@@ -162,20 +169,21 @@ class ExpertLayers:
                 for each in weight_bytes:
                     yield self._gemm(mode.num_copies, gemm, each, gemm.batch)
 
-    def _around(self, unit: Unit, typ: str, num_samples: int) -> Iterator[tuple[float, float]]:
+    def _around(self, unit: Unit, typ: str, work: Work) -> Iterator[tuple[float, float]]:
         """Yield FLOPs and bytes of a pass before or after the experts."""
-        work, sizes = Work(num_samples, self._seq_len), self._model.precision
+        sizes = self._model.precision
         hidden = work.num_tokens * self._copy_bytes
         gemms = [projection.gemm(work) for projection in _shared(unit)]
         router = [projection.gemm(work) for projection in unit.projections if projection.name == "router"]
+        moves_after = MOVES_OF_RESIDUAL + (MOVES_OF_NORM if has_second_norm(self._model) else 0)
         if typ == "route":
             yield 0, MOVES_OF_NORM * hidden
             yield from (self._gemm(gemm.m, gemm, sizes.parameter_bytes) for gemm in router)
         elif typ == "combine":
-            yield 0, MOVES_OF_RESIDUAL * hidden
+            yield 0, moves_after * hidden
             yield from (self._gemm(gemm.m, gemm, sizes.parameter_bytes) for gemm in gemms)
         elif typ == "backward_combine":
-            yield 0, 2 * MOVES_OF_RESIDUAL * hidden
+            yield 0, 2 * moves_after * hidden
         else:
             yield 0, 2 * MOVES_OF_NORM * hidden
             for gemm in (*router, *gemms):
@@ -187,9 +195,16 @@ class ExpertLayers:
         activations = self._model.precision.activation_bytes * num_rows * (gemm.k + gemm.n)
         return 2 * num_rows * gemm.k * gemm.n, activations + num_weights * weight_bytes * gemm.k * gemm.n
 
-    def kept_by_router(self, layer: int, num_samples: int, *, combined: bool) -> int:
-        """Return the bytes that a layer's input stands for, once it is routed, and once it is combined."""
-        work = Work(num_samples, self._seq_len)
+    def kept_by_router(self, layer: int, num_samples: int, num_parts: int = 1, *, combined: bool) -> int:
+        """Return the bytes that a layer's input stands for, once it is routed, and once it is combined.
+
+        Args:
+            layer: the layer.
+            num_samples: samples of the rank.
+            num_parts: ranks that each have an equal part of these samples' tokens.
+            combined: whether it is combined.
+        """
+        work = self._work(num_samples, num_parts)
         saved = (
             tensor
             for tensor in self._units[layer].saved

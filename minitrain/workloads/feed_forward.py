@@ -3,7 +3,7 @@
 Tensor parallelism gives each rank some columns of the first matrices and the same rows of the last one; expert
 parallelism gives it some experts. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's input and
 output, the activation function's input, the last matrix's input, and the mask of the dropout. ReLU's input is not
-saved, since its output suffices; SwiGLU is one kernel that saves both its inputs.
+saved, since its output suffices; SwiGLU and GEGLU are one kernel that saves both its inputs.
 
 Experts save, beside that, for every token and expert that it is sent to: the copy that the expert was sent and the
 result that comes back, whose product with the router's probability needs it. The router saves its probabilities. Routed
@@ -16,11 +16,15 @@ from collections.abc import Iterator
 
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Cut
+from minitrain.workloads.norms import saved_by_second_norm, unit_norms
 from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
-from minitrain.workloads.shapes import Projection, SavedTensor, WeightShape, norm_weights
+from minitrain.workloads.shapes import Projection, SavedTensor, WeightShape
 from minitrain.workloads.unit import Unit
 
-_FIRST = {"gelu": ("up",), "relu": ("up",), "swiglu": ("gate", "up")}
+
+def _first(model: Architecture) -> tuple[str, ...]:
+    """Return the matrices before the activation function."""
+    return ("gate", "up") if model.is_gated else ("up",)
 
 
 def mlp_unit(model: Architecture, layer: int) -> Unit:
@@ -30,10 +34,10 @@ def mlp_unit(model: Architecture, layer: int) -> Unit:
         kind="mlp",
         layer=layer,
         output_size=model.hidden_size,
-        weights=(*norm_weights(model.hidden_size, has_bias=model.norm_bias), *_mlp_weights(model, "", cut.count, cut)),
+        weights=(*unit_norms(model), *_mlp_weights(model, "", cut.count, cut)),
         projections=tuple(_mlp_projections(model, "", cut.count, cut)),
         core=None,
-        saved=(*_saved_by_norm(model), *_saved_by_mlp(model, "", cut.count, cut), *_saved_by_dropout(model)),
+        saved=(*_saved_by_norm(model), *_saved_by_mlp(model, "", cut.count, cut), *_saved_after(model)),
     )
 
 
@@ -46,7 +50,7 @@ def moe_unit(model: Architecture, layer: int) -> Unit:
         layer=layer,
         output_size=model.hidden_size,
         weights=(
-            *norm_weights(model.hidden_size, has_bias=model.norm_bias),
+            *unit_norms(model),
             *_router_weights(model),
             *_expert_weights(model, cut),
             *(_mlp_weights(model, "shared.", shared, cut) if shared else ()),
@@ -61,14 +65,14 @@ def moe_unit(model: Architecture, layer: int) -> Unit:
             *_saved_by_norm(model),
             *_saved_by_experts(model, cut),
             *(_saved_by_mlp(model, "shared ", shared, cut) if shared else ()),
-            *_saved_by_dropout(model),
+            *_saved_after(model),
         ),
     )
 
 
 def _mlp_weights(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[WeightShape]:
     """Yield the weights of an MLP; the last one's bias is added once, after the sum over ranks."""
-    for name in _FIRST[model.mlp]:
+    for name in _first(model):
         yield WeightShape(f"{prefix}{name}", (model.hidden_size, size), cut, 1)
         if model.mlp_bias:
             yield WeightShape(f"{prefix}{name}.bias", (size,), cut)
@@ -79,7 +83,7 @@ def _mlp_weights(model: Architecture, prefix: str, size: int, cut: Cut) -> Itera
 
 def _mlp_projections(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[Projection]:
     """Yield the multiplications of an MLP; gate and up are one."""
-    first = _FIRST[model.mlp]
+    first = _first(model)
     yield Projection(prefix + "_".join(first), model.hidden_size, len(first) * size, cut)
     yield Projection(f"{prefix}down", size, model.hidden_size, cut, "k")
 
@@ -94,7 +98,7 @@ def _router_weights(model: Architecture) -> Iterator[WeightShape]:
 def _expert_weights(model: Architecture, cut: Cut) -> Iterator[WeightShape]:
     """Yield the weights of all routed experts, each kind of matrix as one with the experts in front."""
     experts, per_token = model.num_experts, model.experts_per_token
-    for name in _FIRST[model.mlp]:
+    for name in _first(model):
         yield WeightShape(f"experts.{name}", (experts, model.hidden_size, cut.count), cut, 2, per_token)
         if model.mlp_bias:
             yield WeightShape(f"experts.{name}.bias", (experts, cut.count), cut, 1, per_token)
@@ -105,7 +109,7 @@ def _expert_weights(model: Architecture, cut: Cut) -> Iterator[WeightShape]:
 
 def _expert_projections(model: Architecture, cut: Cut) -> Iterator[Projection]:
     """Yield the batched multiplications of the routed experts."""
-    first, counts = _FIRST[model.mlp], (model.num_experts, model.experts_per_token)
+    first, counts = _first(model), (model.num_experts, model.experts_per_token)
     size = len(first) * cut.count
     yield Projection("experts." + "_".join(first), model.hidden_size, size, cut, "n", *counts)
     yield Projection("experts.down", cut.count, model.hidden_size, cut, "k", *counts)
@@ -121,7 +125,7 @@ def _saved_by_mlp(model: Architecture, prefix: str, size: int, cut: Cut) -> Iter
     """Yield the activation function's inputs and the last matrix's input."""
     element = model.precision.activation_bytes
     if model.mlp != "relu":
-        yield SavedTensor(f"{prefix}activation input", len(_FIRST[model.mlp]) * size, element, cut)
+        yield SavedTensor(f"{prefix}activation input", len(_first(model)) * size, element, cut)
     yield SavedTensor(f"{prefix}down input", size, element, cut)
 
 
@@ -134,7 +138,8 @@ def _saved_by_experts(model: Architecture, cut: Cut) -> Iterator[SavedTensor]:
     yield SavedTensor("expert outputs", copies * model.hidden_size, element)
 
 
-def _saved_by_dropout(model: Architecture) -> Iterator[SavedTensor]:
-    """Yield the mask of the dropout before the residual connection."""
+def _saved_after(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what a norm before the residual connection saves, and the mask of the dropout there."""
+    yield from saved_by_second_norm(model)
     if model.dropout:
         yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES)

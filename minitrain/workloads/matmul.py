@@ -1,8 +1,9 @@
-"""The specified workload: one dense H x H matrix multiplication a layer, the default of every run.
+"""Layers of one H x H matrix: the specified workload, the default of every run, and the dense one, "dense".
 
-Modelled: `BLOCK_SIZE` tokens a sample, in half precision; a backward pass that costs what the forward does (as the
-specification has it); an optimizer that reads and writes three arrays of the weight's size. Left out: attention,
-biases, normalisation, activation functions, embeddings.
+Modelled: `BLOCK_SIZE` tokens a sample, in half precision; an optimizer that reads and writes three arrays of the
+weight's size. A backward of the specified layer costs what its forward does, 4 H^2 flop a token for both. That of the
+dense layer makes the gradients of its input and of its weight by a multiplication each: 6 H^2, as real layers do. Left
+out: attention, biases, normalisation, activation functions, embeddings.
 
 The size constants come from `minitrain.tensors`, because the specification has tensors with a `memory()` of their own.
 Only tensors, this file and `minitrain.lib` may use them: all other code asks the run's workload.
@@ -34,16 +35,30 @@ if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
     from minitrain.workloads.unit_kernels import Style
 
-_COMPUTE_SHARES: Mapping[str, float] = MappingProxyType(
-    {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
+SPECIFIED, DENSE = "specified", "dense"
+
+NOTES: Mapping[str, str] = MappingProxyType(
+    {SPECIFIED: "backward counts as many FLOPs as forward, as specified (--model dense: twice)"}
 )
+"""What a reader of figures should know of a workload, by its name."""
 
 _DIVIDED = frozenset((*PARTED_KINDS, *CONTEXT_KINDS))
 
 
 class MatmulLayer:
-    """Layers that each multiply by one `HIDDEN_SIZE` x `HIDDEN_SIZE` matrix."""
+    """Layers that each multiply by one `HIDDEN_SIZE` x `HIDDEN_SIZE` matrix.
 
+    Attributes:
+        name: what runs call it.
+        compute_shares: how often a pass multiplies by the matrix.
+        flop_per_weight: floating-point operations of a training step for each weight and token.
+    """
+
+    name = SPECIFIED
+    compute_shares: Mapping[str, float] = MappingProxyType(
+        {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
+    )
+    flop_per_weight = 4
     datatype = DATATYPE
     bytes_per_element = BYTES_PER_ELEMENT
     is_uniform = True
@@ -66,7 +81,7 @@ class MatmulLayer:
         return Cost(
             2 * HIDDEN_SIZE * rows * tokens,
             BYTES_PER_ELEMENT * (HIDDEN_SIZE * rows + tokens * (rows + HIDDEN_SIZE)),
-            _COMPUTE_SHARES[typ],
+            self.compute_shares[typ],
         )
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:  # noqa: ARG002
@@ -79,14 +94,15 @@ class MatmulLayer:
         return 0
 
     def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:  # noqa: ARG002
-        """Return the matrix multiplication of a pass; half a backward makes half of the columns. The loss is free."""
+        """Return the matrix multiplications of a pass; half of one makes half of the columns. The loss is free."""
         from minitrain.workloads.kernels import KernelList, Matmul  # noqa: PLC0415  (only where kernels are priced)
 
         if typ == "loss":
             return KernelList()
-        columns = int(HIDDEN_SIZE // mode.num_parts * _COMPUTE_SHARES[typ])
-        datatype = style.datatype or DATATYPE
-        return KernelList((Matmul(num_samples * BLOCK_SIZE, columns, HIDDEN_SIZE, datatype=datatype),), 1)
+        share, datatype = self.compute_shares[typ], style.datatype or DATATYPE
+        columns = int(HIDDEN_SIZE // mode.num_parts * min(share, 1))
+        one = KernelList((Matmul(num_samples * BLOCK_SIZE, columns, HIDDEN_SIZE, datatype=datatype),), 1)
+        return one + one if share == 2 else one
 
     def update_kernels(
         self,
@@ -142,8 +158,18 @@ class MatmulLayer:
         return 0
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
-        """Return 4 H^2 flop a token and layer: 2 H^2 forward and 2 H^2 backward."""
-        return 4 * HIDDEN_SIZE * HIDDEN_SIZE * BLOCK_SIZE * num_samples * num_layers
+        """Return 4 H^2 flop a token and layer, 2 H^2 forward and 2 H^2 backward; of the dense layer 6 H^2."""
+        return self.flop_per_weight * HIDDEN_SIZE * HIDDEN_SIZE * BLOCK_SIZE * num_samples * num_layers
+
+
+class DenseLayer(MatmulLayer):
+    """The same layers with a backward of two multiplications: one for the input's gradient, one for the weight's."""
+
+    name = DENSE
+    compute_shares: Mapping[str, float] = MappingProxyType(
+        {"forward": 1.0, "backward": 2.0, "backward_input": 1.0, "backward_weight": 1.0}
+    )
+    flop_per_weight = 6
 
 
 def _parted_bytes(tensor: Any) -> int:
@@ -156,4 +182,4 @@ def _parted_bytes(tensor: Any) -> int:
     return BYTES_PER_ELEMENT * int(tensor.memory())
 
 
-MATMUL_LAYER = MatmulLayer()
+MATMUL_LAYER, DENSE_LAYER = MatmulLayer(), DenseLayer()

@@ -127,11 +127,12 @@ def _llama2() -> Iterator[Transformer]:
 
 def _llama3() -> Iterator[Transformer]:
     """Yield the sizes of Llama 3, 3.1 and 3.2."""
+    usual: dict[str, Any] = {"num_kv_heads": 8, "rope_theta": 500000.0}
     for version in ("llama3", "llama3.1"):
-        yield _llama(f"{version}-8b", 32, 4096, 14336, 32, 128256, 8192, _LLAMA3, num_kv_heads=8)
-        yield _llama(f"{version}-70b", 80, 8192, 28672, 64, 128256, 8192, _LLAMA3, num_kv_heads=8)
-    yield _llama("llama3.1-405b", 126, 16384, 53248, 128, 128256, 8192, _LLAMA3, num_kv_heads=8)
-    source, tied = "huggingface.co/meta-llama/Llama-3.2-", {"num_kv_heads": 8, "tied_embeddings": True}
+        yield _llama(f"{version}-8b", 32, 4096, 14336, 32, 128256, 8192, _LLAMA3, **usual)
+        yield _llama(f"{version}-70b", 80, 8192, 28672, 64, 128256, 8192, _LLAMA3, **usual)
+    yield _llama("llama3.1-405b", 126, 16384, 53248, 128, 128256, 8192, _LLAMA3, **usual)
+    source, tied = "huggingface.co/meta-llama/Llama-3.2-", {**usual, "tied_embeddings": True}
     yield _llama("llama3.2-1b", 16, 2048, 8192, 32, 128256, 8192, f"{source}1B", **tied)
     yield _llama("llama3.2-3b", 28, 3072, 8192, 24, 128256, 8192, f"{source}3B", **tied)
 
@@ -140,7 +141,7 @@ def _mistral() -> Iterator[Transformer]:
     """Yield Mistral 7B, with its window, and the two Mixtrals."""
     source = "Jiang et al. (2023), arXiv:2310.06825, table 1"
     yield _llama("mistral-7b", 32, 4096, 14336, 32, 32000, 8192, source, num_kv_heads=8, window=4096)
-    experts = {"num_kv_heads": 8, "num_experts": 8, "experts_per_token": 2}
+    experts: dict[str, Any] = {"num_kv_heads": 8, "num_experts": 8, "experts_per_token": 2, "rope_theta": 1000000.0}
     source = "Jiang et al. (2024), arXiv:2401.04088, table 1"
     yield _llama("mixtral-8x7b", 32, 4096, 14336, 32, 32000, 32768, source, **experts)
     source = "huggingface.co/mistralai/Mixtral-8x22B-v0.1"
@@ -150,7 +151,8 @@ def _mistral() -> Iterator[Transformer]:
 def _qwen() -> Iterator[Transformer]:
     """Yield Qwen 2.5, which has biases for queries, keys and values alone."""
     source = "Qwen team (2024), arXiv:2412.15115, and huggingface.co/Qwen/Qwen2.5-7B"
-    yield _llama("qwen2.5-7b", 28, 3584, 18944, 28, 152064, 4096, source, num_kv_heads=4, qkv_bias=True)
+    fields: dict[str, Any] = {"num_kv_heads": 4, "qkv_bias": True, "rope_theta": 1000000.0, "norm_epsilon": 1e-6}
+    yield _llama("qwen2.5-7b", 28, 3584, 18944, 28, 152064, 4096, source, **fields)
 
 
 def _deepseek() -> Iterator[Transformer]:
@@ -160,7 +162,7 @@ def _deepseek() -> Iterator[Transformer]:
     experts = {"num_experts": 256, "experts_per_token": 8, "num_shared_experts": 1, "moe_ffn_hidden_size": 2048}
     yield _llama(
         "deepseek-v3", 61, 7168, 18432, 128, 129280, 4096, source,
-        latent=latent, moe_layers=range(3, 61), router_bias=True, **experts,
+        latent=latent, moe_layers=range(3, 61), router_bias=True, norm_epsilon=1e-6, **experts,
     )  # fmt: skip
 
 

@@ -75,9 +75,12 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
         "bf16": Precision(),
         "fp16": Precision("fp16"),
         "fp32": Precision("fp32", 4, 4, 8, 4, "float32"),
+        "fp8": Precision("fp8", weight_datatype="float8"),
     }
 )
-"""The precisions with a name: mixed in bf16 or fp16, or single throughout, with Adam's moments but no copy."""
+"""The precisions with a name: mixed in bf16 or fp16; single throughout, with Adam's moments but no copy; or bf16 with
+layers' multiplications with weights in eight bits, which prices of kernels know (parameters and activations are kept in
+16 bits)."""
 
 
 def precision_fault(value: Any) -> str | None:

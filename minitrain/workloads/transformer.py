@@ -46,7 +46,9 @@ class Transformer(Architecture):
     ) -> Transformer:
         """Read a config of Hugging Face's transformers.
 
-        The families are llama, mistral, qwen2, mixtral, gpt2, gpt_neox, opt and deepseek_v3.
+        The families are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3, gpt_oss, olmo2, phi3,
+        granite, nemotron, deepseek_v2, deepseek_v3, gpt2, gpt_neox and opt. Without `seq_len`, samples have 8,192
+        tokens, or as many as the model takes if these are less.
 
         Args:
             config: the path of a config.json or of the folder that holds it, or the config itself as a mapping.
@@ -125,12 +127,18 @@ class Transformer(Architecture):
 @lru_cache(maxsize=64)
 def _units(model: Architecture) -> tuple[Unit, ...]:
     """Make the units of a model, once; equal layers share their tables."""
-    experts, attention = frozenset(model.moe_layers), attention_unit(model, 0)
+    experts, windows = frozenset(model.moe_layers), frozenset(model.window_layers)
+    attention = {has: attention_unit(model, first) for has, first in _first_of_each(model, windows).items()}
     dense = mlp_unit(model, 0) if len(experts) < model.num_layers else None
     sparse = moe_unit(model, 0) if experts else None
     layers: list[Unit] = []
     for layer in range(model.num_layers):
         after = sparse if layer in experts else dense
         assert after is not None  # made above, where any layer has it
-        layers += replace(attention, layer=layer), replace(after, layer=layer)
+        layers += replace(attention[layer in windows], layer=layer), replace(after, layer=layer)
     return (embedding_unit(model), *layers, head_unit(model))
+
+
+def _first_of_each(model: Architecture, windows: frozenset[int]) -> dict[bool, int]:
+    """Return the first layer with a window and the first without, as far as there are such."""
+    return {layer in windows: layer for layer in reversed(range(model.num_layers))}

@@ -27,6 +27,7 @@ from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList
+from minitrain.workloads.matmul import DENSE, DENSE_LAYER
 from minitrain.workloads.models import find_model
 from minitrain.workloads.pass_kernels import pass_kernels
 from minitrain.workloads.precision import STATISTIC_BYTES
@@ -279,6 +280,8 @@ def _share_of_size(tensor: Any, size: int) -> int:
     """Return what a tensor has of a size, where it is cut along the sequence."""
     if not hasattr(tensor, "num_shards"):
         return size
+    if hasattr(tensor, "num_context"):  # pieces of some shards of the sequence
+        size = size * len(tensor.context) // tensor.num_context
     share: int = size * len(tensor.shards) // tensor.num_shards
     return share
 
@@ -304,12 +307,14 @@ def find_workload(workload: Any, seq_len: int | None = None) -> Workload:
     """Return what a run trains: the same object for the same model and length, which predictors share.
 
     Args:
-        workload: a shipped model's name, a path to a Hugging Face config, a `Transformer`, or a workload.
+        workload: a shipped model's name, a path to a Hugging Face config, a `Transformer`, a workload, or "dense" for
+            equal layers with a backward of two multiplications.
         seq_len: tokens of a sample of a transformer; the model's own if None.
 
     Raises:
         UsageError: there is no such model, or the length is not one for it.
     """
+    workload = DENSE_LAYER if isinstance(workload, str) and workload == DENSE else workload
     if hasattr(workload, "compute_cost"):
         if seq_len is not None:
             raise UsageError(

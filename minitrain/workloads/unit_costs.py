@@ -7,8 +7,9 @@ scores again, which makes five multiplications of forward's two (Dao 2023, "Flas
 attention computes all pairs, and its softmax reads scores and writes probabilities. Norm and residual connection read
 and write the hidden state five times: the norm once each, the sum two times in and one out.
 
-Left out: activation functions and dropout, which are fused with their neighbours, what a kernel costs to launch, and
-experts that get more tokens than others. Keys and values that several heads of queries share count for each of them.
+Left out: activation functions and dropout, which are fused with their neighbours, what a kernel costs to launch,
+experts that get more tokens than others, and soft caps of the logits or within flash attention. Keys and values that
+several heads of queries share count for each of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import final
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FLASH_BACKWARD
+from minitrain.workloads.norms import has_second_norm
 from minitrain.workloads.shapes import AttentionCore, Gemm
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.workload import Cost
@@ -136,4 +138,18 @@ def _core(model: Architecture, core: AttentionCore, work: Work) -> Demand:
 def hidden_state_demand(model: Architecture, unit: Unit, work: Work) -> Demand:
     """Return the demand of norm and residual connection, or of a lookup."""
     moves = _MOVES_OF_HIDDEN_STATE.get(unit.kind, MOVES_OF_NORM_AND_RESIDUAL)
-    return Demand(0, moves * work.num_tokens_between * model.hidden_size * model.precision.activation_bytes)
+    if unit.layer is not None and has_second_norm(model):
+        moves += MOVES_OF_NORM
+    elements = moves * work.num_tokens_between * model.hidden_size + _moves_around_core(model, unit, work)
+    return Demand(0, elements * model.precision.activation_bytes)
+
+
+def _moves_around_core(model: Architecture, unit: Unit, work: Work) -> int:
+    """Return the elements that norms of queries and keys, and a soft cap of unfused scores, read and write."""
+    if unit.core is None:
+        return 0
+    heads = model.num_heads + model.num_kv_heads
+    normed = work.num_tokens * heads * model.head_dim // work.degrees.tp if model.qk_norm != "none" else 0
+    scores = unit.core.gemms(work)[0]
+    capped = scores.batch * scores.m * scores.n if model.score_cap and not unit.core.is_flash else 0
+    return MOVES_OF_NORM * (normed + capped)

@@ -30,6 +30,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
+from minitrain.workloads.norms import has_second_norm
 from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES, Precision
 from minitrain.workloads.shapes import Gemm
 from minitrain.workloads.unit import Unit
@@ -161,6 +162,8 @@ class _Lister:
         for gemm in core.gemms(work):
             yield from self._products(gemm, is_backward=is_backward)
         num_scores = core.gemms(work)[0].batch * work.num_queries * work.seq_len
+        if self.model.score_cap:
+            yield self._memory("score cap", num_scores, 3 if is_backward else 2)
         yield self._memory("softmax", num_scores, 3 if is_backward else 2)
         if self.model.attention_dropout:
             yield self._memory("attention dropout", num_scores, 2, MASK_BYTES)
@@ -226,7 +229,12 @@ class _Lister:
         hidden = self.work.num_tokens_between * self.model.hidden_size
         yield self._memory("norm", hidden, 4 if is_backward else 2)
         if self.unit.kind == "head":
+            if self.model.logit_cap:
+                num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
+                yield self._memory("logit cap", num_logits, 3 if is_backward else 2)
             return
+        if has_second_norm(self.model):
+            yield self._memory("second norm", hidden, 4 if is_backward else 2)
         yield self._residual(hidden, is_backward=is_backward)
         if is_backward:
             yield self._memory("residual gradient", hidden, 3)
@@ -255,8 +263,11 @@ class _Lister:
             core, work = self.unit.core, self.work
             assert core is not None  # attention has one
             tokens, heads = work.num_tokens, self.model.num_heads + self.model.num_kv_heads
+            size = tokens * heads * core.key_dim // work.degrees.tp
+            if self.model.qk_norm != "none":
+                yield self._memory("query and key norm", size, 4 if is_backward else 2)
             if self.model.positions == "rotary":
-                yield self._memory("rotary embedding", tokens * heads * core.key_dim // work.degrees.tp, 4)
+                yield self._memory("rotary embedding", size, 4)
             if not core.is_flash:
                 size = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
                 yield self._memory("layout copy", size, 2)
@@ -267,8 +278,8 @@ class _Lister:
 
     def _activation(self, num_elements: int, *, is_backward: bool) -> MemoryPass:
         """Return the activation function between the matrices of an MLP."""
-        if self.model.mlp == "swiglu":
-            return self._memory("swiglu", num_elements, 5 if is_backward else 3)
+        if self.model.is_gated:
+            return self._memory(self.model.mlp, num_elements, 5 if is_backward else 3)
         with_bias = 1 if is_backward and self.model.mlp_bias else 0
         return self._memory(self.model.mlp, num_elements, (3 if is_backward else 2) + with_bias)
 

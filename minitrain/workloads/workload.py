@@ -119,3 +119,11 @@ class Workload(Protocol):
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return the floating-point operations that one training step has to do, summed over its layers."""
         ...
+
+
+def fills_devices(workload: object) -> bool:
+    """Return whether a run says all that a device must hold: of a transformer, whose units are known.
+
+    Other workloads, the specified one among them, count tensors alone.
+    """
+    return hasattr(workload, "units")

@@ -27,7 +27,7 @@ def _event(rank: int, stream: str, time: float, duration: float) -> Event:
 
 def test_a_rank_alone_splits_into_compute_exposed_communication_and_waiting() -> None:
     log = [_event(0, "compute", 0, 4), _event(0, COMM, 5, 2), _event(0, "compute", 7, 1)]
-    split = breakdown([log], step_time=10)
+    split = breakdown([log], end=10)
     assert [*split.computing, *split.exposed, *split.waiting] == [5, 2, 3]
     assert split.overlapped.tolist() == [0]
     assert (split.bubble_fraction, split.exposed_comm_fraction, split.computing_fraction) == (0.3, 0.2, 0.5)
@@ -53,9 +53,9 @@ def test_an_empty_log_has_no_shares() -> None:
     assert split.waiting.tolist() == [0, 0]
 
 
-def test_a_step_time_shorter_than_the_log_is_refused() -> None:
-    with pytest.raises(UsageError, match="must not be shorter than the log: got 1 s and events until 3"):
-        breakdown([[_event(0, "compute", 0, 3)]], step_time=1)
+def test_a_step_that_ends_before_its_log_is_refused() -> None:
+    with pytest.raises(UsageError, match="must not end before its log: got an end at 1 s and events until 3"):
+        breakdown([[_event(0, "compute", 0, 3)]], end=1)
 
 
 @given(st.lists(st.lists(_INTERVAL, max_size=8), min_size=1, max_size=4))
@@ -71,7 +71,7 @@ def test_the_parts_add_up_to_the_step_time_and_none_is_negative(
 @given(st.lists(_INTERVAL, max_size=8))
 def test_the_split_agrees_with_counting_moments(rows: list[tuple[str, float, float]]) -> None:
     whole = [(stream, round(time), round(duration)) for stream, time, duration in rows]
-    split = breakdown([[_event(0, *row) for row in whole]], step_time=1200)
+    split = breakdown([[_event(0, *row) for row in whole]], end=1200)
     busy: dict[bool, set[int]] = {True: set(), False: set()}
     for stream, time, duration in whole:
         busy[stream == "compute"].update(range(time, time + duration))

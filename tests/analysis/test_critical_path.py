@@ -85,7 +85,7 @@ def test_free_messages_leave_the_bubble_of_the_textbook() -> None:
 @given(st.integers(1, 5), st.integers(1, 8), st.sampled_from(["forward", "send", "backward"]))
 def test_making_an_operation_free_never_makes_a_step_longer(stages: int, microbatches: int, typ: str) -> None:
     line = as_timeline(one_f_one_b(stages, microbatches))
-    assert what_if(line, [typ]) <= line.step_time
+    assert what_if(line, [typ]) <= line.step_time * (1 + 1e-12)
     assert what_if(line, []) == pytest.approx(line.step_time, rel=1e-12)
 
 

@@ -30,7 +30,7 @@ def test_the_kinds_add_up_to_the_memory_of_every_event_and_to_the_peak(name: str
     assert [mark.elements for mark in marks] == pytest.approx(run.peak_memory_per_rank, rel=1e-12)
     for rank, mark in enumerate(marks):
         assert sum(mark.held.values()) == pytest.approx(mark.elements, rel=1e-12)
-        curves = curves_by_kind(line, run.memory_journals, rank, run.step_time)
+        curves = curves_by_kind(line, run.memory_journals, rank, run.last_clock)
         time = next(iter(curves.values())).time
         total = sum(curve.memory for curve in curves.values())
         own = slice(line.starts[rank], line.starts[rank + 1])
@@ -100,7 +100,7 @@ def test_strategies_without_a_pipeline_have_no_closed_form() -> None:
 
 def test_an_explanation_is_data_whose_parts_add_up() -> None:
     run = mt.simulate("gpipe", **_SIZES, memory_by_kind=True)
-    told = Explanation(run.timeline, 2, run.step_time, "gpipe", run.options, run.memory_journals)
+    told = Explanation(run.timeline, 2, run.last_clock, "gpipe", run.options, run.memory_journals)
     data = json.loads(json.dumps(told.data(), allow_nan=False))
     for rank in data["ranks"]:
         parts = rank["computing_s"] + rank["exposed_communication_s"] + rank["waiting_s"]

@@ -139,7 +139,7 @@ USAGE = [
     ("run ddp --microbatch 0", "'--microbatch': "),
     ("run ddp --out mine.py", "--out must be a folder, but mine.py is none"),
     ("run ddp --out mine.py/traces", "--out must be a folder, but mine.py is none"),
-    ("run", "'STRATEGY'; see `minitrain run --help`"),
+    ("run", "run takes either a STRATEGY (see `minitrain strategies`) or --from with a recipe"),
     ("run ddp gpipe", "(gpipe); see `minitrain run --help`"),
     ("compare --colour", "see `minitrain compare --help`"),
     ("--colour", "--colour; see `minitrain --help`"),
@@ -327,7 +327,7 @@ def test_a_folder_that_cannot_be_made_is_one_message() -> None:
 
 
 def test_a_fault_of_minitrain_itself_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.cli.commands.comparison_table", lambda comparison: 1 / 0)
+    monkeypatch.setattr("minitrain.cli.commands.comparison_table", lambda *_: 1 / 0)
     result = invoke("compare ddp --layers 1 --no-trace")
     assert result.exit_code == 1
     assert result.stderr == "minitrain: ZeroDivisionError: division by zero, in " + result.stderr.partition(", in ")[2]

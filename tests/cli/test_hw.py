@@ -93,17 +93,18 @@ def test_show_fits_on_a_terminal_of_80_columns_and_40_lines(name: str, monkeypat
     assert f"`minitrain hw show {name} --sources` lists each of them." in lines[-1]
 
 
-def test_show_says_in_short_what_is_asked_first_and_how_it_is_known() -> None:
+def test_show_says_in_short_what_is_asked_first_and_how_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # rows without breaks
     shown = " ".join(hw("show", "a100_80g").stdout.split())
     assert "a100_80g: GPU by NVIDIA, 108 units at 1.41 GHz" in shown
     for words in (
-        "memory 80 GiB at 2048 GB/s, 90% at best published",
-        "network 0 300 GB/s one way, 65% of it, 8 ranks, 10 us",
+        "memory 80 GiB at 2039 GB/s, 85% at best published, measured",
+        "network 0 300 GB/s one way, 76% of it, 8 ranks, 10 us",
         "cache 2 40 MiB for all units published",
         "limits of a unit 64 warps, 32 blocks, 65536 registers, 164 KiB shared published",
         "power 400 W, idle 60 W published, assumed",
         "features tensor_cores, bfloat16, compute_capability 8",
-        "104 figures in all: ",
+        "105 figures in all: ",
     ):
         assert words in shown
 

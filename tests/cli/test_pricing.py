@@ -64,7 +64,7 @@ def test_commands_take_measured_layers(table: Path) -> None:
     ("options", "words"),
     [
         (("--fidelity", "kernel"), 'fidelity must be "roofline" or "kernels"'),
-        (("--platform", "nanotron"), "platform is for prices of kernels"),
+        (("--fidelity", "roofline", "--platform", "nanotron"), "platform is for prices of kernels"),
         (("--durations", "forward=1", "--fidelity", "kernels"), "give it or --fidelity, not both"),
         (("--prices", "{table}"), 'choose one, as in gpu="A"'),
         (("--prices", "{table}:tp=1"), "--prices chooses rows by gpu and model, got 'tp'"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import minitrain as mt
 from minitrain.cli import app
 
 _SPACE = ("tp=1,2", "pp=1,2", "num_chunks=1", "microbatch=1", "overlap_parts=False", "recompute=none")
@@ -26,7 +28,11 @@ def test_the_table_has_the_best_first_and_counts_all() -> None:
     assert lines[0].split() == ["layout", "step", "tok/s/GPU", "MFU", "%", "GiB", "USD"]
     assert lines[1].startswith("megatron tp 1")
     assert any("configurations: " in line and "fits" in line for line in lines)
-    assert lines[-1].endswith("are on the front of time, memory, money and energy")
+    front, best, priced_by, how_sure = lines[-4:]
+    assert front.endswith("are on the front of time, memory, money and energy")
+    assert best.startswith("the best one: minitrain run ")
+    assert priced_by.startswith("megatron is priced by kernels, platform ")
+    assert how_sure.startswith("how sure, the best: ")
 
 
 def test_json_has_every_row_and_the_page_is_written(tmp_path: Path) -> None:
@@ -53,9 +59,26 @@ def test_the_winner_is_said_for_another_tool_and_explained() -> None:
         (("--space", "tp=1"), 2, "--space: tp is given twice"),
         (("--space", "zero"), 2, "--space takes name=value,value,..., got 'zero'"),
         (("--words", "nemo"), 2, "in the words of megatron-lm"),
+        (("--words", "torchtitan"), 2, "torchtitan cannot be told to train tiny: it has no words for sizes"),
     ],
 )
 def test_what_cannot_be_is_said_with_its_exit_code(more: tuple[str, ...], code: int, words: str) -> None:
     result = run(*more)
     assert result.exit_code == code
     assert words in result.output
+
+
+def test_a_tool_without_words_for_any_layout_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.tuning.tune.Search.run", lambda _: pytest.fail("the search began"))
+    result = CliRunner().invoke(app, ["tune", "fsdp", *_SMALL[2:8], "--space", "tp=2", "--words", "deepspeed"])
+    assert result.exit_code == 2
+    assert "deepspeed has words for no configuration of this search" in result.output
+
+
+def test_where_a_tool_has_no_words_for_the_best_the_best_that_it_can_say_is_printed() -> None:
+    given: dict[str, Any] = {"world_size": 8, "global_batch_size": 16, "space": {"tp": [1, 2], "pp": [1]}, "jobs": 1}
+    found = mt.tune("tiny", strategies=["megatron", "fsdp"], words="fsdp", **given)
+    choice, words = found.best_with_words("fsdp")
+    sayable = [row for row in found.ranked if row["strategy"] == "fsdp"]
+    assert found.best.strategy == "megatron"
+    assert (choice.row, words) == (sayable[0], choice.words("fsdp"))

@@ -63,9 +63,10 @@ ATTACKS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         ('await model.reduce_scatter(grad_weights.pop("full"), layer)',
          'await model.reduce_scatter(grad_weights["full"], layer)\n            kept = [grad_weights.pop("full")]')]),
     "06_the_output_kept": ("gpipe", "06", "memory", [
-        ("await model.send(stage + 1, activations.pop((layers.stop, i)))",
-         "await model.send(stage + 1, activations[layers.stop, i])\n"
-         "            twice = model.forward(layers[-1], activations[layers[-1], i], weights[layers[-1]])")]),
+        ("await messages.send(after, activations.pop((layers.stop, i)))",
+         "await messages.send(after, activations[layers.stop, i])\n"
+         "            inp = activations[layers[-1], i]\n"
+         "            activations['twice'] = model.forward(layers[-1], inp, weights[layers[-1]])")]),
     "08_one_warmup_more": ("one_f_one_b", "08", "memory", [WARMUP]),
     "08_one_warmup_more_on_the_first_rank": ("one_f_one_b", "08", "memory", [
         (WARMUP[0], WARMUP[0].replace("- stage", "- stage + (stage == 0)"))]),
@@ -118,10 +119,10 @@ ATTACKS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
          "        model.set_final_weight(layer, weights[layer])\n        if layer == layers[0]:\n"
          "            await model.broadcast(weights[layer], replicas.ranks[0], layer, group=replicas)\n")]),
     "11_one_message_more": ("interleaved_1f1b", "11", "communication", [
-        ("    for layers in layers_of:\n        for layer in layers:\n            if",
+        ("    for layers in layers_of.values():\n        for layer in layers:\n            if",
          "    if place == 0:\n        await model.send(after, model.get_input_activation([0]), tag=1)\n"
          "    if place == 1:\n        await model.receive(before, tag=1)\n"
-         "    for layers in layers_of:\n        for layer in layers:\n            if")]),
+         "    for layers in layers_of.values():\n        for layer in layers:\n            if")]),
     # the simpler exercise handed in for the harder one
     "10_gpipe_inside": ("pp_dp", "10", "memory", [
         ("warmup = min(pp - 1 - stage, len(batches))", "warmup = len(batches)")]),

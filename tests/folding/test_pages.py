@@ -38,7 +38,7 @@ def test_a_page_has_a_row_for_each_class_and_says_for_how_many_ranks(tmp_path: P
 
 def test_a_folded_page_explains_its_rows_as_the_page_of_all_ranks_does() -> None:
     run, whole = folded(), mt.simulate("pp_dp", pp=4, fold=False, **SIZES)
-    rows = Explanation(run.drawn, run.bytes_per_element, run.step_time)
+    rows = Explanation(run.drawn, run.bytes_per_element, run.step_end)
     every = whole.explain()
     assert rows.what_ifs == pytest.approx(every.what_ifs)
     assert rows.gaps.seconds() == pytest.approx(every.gaps.seconds()[list(run.representatives)])

@@ -29,6 +29,7 @@ NAMES = [
     "phone",
     "rtx_2080ti",
     "rtx_3090",
+    "specified_h100_80g_nvl8",
     "t4",
     "titan_rtx",
     "tpu_v4",
@@ -99,8 +100,8 @@ def test_each_shipped_config_can_price_a_run(name: str) -> None:
     assert config.network(65536).size >= 65536
 
 
-def test_h100_spans_65536_ranks_and_others_a_million() -> None:
-    assert max(tier.size for tier in load_config("h100_80g_nvl8").networks) == 65536
+def test_the_specified_h100_spans_65536_ranks_and_others_a_million() -> None:
+    assert max(tier.size for tier in load_config("specified_h100_80g_nvl8").networks) == 65536
     assert load_config("h200_141g_nvl8").network(2**20).size >= 2**20
 
 
@@ -134,7 +135,7 @@ def test_decoys_in_the_working_directory_never_shadow_a_shipped_config(
     for place in ("h100_80g_nvl8.json", "h100_80g_nvl8", "hw_configs/h100_80g_nvl8.json", "hw_configs/__init__.py"):
         saved(tmp_path, "decoy", place)
     monkeypatch.chdir(tmp_path)
-    assert load_config("h100_80g_nvl8").mem1.GBps == load_config("h100_80g_nvl8.json").mem1.GBps == 3072
+    assert load_config("h100_80g_nvl8").mem1.GBps == load_config("h100_80g_nvl8.json").mem1.GBps == 3350
     with pytest.raises(HardwareConfigError, match=r"\./h100_80g_nvl8\.json: expected JSON"):
         load_config("./h100_80g_nvl8.json")
 
@@ -329,7 +330,18 @@ def test_impossible_paths_are_refused(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("h100", "h100_80g_nvl8"), ("a100_80gb.json", "a100_80g"), ("mi300x_192_8", "mi300x_192g_8")],
+    [
+        ("h100", "h100_80g_nvl8"),
+        ("H100", "h100_80g_nvl8"),
+        ("NVIDIA H100 80GB HBM3", "h100_80g_nvl8"),
+        ("A100", 'a100_40g" or "a100_80g'),
+        ("A100-SXM4-80GB", "a100_80g"),
+        ("GB200", "gb200_nvl72"),
+        ("B200", "b200_192g_nvl8"),
+        ("3090", "rtx_3090"),
+        ("a100_80gb.json", "a100_80g"),
+        ("mi300x_192_8", "mi300x_192g_8"),
+    ],
 )
 def test_an_unknown_name_gets_the_closest_one_and_the_list(name: str, hint: str) -> None:
     with pytest.raises(

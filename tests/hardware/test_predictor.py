@@ -28,8 +28,11 @@ def test_the_h100_meets_the_exact_figures() -> None:
     assert predictor.get_comm_bytes(ACT) == 50331648
 
 
-def test_the_a100_meets_the_exact_figure() -> None:
-    assert RuntimePredictor(8, "a100_80g").get_collective_time("all_reduce", ACT) == 0.00046169427692307693
+def test_the_file_that_the_specification_names_is_not_the_h100_of_runs() -> None:
+    assert RuntimePredictor(8, "h100_80g_nvl8.json").system is load_config("specified_h100_80g_nvl8")
+    assert RuntimePredictor(8, "h100_80g_nvl8").system is load_config("h100_80g_nvl8")
+    run = mt.simulate("ddp", world_size=2, num_layers=1, global_batch_size=2, hardware="h100_80g_nvl8.json")
+    assert run.hardware == "h100_80g_nvl8"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,16 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import UsageError
-from minitrain.hardware.profiler_traces import Marks, layers_from_trace
+from minitrain.hardware.measured_layers import LayerTime
+from minitrain.hardware.profiler_traces import Marks, TracedLayers
 
 MAIN, AUTOGRAD = 100, 200
 MARKS = Marks("layer {layer}", embedding="embedding", head="head")
+
+
+def layers_from_trace(path: Path, marks: Marks | None, **given: Any) -> list[LayerTime]:
+    """Return the rows of a trace's layers."""
+    return TracedLayers.read(path, marks).rows(**given)
 
 
 class Writer:
@@ -230,3 +238,121 @@ def test_the_command_writes_a_table_that_prices_a_run(tmp_path: Path) -> None:
     model = mt.Transformer(num_layers=2, hidden_size=64, num_heads=4, vocab_size=512, seq_len=32)
     run = mt.simulate("ddp", world_size=1, workload=model, global_batch_size=4, prices=mt.MeasuredLayers.read(out))
     assert sum(event.duration for event in run.logs[0] if event.typ == "forward") == pytest.approx(57e-6)
+
+
+def kinds_of_trace(kind: str) -> dict[str, str]:
+    """Return what the ranges of `LAYERS` are called in an unmarked trace of a kind."""
+    names = {name: f"nothing {place}" for place, (name, _) in enumerate(LAYERS)}
+    if kind == "modules":
+        names |= {"layer 4": "nn.Module: TransformerLayer_0", "layer 5": "nn.Module: TransformerLayer_1"}
+    return names
+
+
+def unmarked(path: Path, kind: str) -> Path:
+    """Write the trace of `trace` as frameworks write it, that is without our marks."""
+    data = json.loads(trace(path).read_text())
+    events, names = [], kinds_of_trace(kind)
+    for event in data["traceEvents"]:
+        name = event["name"]
+        if kind == "FSDP" and name.startswith("layer "):  # hooks at both ends of the forward, and no range around it
+            module = f"model.layers.{int(name[6:]) - 4}"
+            events.append({**event, "name": f"FSDP::pre_forward ({module})", "dur": 0.5})
+            events.append({**event, "name": f"FSDP::post_forward ({module})", "ts": event["ts"] + event["dur"] - 0.5})
+            events[-1]["dur"] = 0.5
+        elif name in names:
+            events.append({**event, "name": names[name], "cat": "python_function"})
+        elif event["cat"] == "kernel" and not name.startswith("nccl"):
+            same = {10.0, 20.0, 30.0, 60.0, 15.0}  # forward of layers; what is twice as long is backward
+            is_layer = event["dur"] in same or event["dur"] / 2 in same
+            events.append({**event, "name": "gemm" if is_layer else f"other {event['dur']}"})
+        else:
+            events.append(event)
+    return written(path, events)
+
+
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [("FSDP", "the ranges of FSDP"), ("modules", "the calls of modules"), ("order", "the order of kernels")],
+)
+def test_layers_of_a_trace_that_nobody_marked_are_found(tmp_path: Path, kind: str, by: str) -> None:
+    found = TracedLayers.read(unmarked(tmp_path / "t.json", kind))
+    assert found.found_by == by
+    assert found.coverage == pytest.approx(1.0)
+    marked = layers_from_trace(trace(tmp_path / "marked.json"), MARKS, microbatch=4)
+    assert found.rows(microbatch=4) == marked
+
+
+def test_a_part_of_the_layers_stands_for_all(tmp_path: Path) -> None:
+    rows = TracedLayers.read(trace(tmp_path / "t.json"), MARKS).rows(microbatch=4, num_layers=80)
+    assert [(row.first_layer, row.last_layer) for row in rows] == [(0, 0), (1, 80), (81, 81)]
+    assert [row.forward_s for row in rows] == pytest.approx([1.5e-6, 22.5e-6, 10.5e-6])
+    inner = TracedLayers.read(trace(tmp_path / "t.json")).rows(microbatch=4, num_layers=80)
+    assert [(row.first_layer, row.last_layer) for row in inner] == [(0, 79)]
+
+
+def test_the_norm_of_gradients_is_part_of_the_update(tmp_path: Path) -> None:
+    writer = Writer()
+    step(writer, 1, arrows=True, first=0)
+    optimizer = writer.events.pop(next(i for i, e in enumerate(writer.events) if e["name"].startswith("Optimizer")))
+    without = TracedLayers.read(written(tmp_path / "t.json", writer.events), Marks("layer {layer}")).update_s
+    writer.events.append(optimizer)
+    writer.kernel(MAIN, 3, "norm")
+    writer.span("user_annotation", "Optimizer.step#AdamW.step", MAIN, lambda: writer.kernel(MAIN, 8))
+    events = [{**event, "name": event["name"].replace("layer ", "nn.Module: Block_")} for event in writer.events]
+    found = TracedLayers.read(written(tmp_path / "t.json", events))
+    assert without == 0.0
+    assert found.update_s == pytest.approx((8e-6 + 11e-6) / 2)
+
+
+def test_kernels_that_never_come_again_are_no_layers(tmp_path: Path) -> None:
+    writer = Writer()
+    forward(writer, "anything", 5, 0)
+    path = written(tmp_path / "t.json", writer.events)
+    with pytest.raises(UsageError, match=r"no sequence of kernels comes again forward; profile whole training steps"):
+        TracedLayers.read(path)
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind"),
+    [
+        ({"Net": 1, "Block": 3, "Linear": 6}, "Block"),
+        ({"Wrapper": 2, "TransformerBlock": 2, "TransformerLayer": 8, "Linear": 32}, "TransformerLayer"),
+        ({"Stage": 4, "Dense": 8}, "Stage"),
+    ],
+)
+def test_the_class_that_a_model_consists_of_is_its_layer(tmp_path: Path, calls: dict[str, int], kind: str) -> None:
+    writer = Writer()
+    for phase in ("cpu_op", "autograd"):  # forward and backward of eight kernels
+        for place in range(32):
+            if phase == "autograd":
+                evaluate = "autograd::engine::evaluate_function: F"
+                known = {"Sequence number": 31 - place}
+                writer.span("cpu_op", evaluate, AUTOGRAD, lambda: writer.kernel(AUTOGRAD, 2), **known)
+            else:
+                known = {"Sequence number": place}
+                writer.span("cpu_op", "aten::mm", MAIN, lambda: writer.kernel(MAIN, 1), **known)
+    forwards = sorted(event["ts"] for event in writer.events if event["name"] == "aten::mm")
+    ends = [*forwards[1:], forwards[-1] + 4]
+    for name, count in calls.items():
+        for number in range(count):
+            first, last = number * 32 // count, (number + 1) * 32 // count - 1
+            start = forwards[first] - 0.5
+            writer.event("python_function", f"nn.Module: {name}_{number}", MAIN, start, ends[last] - 0.75 - start)
+    found = TracedLayers.read(written(tmp_path / "t.json", writer.events))
+    assert len(found.layers) == calls[kind]
+
+
+@pytest.mark.torch
+def test_traces_as_torch_writes_them_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = Path(__file__).with_name("write_torch_traces.py")
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, capture_output=True, timeout=240)
+    found = {kind: TracedLayers.read(tmp_path / f"{kind}.json") for kind in ("fsdp", "ddp", "plain")}
+    assert [each.found_by for each in found.values()] == [
+        "the ranges of FSDP", "the calls of modules", "the order of kernels"
+    ]  # fmt: skip
+    for each in found.values():
+        rows = each.rows(microbatch=8)
+        assert [row.first_layer for row in rows] == [0, 1, 2, 3, 4]
+        assert all(row.forward_s > 0 and row.backward_s > 0 and row.update_s > 0 for row in rows)
+        assert each.coverage > 0.95

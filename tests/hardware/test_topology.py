@@ -1,9 +1,10 @@
 """The hierarchical network: where ranks sit, which tier carries what, and the two-level algorithms."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from minitrain.errors import UsageError
 from minitrain.hardware import HierarchicalTopology, Network, load_config
+from minitrain.hardware.rank_placement import nodes_in_rank_order
 
 ROWS = {"p2p": (1.0, None), "reduce_scatter": (1.0, -1.0), "all_gather": (1.0, -1.0), "all_reduce": (2.0, -1.0)}
 NODE = Network(100.0, 1.0, 4, 0.001, ROWS)
 RACK = Network(10.0, 1.0, 16, 0.01, ROWS)
 CLUSTER = Network(1.0, 1.0, 1024, 0.1, ROWS)
-H100 = load_config("h100_80g_nvl8")
+H100 = load_config("specified_h100_80g_nvl8")
 SIZE = 50331648
 GB = 1e9
 
@@ -73,10 +75,19 @@ def test_a_small_collective_prefers_the_ring_with_its_single_latency() -> None:
     assert (price.algorithm, price.seconds) == ("ring", RACK.time("all_reduce", 1, 8))
 
 
-@pytest.mark.parametrize("ranks", [(0, 4), (0, 1, 4), (0, 1, 2, 4, 5)])
-def test_unequal_or_single_participants_a_node_leave_only_the_ring(ranks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("ranks", [(0, 4), (0, 1, 4), (0, 1, 2, 4, 5, 8)])
+def test_a_single_participant_in_a_node_leaves_only_the_ring(ranks: tuple[int, ...]) -> None:
     price = net().collective("all_reduce", 100 * GB, ranks)
     assert (price.algorithm, price.seconds) == ("ring", RACK.time("all_reduce", 100 * GB, len(ranks)))
+
+
+def test_nodes_of_unequal_numbers_work_on_as_many_shares_as_the_emptiest_has_ports() -> None:
+    ranks, inside = (0, 1, 2, 3, 4, 5), 0.001 + 3 / 4 * 4e9 / 100e9
+    gathered, summed = (net().collective(op, 4 * GB, ranks) for op in ("all_gather", "all_reduce"))
+    all_but_its_own = (1 - 2 / 6) * 4e9  # come into the node of two ranks, over two ports
+    assert gathered.algorithm == summed.algorithm == "hierarchical"
+    assert gathered.seconds == pytest.approx(0.01 + all_but_its_own / 2 / 10e9 + inside, rel=1e-12)
+    assert summed.seconds == pytest.approx(0.01 + 2 * (1 / 2) * 4e9 / 2 / 10e9 + 2 * inside, rel=1e-12)
 
 
 @pytest.mark.parametrize("op", ["broadcast", "barrier"])
@@ -93,7 +104,7 @@ def test_an_all_to_all_sends_inside_the_nodes_and_across_them_at_once() -> None:
 
 
 @pytest.mark.parametrize("ranks", [(0, 4), (0, 1, 4)])
-def test_an_all_to_all_of_single_or_unequal_participants_a_node_goes_across(ranks: tuple[int, ...]) -> None:
+def test_an_all_to_all_with_a_single_participant_in_a_node_goes_across(ranks: tuple[int, ...]) -> None:
     price = net().collective("all_to_all", GB, ranks)
     assert (price.algorithm, price.seconds) == (None, RACK.time("all_to_all", GB, len(ranks)))
 
@@ -228,17 +239,67 @@ def test_the_price_is_the_better_one_and_ignores_the_order_of_ranks(
         assert topology.collective(op, size_bytes, sorted(ranks)) == price
 
 
+@given(st.lists(st.integers(0, 63), min_size=2, unique=True), st.floats(1, 1e12))
+def test_no_collective_is_faster_than_what_must_come_into_each_node(ranks: list[int], size_bytes: float) -> None:
+    topology, num_ranks = net(), len(ranks)
+    counts = Counter(topology.node(rank) for rank in ranks)
+    for op in ("all_gather", "reduce_scatter"):
+        price = topology.collective(op, size_bytes, ranks)
+        port = price.tier.bandwidth * 1e9
+        least = max((1 - count / num_ranks) * size_bytes / (count * port) for count in counts.values())
+        assert price.seconds >= least * (1 - 1e-12)
+
+
+@given(st.sets(st.integers(0, 63), min_size=1), st.integers(0, 63), st.floats(0, 1e12))
+def test_one_more_rank_makes_nothing_cheaper_unless_the_emptiest_of_several_nodes_gets_a_port(
+    ranks: set[int], another: int, size_bytes: float
+) -> None:
+    topology = net()
+    before, after = (topology.shape(sorted(group)).split for group in (ranks, ranks | {another}))
+    if after.least > before.least and before.num_nodes > 1:
+        return
+    for op in ("all_gather", "reduce_scatter", "all_reduce"):
+        few, many = (topology.collective(op, size_bytes, sorted(group)) for group in (ranks, ranks | {another}))
+        assert many.seconds >= few.seconds * (1 - 1e-12)
+
+
+@given(world_size=st.integers(1, 3000), node_size=st.sampled_from([1, 2, 4, 8, 16, 64, 72, 4096]))
+def test_a_run_lies_evenly_in_its_nodes_and_leaves_neighbours_together(world_size: int, node_size: int) -> None:
+    nodes = nodes_in_rank_order(world_size, node_size)
+    held = Counter(nodes.node(rank) for rank in range(world_size))
+    block, fewest = gcd(world_size, node_size, 8), -(-world_size // node_size)
+    assert list(held) == list(range(len(held)))
+    assert max(held.values()) <= node_size
+    assert max(held.values()) - min(held.values()) <= block
+    assert all(count % block == 0 for count in held.values())
+    assert len(held) == fewest or (nodes.are_equal and 8 * nodes.most >= 7 * node_size)
+
+
+@pytest.mark.parametrize(("world_size", "held"), [(512, [64] * 8), (504, [72] * 7), (500, [72] * 6 + [68]), (65, [65])])
+def test_racks_of_72_hold_equal_numbers_where_these_nearly_fill_them(world_size: int, held: list[int]) -> None:
+    nodes = nodes_in_rank_order(world_size, 72)
+    assert list(Counter(map(nodes.node, range(world_size))).values()) == held
+
+
 TIERS = st.tuples(st.integers(1, 9), st.integers(1, 40), st.just(2048)).map(
     lambda sizes: [Network(1000.0 / size, 1.0, size, 0.1, ROWS) for size in sizes]
 )
 
 
-@given(tiers=TIERS, first=st.integers(0, 60), step=st.integers(1, 20), count=st.integers(1, 60), turned=st.booleans())
+@given(
+    tiers=TIERS,
+    first=st.integers(0, 60),
+    step=st.integers(1, 20),
+    count=st.integers(1, 60),
+    spare=st.integers(0, 99),
+    turned=st.booleans(),
+)
 def test_a_range_is_priced_as_its_ranks_one_by_one(
-    tiers: list[Network], first: int, step: int, count: int, turned: bool
+    tiers: list[Network], first: int, step: int, count: int, spare: int, turned: bool
 ) -> None:
+    world_size = first + step * (count - 1) + 1 + spare
     ranks = range(first, first + step * count, step)
-    topology = HierarchicalTopology(tiers, 2048)
+    topology = HierarchicalTopology(tiers, world_size)
     price = topology.collective("all_reduce", GB, ranks[::-1] if turned else ranks)
     assert price == topology.collective("all_reduce", GB, tuple(ranks))
 

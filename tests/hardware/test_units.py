@@ -19,12 +19,12 @@ def processor() -> Processor:
 
 
 def test_h100_computes_2e11_flop_in_the_specified_time() -> None:
-    unit = load_config("h100_80g_nvl8").processor
+    unit = load_config("specified_h100_80g_nvl8").processor
     assert 2e11 / unit.throughput("float16", 2e11) == 0.0002105263157894737
 
 
 def test_h100_moves_5e7_bytes_of_hbm_in_the_specified_time() -> None:
-    memory = load_config("h100_80g_nvl8").mem_hbm
+    memory = load_config("specified_h100_80g_nvl8").mem_hbm
     assert 5e7 / memory.throughput(5e7) == 2.170138888888889e-05
 
 
@@ -53,7 +53,7 @@ def test_peak_ignores_efficiency_and_the_vector_unit_has_its_own() -> None:
 
 
 def test_capacity_counts_binary_gigabytes() -> None:
-    assert load_config("h100_80g_nvl8").mem_hbm.capacity_bytes == 80 * 2**30
+    assert load_config("specified_h100_80g_nvl8").mem_hbm.capacity_bytes == 80 * 2**30
 
 
 def test_a_datatype_without_entry_is_named_with_those_there_are() -> None:
@@ -78,7 +78,7 @@ def test_larger_operations_never_run_at_a_lower_rate(first: float, second: float
 
 
 def test_values_are_read_only_and_survive_pickle_copy_and_hash() -> None:
-    config = load_config("h100_80g_nvl8")
+    config = load_config("specified_h100_80g_nvl8")
     assert pickle.loads(pickle.dumps(config)) == config
     assert copy.deepcopy(config) == config
     assert hash(copy.deepcopy(config)) == hash(config)

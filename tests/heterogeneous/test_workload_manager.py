@@ -46,7 +46,7 @@ def test_branches_are_divided_and_quicker_than_on_one_device(manager: HardwareAw
 
 
 def test_what_takes_longer_to_send_than_to_compute_stays(manager: HardwareAwareWorkloadManager) -> None:
-    found = manager.decompose_workload(priced_branches(), DEVICES)
+    found = manager.decompose_workload(priced_branches(), ["h100_80g_nvl8", "t4"])
     assert list(found["components"]) == ["h100_80g_nvl8"]
 
 

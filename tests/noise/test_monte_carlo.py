@@ -72,7 +72,7 @@ def test_a_sample_is_the_run_timed_again_and_its_path_is_as_long_as_the_step(nam
     for sample in range(6):
         lasts = durations[activities.of_event, sample]
         times = retime(graph, lasts)
-        assert (times + lasts).max() == steps[sample]
+        assert (times + lasts).max() - activities.timeline.begin == steps[sample]
         line = replace(activities.timeline, time=times, end=times + lasts, duration=lasts)
         submitted = activities.levels.moments(durations)[activities.submitted, sample]
         line = replace(line, launched=submitted)
@@ -122,8 +122,10 @@ def test_a_run_that_was_saved_gives_the_same_samples(tmp_path: Any) -> None:
 def test_jitter_keeps_the_mean_of_every_operation_and_is_one_for_a_collective_and_a_message() -> None:
     activities = make_activities(small("pp_dp", pp=2, microbatch_size=1).timeline)
     factors = factors_of(activities, mt.Noise(jitter=0.3), 4000)
-    assert np.all(np.abs(factors.mean(axis=1) - 1) < 6 * 0.31 / math.sqrt(4000))
-    assert np.log(factors).std() == pytest.approx(0.3, rel=0.01)
+    assert np.all(factors[activities.loading] == 1)
+    drawn = factors[~activities.loading]
+    assert np.all(np.abs(drawn.mean(axis=1) - 1) < 6 * 0.31 / math.sqrt(4000))
+    assert np.log(drawn).std() == pytest.approx(0.3, rel=0.01)
     line, of_event = activities.timeline, activities.of_event
     sends, receives = (np.flatnonzero(line.on_stream(kind)) for kind in ("send", "recv"))
     assert len(sends)
@@ -137,7 +139,7 @@ def test_a_type_of_event_goes_before_its_kind() -> None:
     noise = mt.Noise(jitter={"communication": 0.0, "computing": 0.2, "forward": 0.0})
     changed = np.ptp(Draws(activities, noise, 0).durations(np.arange(3)), axis=1) > 0
     names = {activities.timeline.typs[code] for code in activities.timeline.typ[activities.event[changed]].tolist()}
-    assert names == {"load_weights", "backward", "update"}
+    assert names == {"backward", "update"}
 
 
 def test_the_rank_that_is_always_slow_carries_the_tail() -> None:
@@ -211,7 +213,7 @@ def test_more_noise_never_shortens_the_mean_step_of_ranks_that_wait_for_one_anot
     run = small("ddp")
     means = [mt.monte_carlo(run, mt.Noise(jitter=sigma), samples=300).mean for sigma in (0.0, 0.05, 0.1, 0.2)]
     assert means == sorted(means)
-    assert means[0] == run.step_time
+    assert means[0] == pytest.approx(run.step_time, rel=1e-12)
 
 
 def test_a_run_without_every_event_is_refused() -> None:

@@ -17,6 +17,7 @@ from minitrain.errors import UsageError
 from minitrain.hardware import load_config
 from minitrain.hardware.measured_layers import LayerTime
 from minitrain.planning.result import saved_plan
+from minitrain.run.device_memory import ONE_GROUP
 from minitrain.workloads.precision import PRECISIONS, Precision
 
 FAST = mt.Link(200e9, 5e-6)
@@ -27,9 +28,9 @@ REPLICAS = ("zero1", "fsdp")
 
 
 def devices(kind: str, gibibytes: float) -> mt.Devices:
-    """Return one device with less memory than its config says."""
-    system = load_config(kind)
-    return mt.Devices(replace(system, name=f"small_{kind}", mem1=replace(system.mem1, GiB=gibibytes)), 1)
+    """Return one device with so much memory for tensors, less than its config says."""
+    system, beside = load_config(kind), ONE_GROUP.beside_bytes / 2**30
+    return mt.Devices(replace(system, name=f"small_{kind}", mem1=replace(system.mem1, GiB=gibibytes + beside)), 1)
 
 
 def tight(gibibytes: float) -> mt.Cluster:
@@ -72,20 +73,20 @@ def test_no_precision_of_exhaustive_search_is_three_percent_faster(precisions: t
 @pytest.mark.parametrize("gibibytes", [0.4, 0.8, 1.5])
 def test_no_recomputation_of_exhaustive_search_is_three_percent_faster(gibibytes: float) -> None:
     cluster = tight(gibibytes)
-    found = mt.plan(SMALL, cluster, global_batch_size=4, strategies=REPLICAS)
-    modes = [{"recompute": mode} for mode in ("none", "selective", "full")]
+    found = mt.plan(SMALL, cluster, global_batch_size=4, strategies=REPLICAS, fidelity="roofline")
+    modes = [{"recompute": mode, "fidelity": "roofline"} for mode in ("none", "selective", "full")]
     assert found.step_time <= 1.03 * best(cluster, {"bf16": SMALL}, 4, modes)
 
 
 def test_backward_computes_again_where_a_step_does_not_fit_otherwise() -> None:
     step: dict[str, Any] = {"global_batch_size": 4, "strategies": REPLICAS}
-    found = mt.plan(SMALL, tight(0.4), **step)
+    found = mt.plan(SMALL, tight(0.35), **step)
     assert found.options["recompute"] == "selective"
     assert found.run.oom is None
     assert found.simulate().step_time == found.step_time
     assert "(recompute=selective)" in str(found)
     with pytest.raises(UsageError, match=r"layouts of tight runs within memory; .* out of memory on rank"):
-        mt.plan(SMALL, tight(0.4), recompute="none", **step)
+        mt.plan(SMALL, tight(0.35), recompute="none", **step)
 
 
 def test_backward_computes_again_where_that_is_faster() -> None:
@@ -136,9 +137,10 @@ def test_a_plan_says_what_each_precision_is_to_each_device() -> None:
 def test_a_datatype_without_a_price_is_named_without_precisions_too() -> None:
     cluster = mt.Cluster({"xeon_8480plus": 1, "h100_80g_nvl8": 1}, between_groups=FAST, name="two")
     model = replace(SMALL, precision=PRECISIONS["fp32"])  # the roofline has a rate of it for one of them
-    assert "left out: h100_80g_nvl8 (lacks float32)" in str(mt.plan(model, cluster, global_batch_size=4))
+    given: dict[str, Any] = {"global_batch_size": 4, "fidelity": "roofline"}
+    assert "left out: h100_80g_nvl8 (lacks float32)" in str(mt.plan(model, cluster, **given))
     with pytest.raises(UsageError, match=r"no layout of two has a precision .*: h100_80g_nvl8 lacks float32; allow"):
-        mt.plan(model, cluster, global_batch_size=4, leave_out=False)
+        mt.plan(model, cluster, **given, leave_out=False)
 
 
 def test_a_plan_in_a_precision_is_saved(tmp_path: Path) -> None:
@@ -152,12 +154,15 @@ def test_a_plan_in_a_precision_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"precisions": "bf16"}, 'precisions must be a list of at least one of "bf16", "fp16", "fp32", got'),
+        ({"precisions": "bf16"}, 'precisions must be a list of at least one of "bf16", "fp16", "fp32", "fp8", got'),
         ({"precisions": []}, "precisions must be a list of at least one of"),
         ({"precisions": ["bf8"]}, "precisions: precision must be .*"),
         ({"precisions": ["bf16", "bf16"]}, "precisions must have names of their own, got bf16, bf16"),
         ({"precisions": ["bf16"], "workload": None}, "precisions are for transformers, .*; leave precisions out"),
-        ({"precisions": [Precision("fp8", weight_datatype="float8")]}, 'fp8 multiplies .*; use fidelity="kernels"'),
+        (
+            {"precisions": [Precision("fp8", weight_datatype="float8")], "fidelity": "roofline"},
+            'fp8 multiplies .*; leave fidelity="roofline" out',
+        ),
         ({"precisions": ["bf16"], "prices": MEASURED}, "precisions cannot be chosen by measured layers, .*; leave"),
         ({"recompute": "everything"}, "recompute must be"),
     ],

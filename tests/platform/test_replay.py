@@ -79,7 +79,7 @@ async def pairs(model: Model, second_waits: bool = False) -> Model:
 
 def two_nodes() -> dict[str, Any]:
     """Return the config of H100 nodes, with nodes that need not be full."""
-    data: dict[str, Any] = json.loads(Path("hw_configs/h100_80g_nvl8.json").read_text())
+    data: dict[str, Any] = json.loads(Path("hw_configs/specified_h100_80g_nvl8.json").read_text())
     data["networks"][0]["must_be_filled"] = False
     return data
 

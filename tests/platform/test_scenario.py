@@ -14,7 +14,7 @@ from minitrain.errors import MinitrainError
 from minitrain.platform.scenario import Scenario
 
 TWO_JOBS = """
-hardware: h100_80g_nvl8
+hardware: specified_h100_80g_nvl8
 world_size: 16
 nics: 1
 tasks:

@@ -11,7 +11,7 @@ import architecture
 import house
 import pytest
 
-MOST_LINES = 350
+MOST_LINES = 800  # a file is one thing, whole
 FEWEST_LINES = 40
 PACKAGES = sorted(file for file in house.sources() if file.endswith("/__init__.py"))
 FOLDERS = [file for file in PACKAGES if file.count("/") == 1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mixed, vector
+from benchmarks import mixed, published, vector
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,3 +80,13 @@ def test_plans_for_unlike_devices_are_measured_against_simple_shares(capsys: pyt
     text = "\n".join(mixed.lines(row))
     assert text.startswith("short (planned in ")
     assert "with no group left out: 2 kinds" in text
+
+
+@pytest.mark.parametrize("case", published.CASES[:2], ids=lambda case: f"{case.model}-{case.ranks}")
+def test_the_document_has_published_figures_as_the_tool_predicts_them(case: published.Published) -> None:
+    assert published.row(case) in (ROOT / "docs" / "accuracy.md").read_text().splitlines()
+
+
+def test_the_document_has_every_published_figure() -> None:
+    text = (ROOT / "docs" / "accuracy.md").read_text()
+    assert all(published.about(case) in text for case in published.CASES)

@@ -116,7 +116,7 @@ def test_each_direction_has_a_stream_of_its_own_beside_computing() -> None:
     (back,), (forward,) = of(run, "fetch"), of(run, "forward")
     assert out.time == back.time == forward.time == first.end
     assert again.time == out.end  # one direction is one stream
-    assert run.step_time == max(again.end, forward.end, back.end)
+    assert run.last_clock == max(again.end, forward.end, back.end)
 
 
 def test_a_launched_fetch_holds_its_result_from_its_launch_on() -> None:

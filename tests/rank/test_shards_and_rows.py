@@ -52,7 +52,7 @@ def test_the_workload_says_how_many_shards_there_can_be() -> None:
 
     predictor = mt.FixedPredictor(load_weights=1)
     predictor.workload = Narrow()
-    assert mt.simulate(loads, num_shards=4, hardware=predictor, **ONE).step_time == 1
+    assert mt.simulate(loads, num_shards=4, hardware=predictor, **ONE).load_time == 1
     with pytest.raises(mt.LawError, match="a layer of 4 rows cannot be cut into 5 shards"):
         mt.simulate(loads, num_shards=5, hardware=predictor, **ONE)
 

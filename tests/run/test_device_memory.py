@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import minitrain as mt
-from minitrain.errors import UsageError
+from minitrain.errors import OutOfMemoryError
+from minitrain.hardware.config import load_config
 from minitrain.run.device_memory import (
     BUFFER_BYTES_A_GROUP,
     CONTEXT_BYTES,
@@ -79,10 +81,72 @@ def test_the_fullest_device_is_told() -> None:
     assert memory_of(run).rank == 1  # the last stage has the head
 
 
-def test_a_run_without_models_or_events_says_so(tmp_path: Path) -> None:
+def test_a_run_that_was_read_knows_what_was_needed(tmp_path: Path) -> None:
     run = simulated()
     run.save(tmp_path / "run.jsonl")
     loaded = mt.load_run(tmp_path / "run.jsonl")
     assert (loaded.device_memory, loaded.allocated_bytes, loaded.reserved_bytes) == (None, None, None)
-    with pytest.raises(UsageError, match='log="summary" keeps totals'):
-        _ = simulated(log="summary").device_memory
+    assert loaded.needed_memory_bytes == run.needed_memory_bytes == memory_of(run).needed_bytes
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "megatron:tp=2,pp=2,microbatch_size=1"])
+@pytest.mark.parametrize("changes", [{"log": "summary"}, {"fold": True}, {"strict": True, "fold": False}])
+def test_every_way_to_run_needs_the_same(strategy: str, changes: dict[str, Any]) -> None:
+    sizes = {"world_size": 8, "global_batch_size": 16}
+    run, other = simulated(strategy, fold=False, **sizes), simulated(strategy, **sizes, **changes)
+    assert memory_of(other).beside_tensors() == memory_of(run).beside_tensors()
+    if "strict" not in changes:  # which counts variables too
+        assert other.needed_memory_bytes == run.needed_memory_bytes
+
+
+# ---- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def with_memory(usable_bytes: float) -> Any:
+    """Return the machine with so much memory that a process may use."""
+    system = load_config("h100_80g_nvl8")
+    return replace(system, mem1=replace(system.mem1, usable_GiB=usable_bytes / 2**30))
+
+
+def test_a_transformer_fits_exactly_where_all_that_is_needed_does() -> None:
+    needed = simulated().needed_memory_bytes
+    assert needed is not None
+    assert simulated(hardware=with_memory(needed + 1)).oom is None
+    excess = simulated(hardware=with_memory(needed - 1000)).oom
+    assert excess is not None
+    assert sum(excess.held_bytes.values()) == pytest.approx(needed, rel=1e-12)
+    assert excess.held_bytes["context"] == CONTEXT_BYTES
+
+
+def test_what_is_given_back_or_done_without_need_not_fit() -> None:
+    run = simulated()
+    memory = memory_of(run)
+    assert memory.needed_bytes == run.peak_memory_bytes + sum(memory.beside_tensors().values())
+    assert memory.total_bytes > memory.needed_bytes + memory.temporary_bytes / 2
+    assert simulated(hardware=with_memory((memory.needed_bytes + memory.total_bytes) / 2)).oom is None
+
+
+def test_strict_memory_refuses_what_does_not_fit() -> None:
+    needed = simulated().needed_memory_bytes or 0.0
+    with pytest.raises(OutOfMemoryError, match=r"out of memory on rank 0 .*context"):
+        simulated(hardware=with_memory(needed - 1000), strict_memory=True)
+
+
+def test_machines_of_different_memory_are_judged_as_alone() -> None:
+    needed = simulated().needed_memory_bytes or 0.0
+    machines = [with_memory(needed + 1), with_memory(needed - 1000), with_memory(needed / 2)]
+    priced = mt.price("ddp", world_size=2, workload=WIDE, global_batch_size=64, hardware=machines)
+    alone = [simulated(hardware=machine).oom for machine in machines]
+    assert list(map(str, priced.oom)) == list(map(str, alone))
+
+
+def test_other_workloads_are_judged_by_their_tensors_alone() -> None:
+    run = mt.simulate("ddp", world_size=2, num_layers=4, global_batch_size=2)
+    assert run.needed_memory_bytes is None
+    assert run.capacity_bytes == 80 * 2**30  # all of it
+    assert simulated().capacity_bytes == int(79.11 * 2**30)
+
+
+def test_a_rank_has_its_share_of_the_logits_of_a_cut_sequence() -> None:
+    run = simulated("ring_attention", world_size=4, cp=4, global_batch_size=4, microbatch_size=4)
+    assert memory_of(run).temporary_bytes == 8 * 4 * 128 * 51200 / 4

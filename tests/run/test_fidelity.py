@@ -36,13 +36,14 @@ GPT_22B: dict[str, Any] = {
     "microbatch_size": 4,
     "tp": 8,
     "hardware": "a100_80g",
+    "platform": "components",
 }
 
 
 def simulated(strategy: str = "ddp", **changes: Any) -> mt.Run:
-    """Return a small run priced by kernels."""
+    """Return a small run priced by kernels, without what a framework adds."""
     sizes = {"world_size": 4, "workload": SMALL, "global_batch_size": 8, "hardware": "a100_80g"}
-    return mt.simulate(strategy, **{**sizes, "fidelity": "kernels", **changes})
+    return mt.simulate(strategy, **{**sizes, "platform": "components", **changes})
 
 
 def durations(run: mt.Run, typ: str) -> dict[int, float]:
@@ -130,8 +131,53 @@ def test_a_layer_takes_what_was_measured() -> None:
     assert sum(errors) / len(errors) < 0.02
 
 
-def test_the_default_is_the_roofline() -> None:
+def test_the_default_without_a_model_is_the_roofline() -> None:
     assert mt.simulate("ddp", world_size=2).events == mt.simulate("ddp", world_size=2, fidelity="roofline").events
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hardware", "priced_by"),
+    [
+        ("fsdp", "h100_80g_nvl8", "kernels, platform torchtitan-h100"),
+        ("1f1b", "b200_192g_nvl8", "kernels, platform torchtitan-h100"),
+        ("megatron", "h100_80g_nvl8", "kernels, platform nemo-h100"),
+        ("megatron", "a100_80g", "kernels, platform megatron-2021"),
+        ("ddp", "phone", "roofline (phone has no figures of kernels)"),
+    ],
+)
+def test_a_transformer_is_priced_by_kernels_as_the_framework_of_the_strategy_runs_them(
+    strategy: str, hardware: str, priced_by: str
+) -> None:
+    (row,) = mt.sweep(strategy, {"world_size": [4]}, jobs=1, **given_to_all(hardware)).rows()
+    run = mt.simulate(strategy, world_size=4, **given_to_all(hardware))
+    assert run.priced_by == priced_by
+    assert priced_by in repr(run)
+    assert row["step_time_s"] == run.step_time
+    several = {**given_to_all([hardware] * 2), "world_size": 4}
+    assert mt.price(strategy, **several).step_time.tolist() == [run.step_time] * 2
+
+
+def given_to_all(hardware: Any) -> dict[str, Any]:
+    """Return what a transformer is trained with."""
+    return {"workload": SMALL, "global_batch_size": 8, "hardware": hardware}
+
+
+async def mine(model: mt.Model) -> mt.Model:
+    """Train as `single` does."""
+    return await mt.strategies()["single"](model)
+
+
+def test_a_strategy_of_ones_own_may_stand_for_a_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {**given_to_all("h100_80g_nvl8"), "world_size": 1}
+    assert mt.simulate(mine, **one).priced_by == "kernels, platform components"
+    monkeypatch.setattr(mine, "framework", "megatron", raising=False)
+    assert mt.simulate(mine, **one).priced_by == "kernels, platform nemo-h100"
+
+
+def test_a_cluster_is_priced_alike_where_a_device_has_no_figures_of_kernels() -> None:
+    cluster = mt.Cluster({"h100_80g_nvl8": 1, "phone": 1}, between_groups=mt.Link(1e9))
+    run = mt.simulate("ddp", workload=SMALL, global_batch_size=2, hardware=cluster)
+    assert run.priced_by == "roofline (phone has no figures of kernels)"
 
 
 def test_the_default_layers_are_matrix_multiplications() -> None:
@@ -148,7 +194,7 @@ def test_a_device_that_nobody_measured_is_estimated_from_its_data_sheet() -> Non
     peak = load_config("rtx_3090").processor.peak("float16")
     assert 0.5 < 8 * large.units()[2].forward_flop(2048) / durations(run, "forward")[2] / peak < 0.78
     with pytest.raises(HardwareConfigError, match="config phone has no key kernels, and no key units"):
-        simulated(hardware="phone", workload=None)
+        simulated(hardware="phone", workload=None, fidelity="kernels")
 
 
 def test_each_term_can_be_left_out() -> None:
@@ -180,9 +226,10 @@ def test_every_shipped_platform_says_what_it_was_fitted_on_in_at_most_six_number
     [
         ({"fidelity": "kernel"}, 'fidelity must be "roofline" or "kernels", got \'kernel\''),
         ({"fidelity": "kernels", "without": ["wave"]}, "a price has no term 'wave'; use waves, "),
-        ({"platform": "nanotron"}, 'platform is for prices of kernels; give fidelity="kernels" too'),
-        ({"without": "waves"}, 'without is for prices of kernels; give fidelity="kernels" too'),
-        ({"fidelity": "kernels", "platform": "nano"}, "platform must be components, megatron-2021, "),
+        ({"platform": "nanotron"}, 'platform is for prices of kernels; give fidelity="kernels" too or train a transf'),
+        ({"without": "waves"}, 'without is for prices of kernels; give fidelity="kernels" too or train a transformer'),
+        ({"fidelity": "roofline", "without": "waves"}, 'without is for prices of kernels; give fidelity="kernels" too'),
+        ({"fidelity": "kernels", "platform": "nano"}, r"a framework \(torchtitan, megatron\), one of components, "),
         ({"fidelity": "kernels", "hardware": FixedPredictor(forward=1)}, "is a predictor with prices of its own"),
     ],
 )
@@ -216,7 +263,7 @@ def test_equal_layers_share_one_price() -> None:
 
 def test_a_sweep_and_a_comparison_take_the_fidelity() -> None:
     sizes: dict[str, Any] = {"workload": SMALL, "global_batch_size": 8, "hardware": "a100_80g", "fidelity": "kernels"}
-    alone = simulated().step_time
+    alone = simulated(platform=None).step_time
     assert mt.compare("ddp", world_size=4, **sizes).succeeded[0].step_time == alone
     (row,) = mt.sweep("ddp", {"world_size": [4]}, jobs=1, **sizes).rows()
     assert (row["step_time_s"], row["fidelity"]) == (alone, "kernels")
@@ -236,5 +283,7 @@ def test_a_run_says_how_it_was_priced(tmp_path: Path) -> None:
     assert repr(run).count("a100_80g, priced by kernels, platform megatron-2021") == 1
     run.save(tmp_path / "run.jsonl")
     assert mt.load_run(tmp_path / "run.jsonl").priced_by == run.priced_by
-    assert simulated(fidelity="roofline").priced_by == "roofline"
-    assert "priced" not in repr(simulated(fidelity="roofline"))
+    roofline = simulated(fidelity="roofline", platform=None)
+    assert roofline.priced_by == "roofline"
+    assert "a100_80g, priced by roofline" in repr(roofline)
+    assert "priced" not in repr(mt.simulate("ddp", world_size=2))

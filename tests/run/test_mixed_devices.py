@@ -11,6 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import OutOfMemoryError, UsageError
 from minitrain.hardware import FlatTopology, load_config
+from minitrain.hardware.config import SPECIFIED
 from minitrain.hardware.device import RooflineDevice
 from minitrain.hardware.predictor import DevicePredictor, RuntimePredictor
 from minitrain.hardware.price import RankPredictors
@@ -86,7 +87,7 @@ def test_a_run_has_a_capacity_where_all_devices_agree(tmp_path: Path) -> None:
 
 def test_one_predictor_for_each_rank_is_as_one_for_all() -> None:
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
-    one = mt.simulate("zero3", **sizes)
+    one = mt.simulate("zero3", **sizes, hardware=SPECIFIED)
     each = mt.simulate("zero3", **sizes, hardware=RankPredictors([RuntimePredictor(4) for _ in range(4)]))
     assert [list(log) for log in each.logs] == [list(log) for log in one.logs]
     assert (each.mfu, each.capacity_bytes, each.oom) == (one.mfu, one.capacity_bytes, one.oom)

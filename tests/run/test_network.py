@@ -11,7 +11,9 @@ import pytest
 import minitrain as mt
 from minitrain.cli import main
 from minitrain.hardware import FlatTopology, HierarchicalTopology, load_config
+from minitrain.hardware.config import SPECIFIED
 from minitrain.hardware.predictor import NETWORKS, RuntimePredictor, make_topology
+from minitrain.hardware.rank_placement import nodes_in_rank_order
 from minitrain.run.comparison import FailedRun
 from minitrain.run.parameters import DEFAULTS
 from minitrain.trace.run_folder import conditions, title_of, view_of
@@ -58,6 +60,41 @@ def test_auto_takes_any_number_of_ranks_and_hierarchical_those_that_fill_nodes()
         mt.simulate("ddp", network="hierarchical", **sizes)
 
 
+def throughput(name: str, world_size: int, hardware: str, fidelity: str) -> float:
+    run = mt.simulate(
+        name,
+        workload="llama3-8b",
+        seq_len=4096,
+        world_size=world_size,
+        global_batch_size=world_size,
+        hardware=hardware,
+        fidelity=fidelity,
+        fold=True,
+    )
+    return 1 / run.step_time
+
+
+@pytest.mark.parametrize("name", ["fsdp", "zero3", "ddp"])
+@pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
+def test_ranks_of_racks_go_on_at_their_pace_around_full_racks(name: str, fidelity: str) -> None:
+    sizes = [288, *range(500, 581, 5), 503, 504, 512, 575, 576, 577]
+    found = [throughput(name, size, "gb200_nvl72", fidelity) for size in sizes]
+    assert min(found) > 0.95 * max(found)
+    in_a_rack = [throughput(name, size, "gb200_nvl72", fidelity) for size in range(64, 73)]
+    assert min(in_a_rack) > 0.99 * max(in_a_rack)
+    beyond = [throughput(name, size, "gb200_nvl72", fidelity) for size in range(73, 81)]
+    assert min(beyond) > 0.95 * max(found)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "zero3"])
+@pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
+def test_servers_lose_no_more_than_the_ports_of_the_emptiest(name: str, fidelity: str) -> None:
+    full = throughput(name, 64, "h100_80g_nvl8", fidelity)
+    for size in range(60, 71):
+        share = nodes_in_rank_order(size, 8).least / 8
+        assert 1.02 * full > throughput(name, size, "h100_80g_nvl8", fidelity) > 0.98 * full * share
+
+
 @pytest.mark.parametrize("hardware", SERVERS)
 @pytest.mark.parametrize("name", ["hsdp", "pp_hsdp"])
 def test_hybrid_sharding_works_on_servers_that_must_be_filled(name: str, hardware: str) -> None:
@@ -66,16 +103,17 @@ def test_hybrid_sharding_works_on_servers_that_must_be_filled(name: str, hardwar
     assert mt.simulate(name, network="hierarchical", **sizes, **options).network == "hierarchical"
 
 
-def test_hybrid_sharding_is_last_on_a_flat_network_and_first_over_nodes() -> None:
+def test_hybrid_sharding_is_last_on_a_flat_network_and_quicker_than_zero3_over_nodes() -> None:
     sharded = ["zero1", "zero2", "zero3", "hsdp"]
 
     def ranking(**network: Any) -> list[str]:
-        return [run.strategy for run in mt.compare(sharded, log="summary", **NODES, **network).succeeded]
+        compared = mt.compare(sharded, log="summary", hardware=SPECIFIED, **NODES, **network)
+        return [run.strategy for run in compared.succeeded]
 
     assert ranking(network="flat")[-1] == "hsdp"
-    assert ranking()[0] == "hsdp"
-    ddp = mt.simulate("ddp", log="summary", **NODES)
-    assert ddp.step_time < mt.simulate("hsdp", log="summary", **NODES).step_time  # it has less to exchange
+    assert ranking().index("hsdp") < ranking().index("zero3")
+    ddp, hsdp = (mt.simulate(name, hardware=SPECIFIED, log="summary", **NODES) for name in ("ddp", "hsdp"))
+    assert ddp.step_time < hsdp.step_time  # it has less to exchange
 
 
 def test_a_run_within_a_tier_says_nothing_of_networks() -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -374,3 +375,29 @@ def test_sizes_that_do_not_divide_are_refused(change: dict[str, int], message: s
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 24, **change}
     with pytest.raises(mt.StrategyError, match=message):
         mt.simulate(mt.from_schedule(S.zbv(2, 6)), **sizes)
+
+
+def test_a_file_with_a_schedule_is_accepted_wherever_a_name_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(S.zb_h1(2, 4).to_csv())
+    sizes: dict[str, Any] = {"world_size": 8, "workload": "tiny", "global_batch_size": 8, "platform": "nemo-h100"}
+    result = mt.compare([f"{path}:tp=2,sequence_parallel=True", f"{path}:cp=2,zero=1", "megatron:pp=2"], **sizes)
+    assert not result.failed
+    ours = mt.simulate(str(path), **sizes, tp=2)
+    assert ours.events == mt.simulate("megatron", schedule="zb_h1", pp=2, microbatch_size=1, tp=2, **sizes).events
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"none.csv cannot be read \(No such file or directory\); give the path of a schedule's CSV"),
+        ("0F0,1F0,0B0,1B0", "none.csv is no schedule that can run: .*0B0 waits for 1B0"),
+        ("0F0,0X0", "none.csv is no schedule that can run: .*0X0"),
+    ],
+)
+def test_a_file_without_a_schedule_says_what_is_wrong(text: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "none.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(mt.StrategyError, match=message):
+        mt.simulate(str(path), world_size=2, num_layers=2, global_batch_size=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import minitrain as mt
 from minitrain.events import STRIDE
 from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.shapes import RECOMPUTE, Recompute
 from minitrain.workloads.workload import USUAL
 
@@ -75,7 +77,8 @@ def test_full_recomputation_counts_the_same_operations_with_parts_as_without() -
 
 
 def test_scattered_messages_carry_a_share_and_are_gathered_behind_the_border() -> None:
-    whole, shares = (train(4, tp=2, pp=2, scatter_gather=scatter_gather) for scatter_gather in (False, True))
+    given = {"tp": 2, "pp": 2, "overlap_messages": False}
+    whole, shares = (train(4, scatter_gather=scatter_gather, **given) for scatter_gather in (False, True))
     sent = [{event.size_bytes for event in run.logs[0] if event.typ == "send"} for run in (whole, shares)]
     assert sent == [{SBH}, {SBH / 2}]
     gathered = communicated(shares, rank=2)["all_gather"]
@@ -103,7 +106,7 @@ def test_messages_that_are_hidden_take_no_longer_than_those_that_are_not(num_chu
 @pytest.mark.parametrize("num_chunks", [1, 2])
 def test_batched_messages_go_both_ways_at_once(num_chunks: int) -> None:
     given = {"pp": 4, "tp": 2, "num_chunks": num_chunks, "global_batch_size": 8 * B, "layers_per_stage": None}
-    alone, batched = (train(8, batch_messages=flag, **given) for flag in (False, True))
+    alone, batched = (train(8, batch_messages=flag, overlap_messages=False, **given) for flag in (False, True))
     assert batched.step_time < alone.step_time
     assert communicated(batched) == communicated(alone)
 
@@ -188,10 +191,20 @@ GRID = [
     {"tp": 2, "pp": 2, "overlap_parts": True},
     {"tp": 2, "pp": 2, "num_chunks": 2, "overlap_messages": True, "sequence_parallel": True},
     {"pp": 4, "overlap_messages": True},
-    {"tp": 2, "pp": 2, "num_chunks": 2, "batch_messages": True},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "batch_messages": True, "overlap_messages": False},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "overlap_messages": False},
+    {"pp": 4, "overlap_messages": False},
     {"tp": 4, "sequence_parallel": True, "overlap_parts": True, "recompute": "full"},
     {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True},
     {"tp": 8, "sequence_parallel": True},
+    {"cp": 2, "tp": 2, "pp": 2},
+    {"cp": 2, "tp": 2, "sequence_parallel": True, "zero": 1, "recompute": "full"},
+    {"cp": 2, "tp": 4, "sequence_parallel": True, "cp_comm_type": "all_gather", "zero": 3},
+    {"cp": 2, "pp": 2, "cp_comm_type": "all_gather", "recompute": "full", "schedule": "zb_h1", "zero": 2},
+    {"tp": 2, "pp": 2, "schedule": "zbv", "sequence_parallel": True},
+    {"tp": 2, "pp": 2, "schedule": "zb_h1", "sequence_parallel": True, "zero": 3, "recompute": "full"},
+    {"pp": 2, "zero": 1, "shard_size": 2},
+    {"tp": 2, "zero": 3, "shard_size": 2, "cp": 2},
     {},
 ]
 
@@ -208,9 +221,125 @@ def test_every_combination_trains_every_sample_and_every_part(options: dict[str,
     assert run.step_time > 0  # the laws and the check of the final weights have held
 
 
-def test_one_part_is_a_pipeline_of_replicas() -> None:
-    ours = train(pp=4, zero=1, global_batch_size=16, microbatch_size=1)
-    theirs = mt.simulate("pp_zero1", world_size=8, pp=4, workload=GPT, global_batch_size=16, microbatch_size=1)
+ORDERS = ["1f1b", "gpipe", "zb_h1", "zb_h2", "zbv", "dualpipe_v"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_runs_as_the_strategy_of_that_name(order: str) -> None:
+    sizes: dict[str, Any] = {"world_size": 8, "num_layers": 8, "global_batch_size": 32, "microbatch_size": 1, "pp": 4}
+    name = {"1f1b": "one_f_one_b"}.get(order, order)
+    schedule = getattr(mt.schedules, name)(4, 16)
+    ours = mt.simulate("megatron", schedule=order, **sizes)
+    del sizes["pp"]
+    assert ours.events == mt.simulate(mt.from_schedule(schedule), **sizes).events
+
+
+def test_an_unknown_order_names_those_that_there_are() -> None:
+    with pytest.raises(mt.StrategyError, match=r'schedule must be one of "1f1b", .* got "zb-h1"|zb-h1'):
+        train(4, pp=2, schedule="zb-h1")
+
+
+@pytest.mark.parametrize("cp_comm_type", ["p2p", "all_gather"])
+def test_a_shared_sequence_moves_the_bytes_of_its_keys_and_values(cp_comm_type: str) -> None:
+    cp, tp = 2, 2
+    run = train(cp * tp, cp=cp, tp=tp, cp_comm_type=cp_comm_type, global_batch_size=B)
+    block = 2 * SBH // (cp * tp)  # keys and values of the rank's heads and tokens
+    moved = Counter(event.size_bytes for event in run.logs[0] if event.typ == "send")
+    gathered = communicated(run).get("all_gather", Counter())
+    if cp_comm_type == "p2p":  # a block forward, again backward, and its gradient all the way round
+        assert moved == {block: L * (2 * (cp - 1) + cp)}
+    else:
+        assert gathered == {cp * block: 2 * L}
+        assert communicated(run)["reduce_scatter"] == {cp * block: L}
+    sums = communicated(run)["all_reduce"]
+    assert sums[SBH // cp] == 4 * L + 2  # over the parts, of the rank's tokens
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("cp", "tp"), [(2, 2), (4, 2), (2, 4)])
+def test_ranks_of_a_sequence_hold_a_share_of_the_activations(
+    cp: int, tp: int, sequence_parallel: bool, recompute: Recompute
+) -> None:
+    given: dict[str, Any] = {"tp": tp, "cp": cp, "sequence_parallel": sequence_parallel, "recompute": recompute}
+    run = train(tp * cp, memory_by_kind=True, global_batch_size=B, **given)
+    head = next(place for place, event in enumerate(run.logs[0]) if event.layer == 2 * L + 1 and event.typ == "forward")
+    work = Work(B, S, Degrees(tp=tp, cp=cp, sequence_parallel=sequence_parallel))
+    layers = sum(unit.saved_bytes(work, recompute) for unit in GPT.units()[:-1])
+    entering = SBH // cp // tp + SBH // cp if sequence_parallel else SBH // cp  # the head's input, and gathered for it
+    assert held_before_head(run, head) == layers + entering
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_pieces_of_shards_of_a_sequence_take_the_same_bytes_as_pairs(tp: int) -> None:
+    cp = 2
+    sums = communicated(train(tp * cp, tp=tp, cp=cp, global_batch_size=B))["all_reduce"]
+    moved = communicated(train(tp * cp, tp=tp, cp=cp, sequence_parallel=True, global_batch_size=B))
+    assert sums[SBH // cp] == moved["reduce_scatter"][SBH // cp] == 4 * L + 2
+    assert moved["all_gather"] == {SBH // cp: 4 * L + 2 + 2 * L + 1}  # and once more what backward keeps as pieces
+    norms = {4 * 2 * H: 1, 4 * (2 * H + H): 2 * L}  # what all parts hold
+    assert {size: moved["all_reduce"][size] for size in norms} == norms
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_states_are_shared_within_groups_and_summed_over_the_others(zero: int) -> None:
+    run = train(8, tp=2, zero=zero, shard_size=2, global_batch_size=8 * B)
+    states = run.models[0].opt_states.values()
+    assert {(state.shards, state.num_shards) for state in states} == {(frozenset([0]), 2)}
+    groups = {event.group for event in run.logs[0] if event.typ == "reduce_scatter"}
+    assert groups == {(0, 2)}
+    layers = [event for event in run.logs[0] if event.typ == "all_reduce" and event.group == (0, 4)]
+    held = [unit.num_held_parameters(Degrees(tp=2)) for unit in GPT.units()]
+    assert [event.size_bytes for event in layers] == [4 * size // 2 for size in held]
+
+
+@pytest.mark.parametrize(
+    ("modules", "word"), [(["core_attn"], "selective"), (["mlp"], "full"), (["self_attn", "mlp"], "full")], ids=str
+)
+@pytest.mark.parametrize("given", [{}, {"tp": 4}, {"tp": 2, "cp": 2, "sequence_parallel": True}], ids=str)
+def test_single_modules_are_computed_again(modules: list[str], word: Recompute, given: dict[str, Any]) -> None:
+    world_size = given.get("tp", 1) * given.get("cp", 1)
+    usual, again, all_of_it = (
+        train(world_size, global_batch_size=B, **given, **how)
+        for how in ({}, {"recompute_modules": modules}, {"recompute": word})
+    )
+    assert usual.hfu is not None
+    assert again.hfu is not None
+    assert again.mfu is not None
+    assert usual.hfu == usual.mfu
+    assert again.hfu > again.mfu
+    assert usual.step_time <= again.step_time <= all_of_it.step_time
+    assert again.peak_memory <= usual.peak_memory
+    if "cp" not in given:  # whose messages and loss hide both in so small a model
+        assert again.step_time > usual.step_time
+        assert again.peak_memory < usual.peak_memory
+    if modules != ["mlp"]:
+        assert again.hfu == all_of_it.hfu
+        assert again.peak_memory == all_of_it.peak_memory
+
+
+def test_unknown_modules_name_those_that_there_are() -> None:
+    with pytest.raises(mt.StrategyError, match=r'recompute_modules must be some of "core_attn", "self_attn", "mlp"'):
+        train(2, recompute_modules=["layernorm"])
+
+
+def test_a_word_takes_multiplications_with_weights_in_eight_bits() -> None:
+    model = replace(mt.models()["llama3-8b"], num_layers=4)
+    given: dict[str, Any] = {"tp": 2, "fidelity": "kernels", "seq_len": 2048, "global_batch_size": 8}
+    usual, eight = (train(8, workload=replace(model, precision=PRECISIONS[word]), **given) for word in ("bf16", "fp8"))
+    assert eight.step_time < usual.step_time
+    assert eight.peak_memory_bytes == usual.peak_memory_bytes
+    seconds = [{e.layer: e.duration for e in run.logs[0] if e.typ == "forward"} for run in (usual, eight)]
+    head = 2 * model.num_layers + 1
+    assert seconds[1][head] == seconds[0][head]  # which keeps 16 bits
+    assert all(seconds[1][layer] < seconds[0][layer] for layer in range(1, head))
+
+
+@pytest.mark.parametrize("overlap_messages", [False, True])
+def test_one_part_is_a_pipeline_of_replicas(overlap_messages: bool) -> None:
+    same: Any = {"pp": 4, "global_batch_size": 16, "microbatch_size": 1, "platform": "nemo-h100"}
+    same["overlap_messages"] = overlap_messages
+    ours, theirs = train(zero=1, **same), mt.simulate("pp_zero1", world_size=8, workload=GPT, **same)
     assert ours.step_time == theirs.step_time
     assert ours.peak_memory <= theirs.peak_memory  # which keeps a gradient while it is sent
 

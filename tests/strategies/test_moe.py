@@ -63,7 +63,7 @@ def test_an_exchange_moves_tokens_times_k_times_h_times_two_bytes(ep: int, micro
 
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_an_exchange_takes_the_time_of_what_does_not_stay(ep: int) -> None:
-    run = train(ep=ep)
+    run = train(ep=ep, fidelity="roofline")
     event = next(event for event in run.logs[0] if event.typ == "all_to_all")
     predictor = run.models[0].runtime_predictor
     assert isinstance(predictor, RuntimePredictor)
@@ -184,7 +184,7 @@ def test_what_a_layer_keeps_is_on_the_ranks_that_computed_it() -> None:
 
 
 def test_one_part_is_data_parallelism() -> None:
-    ours, theirs = train(ep=1), train("ddp")
+    ours, theirs = train(ep=1, fidelity="roofline"), train("ddp", fidelity="roofline")
     compute = {"forward", "backward", "route", "combine", "backward_combine", "backward_route"}
 
     def busy(run: mt.Run) -> float:
@@ -252,6 +252,60 @@ def test_folded_summary_and_strict_runs_agree(strategy: str, options: dict[str, 
     assert plain.peak_memory <= strict.peak_memory <= plain.peak_memory + 2 * S * H * K * 2
 
 
+BESIDE: list[dict[str, Any]] = [
+    {"tp": 2, "ep": 2, "sequence_parallel": True},
+    {"tp": 2, "ep": 8, "sequence_parallel": True, "zero": 1},
+    {"cp": 2, "ep": 2},
+    {"cp": 2, "ep": 8, "tp": 2, "sequence_parallel": True, "zero": 1, "shard_size": 2},
+    {"tp": 2, "ep": 2, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1"},
+    {"tp": 2, "ep": 4, "pp": 2, "sequence_parallel": True, "zero": 3, "schedule": "dualpipe_v"},
+]
+"""Experts beside other divisions of a layer, and the classes of ranks that fold."""
+
+
+@pytest.mark.parametrize("options", BESIDE, ids=str)
+def test_experts_beside_other_divisions_agree_in_all_ways_to_run(options: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"global_batch_size": 32, **options}
+    plain = train("megatron", fold=False, **sizes)
+    assert train("megatron", fold=True, **sizes).summary() == plain.summary()
+    assert train("megatron", log="summary", **sizes).summary() == plain.summary()
+    strict = train("megatron", strict=True, **sizes)
+    assert [list(log) for log in strict.logs] == [list(log) for log in plain.logs]
+
+
+def test_groups_of_experts_across_parts_and_replicas_are_one_class() -> None:
+    given: dict[str, Any] = {"tp": 2, "ep": 4, "pp": 2, "sequence_parallel": True, "zero": 1}
+    assert len(train("megatron", 32, global_batch_size=32, fold=True, **given).class_logs) == 2
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_exchange_moves_the_tokens_that_a_rank_has_of_its_sequences(tp: int, cp: int) -> None:
+    run = train("megatron", 8, tp=tp, cp=cp, ep=4, sequence_parallel=tp > 1)
+    num_microbatches = 16 // (8 // (tp * cp))
+    assert exchanges(run) == {S // (tp * cp) * K * H * 2: 4 * MOE_LAYERS * num_microbatches}
+    group = next(event.group for event in run.logs[0] if event.typ == "all_to_all")
+    assert group == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(("tp", "cp"), [(2, 1), (1, 2), (2, 2)])
+def test_ranks_that_share_sequences_keep_their_share_of_what_experts_keep(tp: int, cp: int) -> None:
+    run = train("megatron", tp * cp, tp=tp, cp=cp, ep=2, sequence_parallel=tp > 1, global_batch_size=1)
+    held = {event.typ: event for event in run.logs[0] if event.typ in ("route", "combine")}
+    assert held
+    workload: Any = run.models[0].runtime_predictor.workload
+    for combined in (False, True):
+        whole, share = (workload.experts.kept_by_router(UNIT, 1, parts, combined=combined) for parts in (1, tp * cp))
+        assert share == whole // (tp * cp)
+
+
+def test_tokens_beside_parts_need_shards_of_the_sequence() -> None:
+    with pytest.raises(
+        mt.StrategyError, match=r"experts that are divided beside tp \(2\) need .* sequence_parallel=True"
+    ):
+        train("megatron", tp=2, ep=2)
+
+
 @pytest.mark.parametrize("strategy", ["moe", "deepseek_like"])
 def test_experts_that_get_different_shares_are_simulated_rank_by_rank(strategy: str) -> None:
     options: dict[str, Any] = {"ep": 4, "imbalance": 2, "global_batch_size": 64}
@@ -287,7 +341,7 @@ def test_runs_are_saved_and_read_again(tmp_path: Any) -> None:
 
 
 def test_the_critical_path_and_the_waits_know_exchanges() -> None:
-    run = train(ep=4, imbalance=4, global_batch_size=64)
+    run = train(ep=4, imbalance=4, global_batch_size=64, fidelity="roofline")  # as kernels, launches take longest
     found = run.explain()
     assert "all_to_all" in str(found)
     waits = [event.waited_for for event in run.events if event.typ == "all_to_all" and event.waited_for is not None]

@@ -316,7 +316,8 @@ MISTAKES: list[tuple[Program, str]] = [
     (updates_the_router_with_a_whole_layers_gradient, r"weight_grad must be a RouterGrad, got WeightGrad\(layer 2"),
     (exceeds_the_capacity, "experts take at most 1.5 times the mean, and 0.0625 of all copies are over that; raise "
      "capacity_factor, balance the router, or let tokens be dropped"),
-    (sends_the_same_samples, "all ranks of all_to_all must bring copies of different samples; ranks 0, 1: Routed"),
+    (sends_the_same_samples, "all ranks of all_to_all must bring copies of different samples, or different parts of "
+     "all of them; ranks 0, 1: Routed"),
     (exchanges_among_too_few, r"must be as many as there are parts of the experts \(4\), which are 2"),
     (sends_some_back_and_some_there, "must bring copies for all parts of the experts, or for another part each"),
     (exchanges_a_weight, "all_to_all on rank 0 needs a list of one tensor for each rank, or copies of tokens for "

@@ -52,7 +52,7 @@ def test_other_samples_and_gaps_keep_bars_apart() -> None:
 
 def test_all_runs_share_one_time_axis_as_long_as_the_longest() -> None:
     figure = compare_figure(_RUNS, title="three")
-    longest = max(make_bars(as_timeline(trace)).step_time for trace in _RUNS.values())
+    longest = max(make_bars(as_timeline(trace)).step_end for trace in _RUNS.values())
     assert figure.layout.xaxis.range[1] == pytest.approx(longest * 1e3)
     assert {trace.xaxis for trace in figure.data} == {None}
     domains = [figure.layout[name].domain for name in ("yaxis", "yaxis2", "yaxis3", "yaxis4")]

@@ -25,12 +25,12 @@ SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 
 
 
 def of_run(run: mt.Run) -> Drawing:
-    return drawn_bars(make_bars(run.timeline, run.step_time), view_of(run), run.memory_journals)[0]
+    return drawn_bars(make_bars(run.timeline, run.last_clock), view_of(run), run.memory_journals)[0]
 
 
 def many_bars() -> mt.Run:
     run = mt.simulate("zero3", world_size=32, num_layers=32, global_batch_size=32)
-    assert len(make_bars(run.timeline, run.step_time)) > MAX_BARS
+    assert len(make_bars(run.timeline, run.last_clock)) > MAX_BARS
     return run
 
 

@@ -23,7 +23,14 @@ def _text(page: str) -> str:
 
 @pytest.fixture(scope="module")
 def run() -> mt.Run:
-    return mt.simulate("1f1b", world_size=4, num_layers=8, global_batch_size=32, microbatch_size=4)
+    return mt.simulate(
+        "1f1b:overlap_messages=False",
+        hardware="specified_h100_80g_nvl8",
+        world_size=4,
+        num_layers=8,
+        global_batch_size=32,
+        microbatch_size=4,
+    )
 
 
 def test_the_answer_names_the_bubble_of_the_run_and_what_it_is(run: mt.Run) -> None:

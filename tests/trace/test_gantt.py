@@ -28,16 +28,17 @@ def _named(figure: Any, name: str) -> Any:
 
 
 def test_the_critical_path_can_be_switched_on() -> None:
-    trace = _named(_run().figure(), CRITICAL_PATH)
+    run = _run()
+    trace = _named(run.figure(), CRITICAL_PATH)
     assert trace.visible == "legendonly"
-    assert trace.x[0] == 0
+    assert trace.x[0] == pytest.approx(run.load_time * 1e3)
 
 
-def test_the_line_of_the_critical_path_goes_from_0_to_the_steps_end_without_a_jump_back() -> None:
+def test_the_line_of_the_critical_path_goes_from_the_steps_begin_to_its_end_without_a_jump_back() -> None:
     run = _run("zero3_prefetch")
     bars = make_bars(run.timeline)
     time, row = path_points(bars, np.zeros(4))
-    assert (time[0], time[-1]) == (0, run.step_time)
+    assert (time[0], time[-1]) == (run.load_time, run.last_clock)
     assert np.all(np.diff(time) >= 0)
     assert set(row.tolist()) <= set(range(4))
     assert not np.any((row[1:-1] == row[:-2]) & (row[1:-1] == row[2:]))
@@ -52,7 +53,7 @@ def test_shares_of_the_heat_map_add_up_to_the_bars(spans: list[tuple[float, floa
         time += gap + length
     bars = make_bars(as_timeline([log]))
     shares = heat(bars, num_bins)
-    computing = shares.computing.sum() * bars.step_time / num_bins
+    computing = shares.computing.sum() * bars.step_end / num_bins
     assert computing == pytest.approx(sum(length for _, length in spans), abs=1e-6 * max(time, 1))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ GOLDENS = Path(__file__).parents[2] / "traces" / "golden" / "exports"
 def _run() -> mt.Run:
     predictor = FixedPredictor(load_weights=1e-4, forward=1e-3, backward=2e-3, update=1e-4, send=2e-4)
     return mt.simulate(
-        "1f1b",
+        partial(mt.strategies()["1f1b"], overlap_messages=False),
         world_size=2,
         num_layers=2,
         global_batch_size=3,

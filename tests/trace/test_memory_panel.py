@@ -13,7 +13,7 @@ from minitrain.analysis.memory_over_time import STORE_NAMES
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 
 
-def _run(name: str = "1f1b", **more: Any) -> mt.Run:
+def _run(name: str = "1f1b:overlap_messages=False", **more: Any) -> mt.Run:
     return mt.simulate(name, **{**_SIZES, **more}, memory_by_kind=True)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.events import Stream
+from minitrain.hardware.config import SPECIFIED
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.lib import Activation, Dist, Model
 from minitrain.transport.calls import Call
@@ -162,7 +163,7 @@ def driven(strategy: Any, world_size: int, num_layers: int, global_batch_size: i
 @pytest.mark.parametrize("name", ["ddp", "zero3", "zero3_prefetch", "hsdp", "1f1b", "interleaved_1f1b", "zbv"])
 def test_ranks_that_settle_their_own_calls_log_what_simulate_does(name: str) -> None:
     models = driven(mt.strategies()[name], **SIZES)
-    run = mt.simulate(name, **SIZES)
+    run = mt.simulate(name, hardware=SPECIFIED, **SIZES)
     assert [list(model.log) for model in models] == [list(log) for log in run.logs]
     assert [model.time for model in models] == [model.time for model in run.models]
     Model.check(models)
@@ -178,7 +179,7 @@ async def exchange(model: Any) -> Any:
 
 def test_an_exchange_is_priced_by_what_the_largest_member_sends() -> None:
     models = driven(exchange, **SIZES)
-    run = mt.simulate(exchange, check=False, **SIZES)
+    run = mt.simulate(exchange, hardware=SPECIFIED, check=False, **SIZES)
     assert [list(model.log) for model in models] == [list(log) for log in run.logs]
     assert len({log[0].size_bytes for log in run.logs}) == 1
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from tests.tuning.models import SMALL
 
 pytestmark = pytest.mark.browser
 
@@ -24,7 +23,7 @@ _FEW: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = mt.tune(SMALL, world_size=4, global_batch_size=8, strategies="megatron", space=_FEW, jobs=1)
+    found = mt.tune("gpt2", world_size=4, global_batch_size=8, strategies="megatron", space=_FEW, jobs=1)
     return found.write_html(tmp_path_factory.mktemp("page") / "tune.html", pictures=2)
 
 

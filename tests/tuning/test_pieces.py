@@ -36,14 +36,26 @@ def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_flo
 ) -> None:
     of = problem(world_size, 48 if world_size == 16 else 32, fidelity=fidelity)
     chosen = list(layouts(of, seed, 12, **_ALL))
-    found = price_pipelines(of, [one.pipeline for one in chosen if one.pipeline is not None])
+    found = price_pipelines(of.by("megatron"), [one.pipeline for one in chosen if one.pipeline is not None])
     for one, figures in zip(chosen, found, strict=True):
         assert one.pipeline is not None
         run = simulated(of, one.options)
         assert figures.step_time_s == run.step_time, one.options
         assert figures.peak_memory_bytes == run.peak_memory_bytes, one.options
+        assert figures.needed_memory_bytes == run.needed_memory_bytes, one.options
         busy = float((run.breakdown.computing + run.breakdown.exposed).sum())
         assert figures.busy_s == pytest.approx(busy, rel=0.01 if one.pipeline.messages != "plain" else 1e-9)
+
+
+def test_layouts_on_racks_that_are_not_full_are_put_together_from_pieces() -> None:
+    of = TuningProblem(SMALL, "gb200_nvl72", 512, 512, {}).by("megatron")
+    space: dict[str, list[Any]] = {"tp": [8], "pp": [4], "num_chunks": [2], "recompute": ["none"]}
+    all_found = candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
+    found = [one for one in all_found if one.illegal is None]
+    assert all(one.pipeline is not None for one in found)
+    one = found[-1]
+    assert one.pipeline is not None
+    assert price_pipelines(of, [one.pipeline])[0].step_time_s == simulated(of, one.options).step_time
 
 
 def test_pieces_do_not_depend_on_which_stages_were_executed_before() -> None:

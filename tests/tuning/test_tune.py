@@ -66,9 +66,9 @@ def test_nothing_beats_a_row_of_the_front(found: Tuning) -> None:
 
 
 def test_head_room_moves_configurations_out_of_memory() -> None:
-    found = mt.tune(SMALL, **_MEGATRON, head_room=0.9995)
+    found = mt.tune(SMALL, **_MEGATRON, head_room=0.9886)
     assert set(found.counts) >= {"fits", "out of memory"}
-    assert all("a rank holds" in row["reason"] for row in found.rows if row["status"] == "out of memory")
+    assert all("a device must hold" in row["reason"] for row in found.rows if row["status"] == "out of memory")
     with pytest.raises(mt.UsageError, match=r"no configuration fits: .*the least memory is"):
         _ = mt.tune(SMALL, **_MEGATRON, head_room=0.99999).best
 
@@ -87,7 +87,7 @@ def test_a_search_goes_on_from_its_file(tmp_path: Path, found: Tuning) -> None:
 def test_rows_of_a_file_are_judged_by_the_search_that_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     mt.tune(SMALL, **_GIVEN, prune="best", results=file)
-    strict: dict[str, Any] = {**_GIVEN, "prune": "none", "head_room": 0.9995}
+    strict: dict[str, Any] = {**_GIVEN, "prune": "none", "head_room": 0.9886}
     again = mt.tune(SMALL, **strict, results=file)
     assert again.rows == mt.tune(SMALL, **strict).rows
     assert again.counts["out of memory"] > 0
@@ -107,7 +107,7 @@ def test_an_interrupted_search_keeps_what_it_has_found(tmp_path: Path) -> None:
     found = mt.tune(SMALL, **_GIVEN, prune="none", results=tmp_path / "rows.jsonl", progress=interrupt)
     assert found.was_interrupted
     assert 0 < len(found.rows) < calls[0][1]
-    assert "were not reached" in repr(found)
+    assert "were not looked at: a better one may be among them" in repr(found)
     assert found.best.step_time_s == calls[-1][2]["step_time_s"]
 
 

@@ -29,8 +29,8 @@ _FSDP = {
 }  # fmt: skip
 
 
-def choice(strategy: str, options: dict[str, Any]) -> Choice:
-    problem = TuningProblem(SMALL, "h100_80g_nvl8", 16, 32, {})
+def choice(strategy: str, options: dict[str, Any], model: mt.Transformer = SMALL) -> Choice:
+    problem = TuningProblem(model, "h100_80g_nvl8", 16, 32, {})
     candidate = Candidate(problem, strategy, options)
     return Choice(candidate, row_of(candidate, Figures(1.0, 1.0, 1.0), problem.machine, 2.0))
 
@@ -44,6 +44,9 @@ def test_megatron_lm_gets_its_options() -> None:
         ("--micro-batch-size", "1"),
         ("--global-batch-size", "32"),
         ("--num-layers", "8"),
+        ("--normalization", "RMSNorm"),
+        ("--vocab-size", "511"),
+        ("--recompute-granularity", "selective"),
     ):
         assert words[words.index(option) + 1] == value
     for switch in (
@@ -51,7 +54,6 @@ def test_megatron_lm_gets_its_options() -> None:
         "--tp-comm-overlap",
         "--use-distributed-optimizer",
         "--overlap-param-gather",
-        "--recompute-activations",
         "--no-overlap-p2p-communication",
     ):
         assert switch in words
@@ -67,11 +69,13 @@ def test_stages_that_megatron_lm_cannot_cut_are_said() -> None:
 
 
 def test_torchtitan_gets_a_file_that_is_toml() -> None:
-    found = tomllib.loads(choice("megatron", {**_MEGATRON, "zero": 0}).words("torchtitan"))
+    llama = mt.models()["llama3-8b"]
+    found = tomllib.loads(choice("megatron", {**_MEGATRON, "zero": 0}, llama).words("torchtitan"))
+    assert found["model"] == {"name": "llama3", "flavor": "8B"}
     assert found["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
     assert found["parallelism"]["data_parallel_replicate_degree"] == 4
     assert found["training"]["local_batch_size"] == 8
-    sharded = tomllib.loads(choice("fsdp", _FSDP).words("torchtitan"))
+    sharded = tomllib.loads(choice("fsdp", _FSDP, llama).words("torchtitan"))
     assert sharded["parallelism"]["data_parallel_shard_degree"] == 8
     assert sharded["parallelism"]["fsdp_reshard_after_forward"] == "always"
     assert sharded["activation_checkpoint"]["mode"] == "full"
@@ -84,7 +88,7 @@ def test_deepspeed_gets_its_configuration_of_shards_alone() -> None:
     assert found["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     assert found["train_batch_size"] == 16 * found[sizes[0]] * found[sizes[1]]
-    with pytest.raises(mt.UsageError, match="no tensor or pipeline parallelism"):
+    with pytest.raises(mt.UsageError, match="no words for tp, pp of more than 1; use megatron-lm"):
         choice("megatron", _MEGATRON).words("deepspeed")
 
 
@@ -129,10 +133,14 @@ def test_files_that_are_no_executions_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tool", "strategy", "message"),
     [
-        ("nemo", "megatron", "in the words of megatron-lm, torchtitan, deepspeed, fsdp, calculon, got 'nemo'"),
+        (
+            "nemo",
+            "megatron",
+            "in the words of megatron-lm, megatron-bridge, torchtitan, deepspeed, fsdp, calculon, got 'nemo'",
+        ),
         ("calculon", "fsdp", "it has words for megatron"),
         ("fsdp", "megatron", "it has words for fsdp"),
-        ("megatron-lm", "fsdp", "has neither replicas nor offload"),
+        ("megatron-lm", "fsdp", "has no words for replicas of shards .2.; offload of optimizer"),
     ],
 )
 def test_what_a_tool_cannot_say_is_refused(tool: str, strategy: str, message: str) -> None:

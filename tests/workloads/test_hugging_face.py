@@ -56,7 +56,8 @@ def test_published_configs_are_the_shipped_models(text: str, name: str, tmp_path
     path = tmp_path / "config.json"
     path.write_text(text)
     shipped = mt.models()[name]
-    changes: dict[str, Any] = {key: getattr(shipped, key) for key in ("seq_len", "num_positions", "attention", "name")}
+    kept = ("seq_len", "max_seq_len", "num_positions", "attention", "name", "taken_as")
+    changes: dict[str, Any] = {key: getattr(shipped, key) for key in kept}
     for source in (path, str(path), tmp_path, json.loads(text)):
         assert mt.Transformer.from_hf(source, **changes, source=shipped.source) == shipped
 
@@ -71,7 +72,17 @@ def test_the_kinds_of_a_family_are_read() -> None:
         "gpt2": ("gelu", "layernorm", "learned", True),
         "gpt_neox": ("gelu", "layernorm", "rotary", False),
         "opt": ("relu", "layernorm", "learned", True),
+        "deepseek_v2": ("swiglu", "rmsnorm", "rotary", False),
         "deepseek_v3": ("swiglu", "rmsnorm", "rotary", False),
+        "qwen3": ("swiglu", "rmsnorm", "rotary", True),
+        "qwen3_moe": ("swiglu", "rmsnorm", "rotary", False),
+        "gemma2": ("geglu", "rmsnorm", "rotary", True),
+        "gemma3_text": ("geglu", "rmsnorm", "rotary", True),
+        "gpt_oss": ("swiglu", "rmsnorm", "rotary", False),
+        "olmo2": ("swiglu", "rmsnorm", "rotary", False),
+        "phi3": ("swiglu", "rmsnorm", "rotary", False),
+        "granite": ("swiglu", "rmsnorm", "rotary", True),
+        "nemotron": ("relu2", "layernorm", "rotary", False),
     }
     assert read["mistral"].window == 4096
     assert read["opt"].num_positions == read["opt"].seq_len + 2
@@ -104,10 +115,10 @@ def test_one_error_lists_every_key_that_cannot_be_read() -> None:
         "is_encoder_decoder": True,
     }
     del config["hidden_size"]
-    expected = ("is_encoder_decoder", "attention_bias", "hidden_act", "hidden_size", "rope", "num_experts")
+    expected = ("is_encoder_decoder", "hidden_act", "hidden_size", "attention_bias", "rope", "num_experts")
     assert keys_of(config) == expected
     with pytest.raises(
-        mt.UsageError, match=r"config has 6 faults:\n- is_enc.*\n- attention_bias must be true or false"
+        mt.UsageError, match=r"(?s)config has 6 faults:\n- is_enc.*\n- attention_bias must be true or false"
     ):
         mt.Transformer.from_hf(config)
 
@@ -124,8 +135,15 @@ def test_an_unknown_key_can_be_passed_over() -> None:
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
-        ("qwen2", "use_sliding_window", True),
-        ("qwen2", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen2", "use_sliding_window", "yes"),
+        ("qwen2", "layer_types", ["full_attention", "chunked_attention"]),
+        ("gemma2", "layer_types", ["full_attention"]),
+        ("gemma2", "hidden_activation", "silu"),
+        ("gemma3_text", "use_bidirectional_attention", True),
+        ("gpt_oss", "rope_theta", -1),
+        ("nemotron", "hidden_act", "silu"),
+        ("qwen3_moe", "mlp_only_layers", [-1]),
+        ("deepseek_v2", "topk_method", "noaux_tc"),
         ("gpt2", "embd_pdrop", 0.0),
         ("gpt2", "activation_function", "silu"),
         ("opt", "word_embed_proj_dim", 512),

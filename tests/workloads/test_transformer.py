@@ -81,12 +81,15 @@ def test_a_field_can_be_replaced() -> None:
             "num_experts must be an integer of at least 0, got -1; write num_experts=8, or 0 for none",
         ),
         ({"bias": 1}, "bias must be True or False, got 1; use one of them"),
-        ({"mlp": "swigl"}, 'mlp must be "gelu" or "relu" or "swiglu", got "swigl"; did you mean "swiglu"?'),
+        (
+            {"mlp": "swigl"},
+            'mlp must be "gelu" or "relu" or "relu2" or "swiglu" or "geglu", got "swigl"; did you mean "swiglu"?',
+        ),
         ({"norm": 3}, 'norm must be "layernorm" or "rmsnorm", got 3; use one of them'),
         ({"dropout": 1}, "dropout must be a probability in [0, 1), got 1; write dropout=0.1, or 0 for none"),
         (
             {"precision": "bf61"},
-            'precision must be "bf16", "fp16", "fp32" or a Precision, got "bf61"; did you mean "bf16"?',
+            'precision must be "bf16", "fp16", "fp32", "fp8" or a Precision, got "bf61"; did you mean "bf16"?',
         ),
         (
             {"latent": 512},

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
+from minitrain.hardware.config import SPECIFIED
 from minitrain.hardware.predictor import RuntimePredictor
 from minitrain.hardware.price import RankPredictors
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
@@ -123,6 +124,7 @@ def test_seq_len_is_that_of_the_run_and_goes_with_a_transformer_alone() -> None:
 def test_a_model_is_found_by_name_by_value_and_beside_a_predictor() -> None:
     by_name = simulate("zero3")
     assert simulate("zero3", workload=TINY).summary() == by_name.summary()
+    by_name = simulate("zero3", hardware=SPECIFIED, fidelity="roofline")
     assert simulate("zero3", hardware=RuntimePredictor(4)).step_time == by_name.step_time
     machines = RankPredictors([RuntimePredictor(4) for _ in range(4)])
     assert simulate("zero3", hardware=machines).step_time == by_name.step_time
@@ -140,7 +142,7 @@ def test_figures_and_messages_name_the_units(tmp_path: Path) -> None:
     assert again.trained_model == run.trained_model
     assert again.summary() == run.summary() | {"options": {}}
     assert "attention 0" in str(again.figure().to_dict())
-    bars = make_bars(run.timeline, run.step_time)
+    bars = make_bars(run.timeline, run.last_clock)
     assert payload(bars, View())["layerNames"] == tuple(unit.name for unit in TINY.units())
     trace = json.loads(run.write_chrome_trace(tmp_path / "trace.json").read_text(encoding="utf-8"))
     named = {event["args"].get("layer_name") for event in trace["traceEvents"] if event["ph"] == "X"}

@@ -217,7 +217,8 @@ def _added(value: Any) -> Set[Any]:
 
 def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: Sequence[Any]) -> None:
     """Require that no shard comes twice in a gather, and that gradients stem from one step."""
-    num_gathered = len(result.shards) if hasattr(result, "shards") else values[0].num_shards  # or a whole sequence
+    is_in_shards = result.__class__ is values[0].__class__  # and no whole sequence, or all pieces of some shards
+    num_gathered = len(result.shards) if is_in_shards else values[0].num_shards
     if sum([len(value.shards) for value in values]) != num_gathered:
         shard, first, second = _first_twice([value.shards for value in values], operations)
         raise LawError(

@@ -18,7 +18,7 @@ from minitrain.errors import StrategyError
 from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UNITS_PER_ELEMENT, UPDATE, Stream
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
-from minitrain.tensors.parts import WeightGradPart
+from minitrain.tensors.context import sums_what_all_hold
 
 Moved = Any
 """What an operation moved: class and fields of a tensor, a list of such, the lists of all members, or None."""
@@ -37,8 +37,8 @@ class Offloaded(NamedTuple):
 def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
     """Return what a collective is priced by."""
     given, result = operations[0].value, results[0]
-    if result.__class__ is WeightGradPart and op == "all_reduce" and result.sequence_shards != given.sequence_shards:
-        return _COMMON, FIELDS[WeightGradPart](result)
+    if op == "all_reduce" and sums_what_all_hold(result, given):
+        return _COMMON, facts_of(result)
     if op == "all_to_all":
         return tuple(facts_of(operation.value) for operation in operations)
     return facts_of(results[0] if op in ("all_gather", "broadcast") else operations[0].value)
@@ -192,7 +192,8 @@ class PriceRecomputation:
             return sum(self._size(item, whole=whole) for item in moved)
         kind, fields = moved
         if kind is _COMMON:
-            return self.workload.common_bytes(WeightGradPart(*fields))
+            of_total, fields_of_total = fields
+            return self.workload.common_bytes(of_total(*fields_of_total))
         key = kind, fields, whole
         if key not in self._sizes:
             tensor = kind(*fields)

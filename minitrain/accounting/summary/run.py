@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,36 @@ class SummaryRun(Run):
         """The totals of each rank."""
         return [log.totals for log in self.logs]  # type: ignore[attr-defined]  # they are `SummaryLog`s
 
+    @property
+    def _load_ends(self) -> Sequence[float]:
+        """When the weights of each rank that does anything are there, s."""
+        return [totals.load_end for totals in self._totals if totals.num_events]
+
+    @cached_property
+    def _without_loading(self) -> Run:
+        """The same run with loads that take no time; itself where ranks load alike."""
+        from minitrain.hardware.free_loading import with_free_loading  # noqa: PLC0415  (few runs need it)
+        from minitrain.run.event_loops import run_to_end  # noqa: PLC0415
+        from minitrain.run.simulation import simulate_prepared  # noqa: PLC0415
+
+        if self.loads_alike:
+            return self
+        prepared = replace(self.prepared, predictor=with_free_loading(self.prepared.predictor))
+        return run_to_end(lambda: simulate_prepared(prepared))
+
+    @cached_property
+    def step_time(self) -> float:
+        """From the end of loading to the latest final clock of all ranks, s."""
+        return self.last_clock - self.load_time if self.loads_alike else self._without_loading.step_time
+
     @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time into computing, exposed communication and waiting, s."""
         from minitrain.analysis.breakdown import breakdown_of  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return breakdown_of([totals.working.busy for totals in self._totals], self.step_time)
+        if not self.loads_alike:
+            return self._without_loading.breakdown
+        return breakdown_of([totals.working.busy for totals in self._totals], self.load_time, self.last_clock)
 
     @cached_property
     def by_type(self) -> dict[str, TypeTotal]:
@@ -49,6 +74,8 @@ class SummaryRun(Run):
         """When each rank passes microbatches through its layers."""
         from minitrain.analysis.breakdown import pass_times_of  # noqa: PLC0415
 
+        if not self.loads_alike:
+            return self._without_loading._passes
         return pass_times_of(totals.passing.passes for totals in self._totals)
 
     @property

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn, overload
 
-from minitrain.analysis.busy_time import BusyTimeSum, Interval, PassTimeSum, intervals_of
+from minitrain.analysis.busy_time import BusyTimeSum, Interval, PassTimeSum, intervals_of, load_end_of
 from minitrain.analysis.communication import AxisSums
 from minitrain.analysis.totals_by_type import TypeSums
 from minitrain.errors import UsageError
-from minitrain.events import PASSES, STRIDE, Event, ReadOnlyLog
+from minitrain.events import LAYER, LOAD_WEIGHTS, MEMORY, PASSES, SAMPLES, STREAM, STRIDE, TYP, Event, ReadOnlyLog
 
 
 class RankTotals:
@@ -28,19 +28,33 @@ class RankTotals:
 
     Attributes:
         num_events: events taken so far.
+        load_end: when the rank's weights are there, s: the end of its loads before its first other operation.
         working: time at work, of those intervals that nothing can precede.
         passing: passes through layers.
     """
 
-    __slots__ = ("_late", "by_axis", "by_type", "num_events", "passing", "working")
+    __slots__ = (
+        "_late",
+        "_loads",
+        "_memory_rows",
+        "by_axis",
+        "by_type",
+        "load_end",
+        "num_events",
+        "passing",
+        "working",
+    )
 
     def __init__(self, by_type: TypeSums, by_axis: AxisSums | None = None) -> None:
         self.by_type = by_type
         self.by_axis = by_axis
         self.num_events = 0
+        self.load_end = 0.0
+        self._loads = True
         self.working = BusyTimeSum()
         self.passing = PassTimeSum(PASSES)
         self._late: list[Interval] = []
+        self._memory_rows: dict[Any, list[Any]] = {}
 
     def take(self, rows: list[Any], complete_until: float) -> None:
         """Take the next rows of the log.
@@ -50,13 +64,37 @@ class RankTotals:
             complete_until: no event that is still to come starts earlier, s.
         """
         self.num_events += len(rows) // STRIDE
+        self._keep_of_memory(rows)
         self.by_type.add(rows)
         self.passing.add(rows)
         if self.by_axis is not None:
             self.by_axis.take_rows(rows, complete_until)
+        if self._loads:
+            self._take_loads(rows)
         known = sorted(self._late + intervals_of(rows))
         self._late = [interval for interval in known if interval[0] >= complete_until]
         self.working.add(known[: len(known) - len(self._late)])
+
+    def _take_loads(self, rows: list[Any]) -> None:
+        """Begin to count time at work when the loads before the first other operation end."""
+        self.load_end = load_end_of(rows) or self.load_end
+        self.working = BusyTimeSum(self.load_end)
+        self._loads = all(typ == LOAD_WEIGHTS for typ in rows[TYP::STRIDE])
+
+    @property
+    def rows_of_memory(self) -> list[Any]:
+        """The rows that say what a device must hold, see `minitrain.run.device_memory`."""
+        return [value for row in self._memory_rows.values() for value in row]
+
+    def _keep_of_memory(self, rows: list[Any]) -> None:
+        """Keep the first row that notes most: of all, and of losses with as many samples; and a row of each stream."""
+        for start in range(0, len(rows), STRIDE):
+            typ, stream = rows[start + TYP], rows[start + STREAM]
+            detail = rows[start + LAYER] if typ == LOAD_WEIGHTS else len(rows[start + SAMPLES]) if typ == "loss" else 0
+            for key in ("fullest", (typ, detail) if detail or typ == LOAD_WEIGHTS else stream):
+                kept = self._memory_rows.get(key)
+                if kept is None or (kept[MEMORY] < rows[start + MEMORY] and key is not stream):
+                    self._memory_rows[key] = rows[start : start + STRIDE]
 
 
 class SummaryLog(ReadOnlyLog):
@@ -84,6 +122,11 @@ class SummaryLog(ReadOnlyLog):
     def totals(self) -> RankTotals:
         """The totals of the events that are not in rows any more."""
         return self._totals
+
+    @property
+    def rows_of_memory(self) -> list[Any]:
+        """The rows that say what a device must hold."""
+        return self.totals.rows_of_memory
 
     def __len__(self) -> int:
         return self.totals.num_events + len(self._rows) // STRIDE

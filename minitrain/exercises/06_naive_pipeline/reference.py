@@ -7,4 +7,4 @@ from minitrain.lib import Model
 
 async def naive_pipeline(model: Model) -> Model:
     """A naive pipeline."""
-    return await gpipe(model, model.global_batch_size)
+    return await gpipe(model, model.global_batch_size, overlap_messages=False)

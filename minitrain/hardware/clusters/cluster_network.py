@@ -9,9 +9,9 @@ between nodes of a group, and between groups. A node's devices share its link to
 belongs to its members, since in a training step the groups beside a group do the same at the same time. Of one cable
 between two groups it has the part of its members among all ranks of a group.
 
-Where all nodes have the same number of members, two or more, the two-level algorithm of `hardware.topology` is taken if
-it is faster: its inner phases take as long as in the slowest node, its outer one as on the slowest link between them.
-An all_to_all and a message have a device's own part of a link alone.
+Where all nodes have two members or more, the two-level algorithm of `hardware.topology` is taken if it is faster: its
+inner phases take as long as in the slowest node, its outer one as on the slowest link between them. An all_to_all and a
+message have a device's own part of a link alone.
 
 Left out: several rings at a time, links that carry other traffic meanwhile, and routes over a third group.
 """
@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, ClassVar, final
 from minitrain.errors import UsageError
 from minitrain.hardware.network import Network
 from minitrain.hardware.price import Price
-from minitrain.hardware.topology import RING_OPS
-from minitrain.hardware.two_level_collectives import two_level_seconds
+from minitrain.hardware.topology import RING_OPS, TWO_LEVEL_OPS
+from minitrain.hardware.two_level_collectives import Split, two_level_seconds
 
 if TYPE_CHECKING:
     from minitrain.hardware.clusters.cluster import Cluster
@@ -57,7 +57,7 @@ class Slowest:
     def __init__(self, tiers: Iterable[Network]) -> None:
         self.tiers = tuple(tiers)
 
-    def time(self, op: str, size_bytes: float, num_ranks: int) -> float:
+    def time(self, op: str, size_bytes: float, num_ranks: float) -> float:
         """Return the longest time of an operation on any of them, s."""
         return max(tier.time(op, size_bytes, num_ranks) for tier in self.tiers)
 
@@ -128,10 +128,10 @@ class ClusterNetwork:
         ring = Slowest(self._ring(members, share_rails=is_ring))
         seconds = ring.time(op, size_bytes, num_ranks)
         algorithm = "ring" if op in RING_OPS else None
-        local = min(members.values())
-        if (op in RING_OPS or op == "all_to_all") and local == max(members.values()) > 1:
+        split = Split.of(members.values())
+        if op in TWO_LEVEL_OPS and split.has_two_levels:
             inner, outer = Slowest(self._inside(members)), Slowest(self._across(members, None))
-            nested = two_level_seconds(op, size_bytes, inner, outer, num_ranks, local)
+            nested = two_level_seconds(op, size_bytes, inner, outer, split)
             if nested < seconds:
                 seconds, algorithm = nested, "hierarchical"
         tier = ring.tier(op, size_bytes, num_ranks)

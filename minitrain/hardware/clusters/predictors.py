@@ -54,16 +54,12 @@ def predictors_of(
         )
     places = Places(cluster, world_size, placement)
     own: dict[str, Predictor] = {}
+    pricings = _pricings(cluster, workload, pricing)
     for name in places.used_groups:
-        group = cluster.group(name)
+        group, priced = cluster.group(name), pricings[name]
         nodes = None if placement is None else places.local_nodes(name)
         own[name] = make_predictor(
-            system_of(group, pricing),
-            places.num_ranks_of(name),
-            network,
-            nodes,
-            workload,
-            pricing if group.prices is None else replace(pricing, prices=group.prices),
+            system_of(group, priced), places.num_ranks_of(name), network, nodes, workload, priced
         )
         if group.clock_share < 1 and group.prices is not None:  # a table cannot tell arithmetic from memory traffic
             own[name] = own[name].slowed(1 / group.clock_share)
@@ -71,6 +67,21 @@ def predictors_of(
     shared = ClusterNetwork(cluster, places, own, tiers, is_free="transfers" in pricing.without)
     names = [places.group(rank) for rank in range(world_size)]
     return RankPredictors([own[name] for name in names], shared, devices=names, cluster=cluster)
+
+
+def _pricings(cluster: Cluster, workload: Workload | None, pricing: Pricing) -> dict[str, Pricing]:
+    """Return how operations are priced on the devices of each group: by kernels where all of the cluster can be."""
+    found = {
+        group.label: (pricing if group.prices is None else replace(pricing, prices=group.prices)).on(
+            group.system, workload
+        )
+        for group in cluster.devices
+    }
+    lacking = next((each.reason for each in found.values() if each.reason), "")
+    if not lacking:
+        return found
+    priced_by = {"fidelity": "roofline", "platform": None, "reason": lacking}
+    return {name: replace(each, **priced_by) for name, each in found.items()}  # type: ignore[arg-type]  # each of its kind
 
 
 def system_of(group: Devices, pricing: Pricing = ROOFLINE) -> SystemConfig:

@@ -1,0 +1,51 @@
+"""The order of a pipeline, by a word: which schedule of `minitrain.schedules` a strategy runs."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+from minitrain import schedules
+from minitrain.errors import StrategyError, UsageError
+from minitrain.schedules import Schedule
+
+Generator = Callable[[int, int, int], Schedule]
+
+ORDERS: Mapping[str, tuple[Generator, Generator | None, int]] = MappingProxyType(
+    {
+        "1f1b": (schedules.one_f_one_b, schedules.interleaved_1f1b, 1),
+        "interleaved": (schedules.one_f_one_b, schedules.interleaved_1f1b, 1),
+        "gpipe": (schedules.gpipe, schedules.looped_bfs, 1),
+        "zb_h1": (schedules.zb_h1, schedules.interleaved_zero_bubble, 1),
+        "zb_h2": (schedules.zb_h2, None, 1),
+        "zbv": (schedules.zbv, schedules.zbv, 2),
+        "dualpipe_v": (schedules.dualpipe_v, schedules.dualpipe_v, 2),
+    }
+)
+"""By word: the schedule of one stage a rank, that of several, and the fewest stages a rank."""
+
+
+def chunks_of(order: str, num_chunks: int, strategy: str) -> int:
+    """Return the stages that each rank has in an order: two at least in those that are V-shaped.
+
+    Raises:
+        StrategyError: there is no such order.
+    """
+    if order not in ORDERS:
+        words = ", ".join(f'"{word}"' for word in ORDERS)
+        raise StrategyError(f"schedule must be one of {words} for {strategy}, got {order!r}; use one of them")
+    return max(num_chunks, ORDERS[order][2])
+
+
+@lru_cache(maxsize=8)
+def schedule_of(order: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
+    """Return the schedule of an order, the same for all ranks of a run.
+
+    Raises:
+        StrategyError: it does not run with these numbers.
+    """
+    plain, of_chunks, _ = ORDERS[order]
+    generator = of_chunks if num_chunks > 1 and of_chunks else plain
+    try:
+        return generator(num_ranks, num_microbatches, num_chunks)
+    except UsageError as error:
+        raise StrategyError(str(error)) from error

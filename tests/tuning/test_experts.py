@@ -1,0 +1,48 @@
+"""Searches for models with experts: what is left out is worse, and what does not fit is left early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.errors import UsageError
+from minitrain.hardware import load_config
+
+_GIVEN: dict[str, Any] = {"world_size": 4, "global_batch_size": 16, "jobs": 1, "fidelity": "roofline"}
+_SPACE = {"pp": [1, 2], "ep": [1, 2], "microbatch_size": [1], "zero": [1]}
+
+
+def searched(prune: str, **more: Any) -> Any:
+    return mt.tune("tiny-moe", strategies="deepseek_like", space=_SPACE, prune=prune, **{**_GIVEN, **more})
+
+
+def test_recomputation_is_left_out_where_a_layout_fits_without_and_is_never_the_best() -> None:
+    few, all_of_them = searched("auto"), searched("none")
+    left_out = [row for row in few.rows if row["reason"] == "it fits with less recomputation"]
+    assert left_out
+    assert few.best.row == all_of_them.best.row
+    for row in left_out:
+        same = [one for one in all_of_them.rows if (one["pp"], one["ep"]) == (row["pp"], row["ep"])]
+        with_it, without = (next(one for one in same if one["recompute"] == how) for how in (row["recompute"], "none"))
+        assert with_it["step_time_s"] >= without["step_time_s"]
+
+
+def test_a_layout_that_does_not_fit_is_left_as_soon_as_that_is_seen() -> None:
+    system = load_config("h100_80g_nvl8")
+    small = replace(system, mem1=replace(system.mem1, GiB=1e-5, usable_GiB=None))
+    (early, whole) = (searched(prune, hardware=small) for prune in ("auto", "none"))
+    assert early.counts == whole.counts
+    full = [row for row in early.rows if row["status"] == "out of memory"]
+    assert full
+    assert all(row["step_time_s"] is None and "at least" in row["reason"] for row in full)
+
+
+def test_experts_are_searched_in_interleaved_pipelines_and_said_in_other_words() -> None:
+    found = mt.tune("tiny-moe", world_size=8, global_batch_size=32, strategies="megatron", jobs=1)
+    assert {(row["pp"], row["ep"]) for row in found.rows} >= {(1, 1), (1, 8)}
+    assert "--num-experts 8" in found.best.words("megatron-lm")
+    with pytest.raises(UsageError, match=r"calculon cannot say .*: it has no layers with experts"):
+        found.best.words("calculon")

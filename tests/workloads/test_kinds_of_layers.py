@@ -1,0 +1,214 @@
+"""Layers as published models have them: windows by turns, soft caps, sinks, norms in other places; what each costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.trace.run_folder import conditions
+from minitrain.workloads.degrees import Work
+from minitrain.workloads.kernels import FlashAttention, KernelList, MemoryPass
+from minitrain.workloads.unit_costs import pass_cost
+from minitrain.workloads.unit_kernels import forward_kernels
+
+CONFIGS = {
+    row["config"]["_name_or_path"]: row["config"]
+    for row in json.loads((Path(__file__).parent / "hugging_face.json").read_text())["configs"]
+    if "_name_or_path" in row["config"]
+}
+# Billions of parameters, all and of a token, as the model cards and papers round them.
+CARDS = {
+    "Qwen/Qwen3-8B": (8.2, None),
+    "Qwen/Qwen3-30B-A3B": (30.5, 3.3),
+    "Qwen/Qwen3-235B-A22B": (235, 22),
+    "google/gemma-2-9b": (9.24, None),
+    "google/gemma-2-27b": (27.2, None),
+    "openai/gpt-oss-20b": (20.9, None),  # arXiv:2508.10925, table 1; its active 3.6 leaves the embedding out
+    "openai/gpt-oss-120b": (116.8, None),
+    "allenai/OLMo-2-0325-32B": (32.2, None),
+    "microsoft/phi-4": (14.7, None),
+    "mistralai/Mistral-Nemo-Base-2407": (12.2, None),
+    "deepseek-ai/DeepSeek-V2": (236, 21),
+    "deepseek-ai/DeepSeek-V2-Lite": (15.7, 2.4),
+    "nvidia/Nemotron-4-340B-Base": (341, None),
+}
+SIZES: dict[str, Any] = {
+    "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_size": 128, "vocab_size": 256,
+    "seq_len": 32, "mlp": "swiglu", "norm": "rmsnorm",
+}  # fmt: skip
+PLAIN = mt.Transformer(**SIZES)
+
+
+def read(name: str, **changes: Any) -> mt.Transformer:
+    return mt.Transformer.from_hf(CONFIGS[name], **changes)
+
+
+def first(model: mt.Transformer, place: int = 1) -> KernelList:
+    """Return the forward kernels of a unit, by default the first attention."""
+    return forward_kernels(model, model.units()[place], Work(1, model.seq_len))
+
+
+def num_bytes(kernels: KernelList, name: str) -> float:
+    return sum(
+        each.num_elements * each.element_bytes
+        for each in kernels.kernels
+        if isinstance(each, MemoryPass) and each.name == name
+    )
+
+
+@pytest.mark.parametrize(("name", "billions"), CARDS.items())
+def test_published_models_are_as_large_as_their_cards_say(name: str, billions: tuple[float, float | None]) -> None:
+    model, (total, active) = read(name), billions
+    digits = 1 if total < 100 or total != int(total) else 0
+    assert model.num_parameters / 1e9 == pytest.approx(total, abs=0.51 * 10**-digits)
+    if active is not None:
+        assert model.num_active_parameters / 1e9 == pytest.approx(active, abs=0.51 if active > 20 else 0.31)
+
+
+def test_windows_by_turns_are_counted_layer_by_layer() -> None:
+    gemma = read("google/gemma-2-9b", seq_len=8192)
+    assert gemma.window_layers == tuple(range(0, 42, 2))
+    pairs = 21 * 8192 * 4096 + 21 * 8192**2
+    all_full = replace(gemma, window=None, window_layers=())
+    difference = (all_full.flop_per_token() - gemma.flop_per_token()) * 8192
+    assert difference == 3 * 4 * 16 * 256 * (42 * 8192**2 - pairs)
+    cores = [kernel for place in (1, 3) for kernel in first(gemma, place).kernels if isinstance(kernel, FlashAttention)]
+    assert cores[0].num_pairs == 4096 * 4097 // 2 + 4096 * 4096
+    assert cores[1].num_pairs == 8192 * 8193 // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("google/gemma-3-1b-pt", [layer for layer in range(26) if (layer + 1) % 6]),
+        ("openai/gpt-oss-20b", [*range(0, 24, 2)]),
+        ("microsoft/Phi-3-mini-4k-instruct", [*range(32)]),
+        ("small/qwen2-windows", [2, 3]),
+        ("Qwen/Qwen3-8B", []),
+    ],
+)
+def test_layers_have_the_windows_that_their_family_gives_them(name: str, expected: list[int]) -> None:
+    assert [*read(name).window_layers] == expected
+    config = {key: value for key, value in CONFIGS[name].items() if key != "layer_types"}
+    assert [*mt.Transformer.from_hf(config).window_layers] == expected
+
+
+def test_gemma_3_with_its_vision_tower_is_its_language_model() -> None:
+    text = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024, "vocab_size": 262144,
+    }  # fmt: skip
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}
+    model = mt.Transformer.from_hf(config)
+    assert model.num_parameters == 3_880_099_328  # keras-hub's gemma3_4b_text
+    assert "its vision tower" in model.taken_as
+    with pytest.raises(mt.UsageError, match=r"hidden_activation must be .*got \"silu\""):
+        mt.Transformer.from_hf({**config, "text_config": {**text, "hidden_activation": "silu"}})
+
+
+def test_a_config_allows_long_sequences_and_asks_for_none() -> None:
+    assert (read("openai/gpt-oss-20b").seq_len, read("openai/gpt-oss-20b").max_seq_len) == (8192, 131072)
+    assert (read("allenai/OLMo-2-1124-7B").seq_len, read("allenai/OLMo-2-1124-7B").max_seq_len) == (4096, None)
+    small = {**CONFIGS["small/granite-bias"], "max_position_embeddings": 16384}
+    run = mt.simulate("ddp", world_size=2, global_batch_size=2, workload=mt.Transformer.from_hf(small))
+    assert "8192 tokens a sample (its config allows 16384)" in conditions(run)
+
+
+def test_a_norm_behind_takes_the_place_of_one_before() -> None:
+    behind = replace(PLAIN, norm_placement="post")
+    assert (behind.num_parameters, first(behind)) == (PLAIN.num_parameters, first(PLAIN))
+
+
+def test_a_second_norm_costs_weights_time_and_memory() -> None:
+    both = replace(PLAIN, norm_placement="both")
+    work = Work(1, 32)
+    assert both.num_parameters - PLAIN.num_parameters == 2 * 2 * 64
+    assert num_bytes(first(both), "second norm") == 2 * 2 * 32 * 64
+    for place in (1, 2):
+        ours, others = both.units()[place], PLAIN.units()[place]
+        assert ours.saved_bytes(work) - others.saved_bytes(work) == 2 * 32 * 64
+        costs = [pass_cost(model, model.units()[place], work, "forward", "none") for model in (both, PLAIN)]
+        assert costs[0].traffic_bytes - costs[1].traffic_bytes == 2 * 2 * 32 * 64
+
+
+@pytest.mark.parametrize(("qk_norm", "weights"), [("head", 2 * 16), ("whole", (4 + 2) * 16)])
+def test_norms_of_queries_and_keys_pass_over_both(qk_norm: str, weights: int) -> None:
+    normed = replace(PLAIN, qk_norm=qk_norm)
+    assert normed.num_parameters - PLAIN.num_parameters == 2 * weights
+    assert num_bytes(first(normed), "query and key norm") == 2 * 2 * 32 * (4 + 2) * 16
+    saved = [model.units()[1].saved_bytes(Work(1, 32)) for model in (normed, PLAIN)]
+    assert saved[0] - saved[1] == 2 * 32 * (4 + 2) * 16
+
+
+def test_soft_caps_are_passes_over_what_they_cap() -> None:
+    capped = replace(PLAIN, score_cap=50.0, logit_cap=30.0, attention="unfused")
+    assert num_bytes(first(capped), "score cap") == 2 * 2 * 4 * 32**2
+    assert num_bytes(first(capped, -1), "logit cap") == 2 * 2 * 32 * 256
+    assert not num_bytes(first(replace(capped, attention="flash")), "score cap")
+
+
+def test_a_sink_is_a_parameter_of_each_head() -> None:
+    assert replace(PLAIN, sinks=True).num_parameters - PLAIN.num_parameters == 2 * 4
+
+
+def test_gated_gelu_costs_what_swiglu_costs() -> None:
+    geglu = replace(PLAIN, mlp="geglu")
+    assert (geglu.num_parameters, geglu.flop_per_token()) == (PLAIN.num_parameters, PLAIN.flop_per_token())
+    assert geglu.units()[2].saved_bytes(Work(1, 32)) == PLAIN.units()[2].saved_bytes(Work(1, 32))
+
+
+@pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("megatron", {"tp": 2, "pp": 2, "sequence_parallel": True}),
+        ("fsdp", {}),
+        ("moe", {"ep": 2}),
+        ("ring_attention", {}),
+    ],
+)
+def test_strategies_train_such_layers(strategy: str, options: dict[str, Any], fidelity: str) -> None:
+    of_experts = {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 64}
+    experts: dict[str, Any] = of_experts if strategy == "moe" else {}
+    model = mt.Transformer(
+        **{**SIZES, "mlp": "geglu"}, **experts, norm_placement="both", qk_norm="head", sinks=True, score_cap=50.0,
+        logit_cap=30.0, window=8, window_layers=[0],
+    )  # fmt: skip
+    runs = [
+        mt.simulate(strategy, world_size=4, global_batch_size=8, workload=one, fidelity=fidelity, **options)
+        for one in (model, mt.Transformer(**SIZES, **experts))
+    ]
+    assert runs[0].step_time > runs[1].step_time
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_placement": "both"}, {"qk_norm": "head"}, {"sinks": True}, {"score_cap": 5.0}, {"logit_cap": 5.0},
+        {"mlp": "geglu"}, {"window": 8, "window_layers": (0,)},
+    ],
+)  # fmt: skip
+def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(mt.UsageError, match="with real arrays"):
+        mt.prove("ddp", world_size=2, workload=replace(mt.models()["tiny"], **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window_layers": [0]}, r"window_layers .* must not be given without a window; give window=4096"),
+        ({"window": 8, "window_layers": [7]}, r"window_layers \(7\) must be below num_layers \(2\)"),
+        ({"score_cap": 0}, "score_cap must be a positive number, got 0; write score_cap=50"),
+        ({"rope_share": 1.5}, r"rope_share must be at most 1, got 1.5"),
+        ({"taken_as": "rope"}, "taken_as must be a sequence of strings"),
+        ({"norm_placement": "before"}, 'norm_placement must be "pre" or "post" or "both"'),
+    ],
+)
+def test_fields_that_break_their_rules_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(mt.UsageError, match=message):
+        mt.Transformer(**{**SIZES, **changes})
