@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
     from minitrain.schedules.as_strategy import from_schedule
-    from minitrain.solver.solving import solve
+    from minitrain.solver.engine import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
     from minitrain.tuning.result import Tuning
@@ -108,7 +108,7 @@ _HOMES = {
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
     "schedules.as_strategy": ("from_schedule",),
-    "solver.solving": ("solve",),
+    "solver.engine": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "tuning.result": ("Tuning",),

@@ -11,17 +11,15 @@ from minitrain.errors import UsageError
 from minitrain.hardware import Rate, SystemConfig
 from minitrain.solver.constants import require_quantity, ureg
 
-_UNITS: Mapping[str, str] = MappingProxyType(
-    {
-        "peak_flops": "flop/s",
-        "memory_bw": "byte/s",
-        "memory_capacity": "byte",
-        "peak_flops_fp32": "flop/s",
-        "int8_flops": "flop/s",
-        "tdp": "watt",
-        "dispatch_tax": "s",
-    }
-)
+_UNITS = {
+    "peak_flops": "flop/s",
+    "memory_bw": "byte/s",
+    "memory_capacity": "byte",
+    "peak_flops_fp32": "flop/s",
+    "int8_flops": "flop/s",
+    "tdp": "watt",
+    "dispatch_tax": "s",
+}
 _OPTIONAL = ("peak_flops_fp32", "int8_flops", "tdp")
 
 
@@ -60,8 +58,7 @@ class Hardware:
         for name, unit in _UNITS.items():
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
-                what = f"{name} of hardware {self.name}"
-                require_quantity(what, value, unit, may_be_zero=name == "dispatch_tax")
+                require_quantity(f"{name} of hardware {self.name}", value, unit, may_be_zero=name == "dispatch_tax")
 
     @classmethod
     def from_device(cls, system: SystemConfig) -> Hardware:

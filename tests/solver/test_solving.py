@@ -8,9 +8,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
-from minitrain.solver.engine import PrecisionFallbackWarning
-from minitrain.solver.roofline_plot import roofline_figure
-from minitrain.solver.solving import SolveTable
+from minitrain.solver.engine import PrecisionFallbackWarning, SolveTable, roofline_figure
 from minitrain.solver.systems import SYSTEMS
 
 
