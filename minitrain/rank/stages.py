@@ -128,7 +128,7 @@ def balanced(costs: Sequence[float], num_stages: int) -> Stages:
     """Cut layers into stages whose largest cost is the least possible.
 
     >>> balanced([1, 1, 1, 1, 1, 3], 3)
-    (range(0, 2), range(2, 5), range(5, 6))
+    (range(0, 3), range(3, 5), range(5, 6))
     """
     sums = [0.0, *accumulate(costs)]
     limit = _least_limit(sums, num_stages) * _NO_MORE
