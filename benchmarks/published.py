@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import minitrain as mt
-from minitrain.workloads.models import find_model
+from minitrain.run.command_line import command_of
 
 TITAN = "torchtitan, docs/performance.md"
 NEMO = "NVIDIA DGX Cloud benchmarking"
@@ -66,13 +66,8 @@ class Published:
 
     @property
     def command(self) -> str:
-        """Return the command that simulates the whole step; eight bits are an option of Python alone."""
-        options = "".join(f" -o {name}={value}" for name, value in self.options.items())
-        return (
-            f"minitrain run {self.strategy}{options} --model {self.model} --hw {self.hardware} "
-            f"--world-size {self.ranks} --seq {self.seq_len} --batch {self.batch} "
-            f"--microbatch {self.microbatch} --fold --no-trace"
-        )
+        """Return the command that simulates the whole step."""
+        return f"{command_of(self.strategy, {**self._parameters, 'global_batch_size': self.batch})} --no-trace"
 
     def predict(self) -> float:
         """Return tokens a second and device by default."""
@@ -92,18 +87,22 @@ class Published:
         return product
 
     def _seconds(self, num_microbatches: int) -> float:
-        run = mt.simulate(
-            self.strategy,
-            world_size=self.ranks,
-            global_batch_size=self.batch // self.num_microbatches * num_microbatches,
-            hardware=self.hardware,
-            workload=replace(find_model(self.model), seq_len=self.seq_len, precision=self.precision),  # type: ignore[arg-type]  # or its name
-            microbatch_size=self.microbatch,
-            fold=True,
-            check=False,
+        batch = self.batch // self.num_microbatches * num_microbatches
+        return mt.simulate(self.strategy, check=False, **{**self._parameters, "global_batch_size": batch}).step_time
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        """What `simulate` takes, but for the batch."""
+        return {
             **self.options,
-        )
-        return run.step_time
+            "workload": self.model,
+            "hardware": self.hardware,
+            "world_size": self.ranks,
+            "seq_len": self.seq_len,
+            "precision": self.precision,
+            "microbatch_size": self.microbatch,
+            "fold": True,
+        }
 
 
 FSDP8: dict[str, Any] = {"recompute": "selective"}

@@ -50,6 +50,7 @@ def compare(
     world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
+    precision: given.Precision = None,
     layers: given.Layers = None,
     batch: ranks_given.Batch = None,
     shares: ranks_given.Shares = None,
@@ -83,7 +84,7 @@ def compare(
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traces = wanted_traces(trace, log, strict=strict, fold=fold)
         common = given.strategy_options(option or (), microbatch)
-        trained = given.trained(model, seq, layers)
+        trained = given.trained(model, seq, layers, precision)
         priced_by = pricing(fidelity, platform, without, prices)
         parameters = {
             **trained,
@@ -138,6 +139,7 @@ def run(
     world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
+    precision: given.Precision = None,
     layers: given.Layers = None,
     batch: ranks_given.Batch = None,
     shares: ranks_given.Shares = None,
@@ -172,7 +174,9 @@ def run(
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traces = wanted_traces(trace, log, strict=strict, fold=fold)
         asked = given.strategy_options(option or (), microbatch)
-        told = recipe_option.told(from_file, strategy, world_size, (model, seq, layers), (batch, shares), asked)
+        told = recipe_option.told(
+            from_file, strategy, world_size, (model, seq, layers, precision), (batch, shares), asked
+        )
         for_tokens = budget_options.tokens_of(tokens, has_model="workload" in told.trained)
         priced_by = pricing(fidelity, platform, without, prices)
         hardware = budget_options.at_cost(hw, cost_per_hour)

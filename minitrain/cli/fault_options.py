@@ -47,6 +47,7 @@ def goodput(
     world_size: ranks_given.Ranks = None,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
+    precision: given.Precision = None,
     layers: given.Layers = None,
     batch: ranks_given.Batch = None,
     microbatch: given.Microbatch = None,
@@ -94,7 +95,7 @@ def goodput(
         found = mt.goodput(
             chosen,
             **ranks,
-            **given.trained(model, seq, layers),
+            **given.trained(model, seq, layers, precision),
             **ranks_given.batch_of(batch, None),
             days=days,
             **failures,

@@ -13,7 +13,7 @@ from minitrain.cli.failures import FAILED, message_of, print_error
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.run.comparison import Comparison, FailedRun
 from minitrain.run.result import Run
-from minitrain.trace.run_folder import conditions
+from minitrain.trace.run_folder import network_and_prices, sizes
 from minitrain.trace.tables import budget_cells, budget_columns, plain_table
 
 PER_BILLION = 1e9
@@ -56,8 +56,10 @@ def _print(found: Mapping[str, Comparison], tokens: float) -> None:
     runs = {name: comparison.winner for name, comparison in found.items()}
     first = next((run for run in runs.values() if run is not None), None)
     if first is not None:
-        print_lines([conditions(first).replace(f", {first.hardware}", "")])
+        print_lines([sizes(first)])
     print_table(_table(runs, tokens))
+    of_machines = {name: network_and_prices(run).removeprefix(", ") for name, run in runs.items() if run is not None}
+    print_lines([f"{name}: {words}" for name, words in of_machines.items() if words])
     print_lines([f"the quickest strategy that fits each machine; days, dollars and energy for {_short(tokens)} tokens"])
 
 

@@ -66,6 +66,16 @@ SeqLen = Annotated[
         "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=MODEL
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="bf16, fp16, fp32, or fp8: multiplications with weights in eight bits, MFU still by the peak of sixteen; "
+        "the model's own by default.",
+        rich_help_panel=MODEL,
+    ),
+]
 Batch = Annotated[int, batch_option()]
 Microbatch = Annotated[
     int | None,
@@ -208,21 +218,23 @@ Debug = failures.Debug
 _NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
 
 
-def trained(model: str | None, seq_len: int | None, layers: int | None) -> dict[str, Any]:
+def trained(model: str | None, seq_len: int | None, layers: int | None, precision: Any = None) -> dict[str, Any]:
     """Return what is trained, as arguments of `simulate`.
 
     Raises:
         UsageError: the options exclude each other.
     """
+    found = {"seq_len": seq_len, "precision": precision}
+    of_transformer = {name: value for name, value in found.items() if value is not None}
     if model is None:
-        if seq_len is not None:
-            raise UsageError("--seq is for transformers; give --model too, or leave it out")
+        for name in of_transformer:
+            raise UsageError(f"{OPTIONS[name]} is for transformers; give --model too, or leave it out")
         return {"num_layers": DEFAULT.num_layers if layers is None else layers}
-    if model == DENSE and seq_len is None:
+    if model == DENSE and not of_transformer:
         return {"workload": DENSE, "num_layers": DEFAULT.num_layers if layers is None else layers}
     if layers is not None:
         raise UsageError(f"--layers does not go with --model, since {model} has layers of its own; leave one out")
-    return {"workload": model} if seq_len is None else {"workload": model, "seq_len": seq_len}
+    return {"workload": model, **of_transformer}
 
 
 def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[str, Any]:

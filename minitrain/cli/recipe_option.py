@@ -53,7 +53,7 @@ def told(
     file: Path | None,
     strategy: str | None,
     world_size: int | None,
-    model: tuple[str | None, int | None, int | None],
+    model: tuple[str | None, int | None, int | None, str | None],
     batch: tuple[int | None, str | None],
     options: Mapping[str, Any],
 ) -> Told:
@@ -63,7 +63,7 @@ def told(
         file: a recipe, or None.
         strategy: a strategy, or None where a recipe says it.
         world_size: ranks.
-        model: --model, --seq and --layers.
+        model: --model, --seq, --layers and --precision.
         batch: --batch and --shares.
         options: the strategy's own.
 
@@ -87,11 +87,14 @@ def told(
     return Told(recipe.strategy, found["world_size"], trained, counts, merged, _lines(file, recipe))
 
 
-def _trained(recipe: Recipe, model: str | None, seq: int | None, layers: int | None) -> Mapping[str, Any]:
+def _trained(
+    recipe: Recipe, model: str | None, seq: int | None, layers: int | None, precision: str | None
+) -> Mapping[str, Any]:
     """Return what is trained: what the options say, or else the recipe."""
     if model is not None or layers is not None or recipe.model is None:
-        return given.trained(model, seq, layers) if (model, layers) != (None, None) else {}
-    return {"workload": recipe.model} if seq is None else {"workload": recipe.model, "seq_len": seq}
+        return given.trained(model, seq, layers, precision) if (model, layers) != (None, None) else {}
+    of_options = {"seq_len": seq, "precision": precision}
+    return {"workload": recipe.model, **{name: value for name, value in of_options.items() if value is not None}}
 
 
 def _lines(file: Path, recipe: Recipe) -> tuple[str, ...]:

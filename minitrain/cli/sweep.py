@@ -55,6 +55,7 @@ def sweep(
     world_size: given.WorldSize = given.DEFAULT.world_size,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
+    precision: given.Precision = None,
     layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     microbatch: given.Microbatch = None,
@@ -86,7 +87,7 @@ def sweep(
     axes = parse_grid(grid)
     fixed: dict[str, Any] = {
         "world_size": world_size,
-        **_trained(model, seq, layers, axes),
+        **_trained(model, seq, layers, precision, axes),
         "global_batch_size": batch,
         "hardware": given.named_hardware(hw),
         **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
@@ -125,11 +126,14 @@ def sweep(
         raise typer.Exit(FAILED)
 
 
-def _trained(model: str | None, seq_len: int | None, layers: int | None, axes: Mapping[str, Any]) -> dict[str, Any]:
+def _trained(
+    model: str | None, seq_len: int | None, layers: int | None, precision: str | None, axes: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what all configurations train, where the grid does not say."""
     if "workload" in axes:
-        return {name: value for name, value in (("num_layers", layers), ("seq_len", seq_len)) if value is not None}
-    return given.trained(model, seq_len, layers)
+        of_grid = {"num_layers": layers, "seq_len": seq_len, "precision": precision}
+        return {name: value for name, value in of_grid.items() if value is not None}
+    return given.trained(model, seq_len, layers, precision)
 
 
 def parse_grid(texts: Sequence[str], option: str = "--grid") -> dict[str, list[Any]]:

@@ -43,6 +43,15 @@ Space = Annotated[
     list[str] | None,
     typer.Option("--space", metavar="OPTION=V1,V2,...", help="The values of an option to search; repeat it for more."),
 ]
+Precisions = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME,...",
+        help="bf16, fp16, fp32 or fp8, as for run; several are searched. The model's own by default.",
+        rich_help_panel=given.MODEL,
+    ),
+]
 HeadRoom = Annotated[
     float, typer.Option("--head-room", metavar="SHARE", help="Share of the devices' memory that must stay free.")
 ]
@@ -78,6 +87,7 @@ def tune(
     world_size: given.WorldSize = given.DEFAULT.world_size,
     model: given.TrainedModel = None,
     seq: given.SeqLen = None,
+    precision: Precisions = None,
     layers: given.Layers = None,
     batch: given.Batch = given.DEFAULT.global_batch_size,
     hw: given.Hardware = None,
@@ -116,7 +126,7 @@ def tune(
     for_tokens = budget_options.tokens_of(tokens, has_model=model is not None)
     given.require_file("--html", html)
     parameters: dict[str, Any] = {
-        **given.trained(model, seq, layers),
+        **given.trained(model, seq, layers, None if precision is None else precision.split(",")),
         **({} if network is None else {"network": network}),
         **pricing(fidelity, platform, without, prices),
     }
@@ -214,8 +224,10 @@ def _table(rows: Sequence[Row], tokens: float | None) -> Table:
     table.add_column("layout", overflow="fold", min_width=20)
     for column in ("step", "tok/s/GPU", "MFU %", "GiB", *(("USD",) if tokens is None else budget_columns())):
         table.add_column(column, justify="right", no_wrap=True)
+    are_several = len({row.get("precision") for row in rows}) > 1
     for row in distinct(rows)[:SHOWN]:
-        table.add_row(printable(f"{row['strategy']} {described(options_of(row))}"), *_cells(row, tokens))
+        layout = f"{row['strategy']} {described(options_of(row))}"
+        table.add_row(printable(f"{row['precision']}: {layout}" if are_several else layout), *_cells(row, tokens))
     return table
 
 

@@ -16,6 +16,7 @@ from minitrain.run.parameters import DEFAULTS
 OPTIONS: Mapping[str, str] = {
     "workload": "--model",
     "seq_len": "--seq",
+    "precision": "--precision",
     "world_size": "--world-size",
     "num_layers": "--layers",
     "global_batch_size": "--batch",

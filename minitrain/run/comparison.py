@@ -17,7 +17,7 @@ from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.data_frames import data_frame
-from minitrain.run.parameters import DEFAULTS, SIZES, split_keywords
+from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
@@ -85,7 +85,7 @@ class FailedRun:
 def _known_workload(given: Mapping[str, Any]) -> Any:
     """Return what was to be trained, or None where that cannot be found."""
     try:
-        return split_keywords({name: given[name] for name in ("workload", "seq_len", "hardware")})[0].workload
+        return split_keywords({name: given[name] for name in ("workload", *OF_TRANSFORMER, "hardware")})[0].workload
     except UsageError:  # which is why the run failed
         return None
 
@@ -195,7 +195,7 @@ def compare(
         require_count(name, parameters.get(name, 1))
     if parameters.get("workload") is not None:  # found once for all strategies
         found_workload = split_keywords(parameters)[0].workload
-        parameters = {**parameters, "workload": found_workload, "seq_len": None}
+        parameters = {**parameters, "workload": found_workload, **dict.fromkeys(OF_TRANSFORMER)}
     if strategies is None or isinstance(strategies, str):
         strategies = DEFAULT_STRATEGIES if strategies is None else (strategies,)
     found = [choose_strategy(strategy) for strategy in strategies]

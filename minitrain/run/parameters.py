@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SIZES = ("world_size", "num_layers", "global_batch_size")
 PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
 """Parameters that change how long operations take, but not which operations there are."""
+OF_TRANSFORMER = ("seq_len", "precision")
+"""Parameters that change what is trained, where that is a transformer."""
 LOGS = ("full", "summary")
 
 
@@ -55,6 +57,8 @@ class RunParameters:
             config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
             is the specified one.
         seq_len: tokens of a sample of a transformer; the model's own by default.
+        precision: of a transformer: "bf16", "fp16", "fp32", "fp8" or an `mt.Precision`; the model's own by default. MFU
+            is counted by the devices' peak for its `datatype`, which "fp8" has in common with "bf16".
         network: "flat" (one tier for the run), "hierarchical" (the tier that each group needs), or "auto": flat where
             all ranks fit into the smallest tier, else hierarchical.
         placement: node of each rank; not for the flat network.
@@ -97,6 +101,7 @@ class RunParameters:
     hardware: Any = "h100_80g_nvl8"
     workload: Any = None
     seq_len: int | None = None
+    precision: Any = None
     network: str = "auto"
     placement: Sequence[int] | None = None
     fidelity: str | None = None
@@ -187,13 +192,17 @@ class RunParameters:
 
     def _take_workload(self) -> None:
         """Find the workload, and take the number of layers from it where it has one."""
-        if self.workload is None and self.seq_len is not None:
+        of_transformer = {name: getattr(self, name) for name in OF_TRANSFORMER}
+        given = {name: value for name, value in of_transformer.items() if value is not None}
+        for name, value in given.items() if self.workload is None else ():
             raise UsageError(
-                f"seq_len ({self.seq_len!r}) is for transformers, and no workload is given; give one, as in "
+                f"{name} ({value!r}) is for transformers, and no workload is given; give one, as in "
                 'workload="llama3-8b"',
-                seq_len=self.seq_len,
+                **given,
             )
-        workload = _workload_of(self.workload, self.seq_len, self.hardware)
+        workload = _workload_of(self.workload, of_transformer, self.hardware)
+        if "precision" in given and self.fidelity == "roofline":
+            _require_one_rate(workload)
         num_layers = getattr(workload, "num_layers", None)
         if num_layers is not None:
             if self.num_layers not in (DEFAULTS["num_layers"], num_layers):
@@ -201,7 +210,8 @@ class RunParameters:
             object.__setattr__(self, "num_layers", num_layers)
         if self.workload is not None:
             object.__setattr__(self, "workload", workload)
-            object.__setattr__(self, "seq_len", None)  # the workload has it
+            for name in OF_TRANSFORMER:
+                object.__setattr__(self, name, None)  # the workload has it
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType({field.name: field.default for field in fields(RunParameters)})
@@ -227,13 +237,23 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
     return parameters, {name: value for name, value in keywords.items() if name not in DEFAULTS}
 
 
-def _workload_of(workload: Any, seq_len: int | None, hardware: Any) -> Any:
+def _workload_of(workload: Any, of_transformer: Mapping[str, Any], hardware: Any) -> Any:
     """Return what a run trains; None for the specified workload."""
     if workload is None:
         return getattr(hardware, "workload", None)
     from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
 
-    return find_workload(workload, seq_len)
+    return find_workload(workload, **of_transformer)
+
+
+def _require_one_rate(workload: Any) -> None:
+    """Require that layers multiply in the datatype of the model, which is all that a roofline knows."""
+    precision = workload.model.precision
+    if precision.weight_datatype not in (None, precision.datatype):
+        raise UsageError(
+            f'fidelity="roofline" prices a layer in one datatype ({precision.datatype}), and {precision.name} '
+            f'multiplies with weights in {precision.weight_datatype}; use fidelity="kernels"'
+        )
 
 
 def _layers_and_workload(num_layers: Any, workload: Any) -> UsageError:

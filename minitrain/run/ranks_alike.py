@@ -81,7 +81,8 @@ class RanksAlike:
         """What pictures and tables say beside the figures."""
         by_hand = self.peak_flop_per_s is None
         of_layers = () if by_hand or self.workload not in NOTES else (NOTES[self.workload],)
-        remark = remark_on(self.mfu) if self.trained_model else ""
+        trained = self.trained_model
+        remark = remark_on(self.mfu, in_eight_bits=bool(trained.peak_of)) if trained else ""
         return (*of_layers, remark) if remark else of_layers
 
     @property

@@ -37,6 +37,7 @@ class TakesRunParameters(Protocol[R_co]):
         hardware: Any = ...,
         workload: Any = ...,
         seq_len: int | None = ...,
+        precision: Any = ...,
         network: str = ...,
         placement: Sequence[int] | None = ...,
         fidelity: str | None = ...,

@@ -59,13 +59,20 @@ def sureness_of(priced_by: str, hardware: str, kind: str, axes: Mapping[str, int
     return given.how_sure()
 
 
-def remark_on(mfu: float | None) -> str:
+def remark_on(mfu: float | None, *, in_eight_bits: bool = False) -> str:
     """Return what is to be said of an MFU that is too good to be true; "" of others.
 
+    Args:
+        mfu: by the peak of sixteen bits.
+        in_eight_bits: whether weights are multiplied in eight bits, at twice that peak.
+
+    >>> remark_on(0.97, in_eight_bits=True)
+    ''
     >>> remark_on(0.97)
     'MFU 97.0 % is more than any published step reaches (75 % at most): something that limits real ones has no price'
     """
-    if mfu is None or mfu <= MOST_MFU:
+    share = 0.0 if mfu is None else mfu / 2 if in_eight_bits else mfu
+    if mfu is None or share <= MOST_MFU:
         return ""
-    what = "beyond the device's peak" if mfu > 1 else "more than any published step reaches (75 % at most)"
+    what = "beyond the device's peak" if share > 1 else "more than any published step reaches (75 % at most)"
     return f"MFU {100 * mfu:.1f} % is {what}: something that limits real ones has no price"

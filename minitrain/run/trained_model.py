@@ -33,6 +33,8 @@ class TrainedModel:
         routed_copies: copies of tokens that all routers made for experts that are divided among ranks.
         dropped_copies: of these, what experts did not take.
         kind: of the model, by which validated runs are told apart: "Llama-like".
+        precision: its name; "" of a run that was saved before runs said so.
+        peak_of: the datatype whose peak MFU is counted by, where multiplications with weights are in another one.
         max_seq_len: the longest sample that its source allows, where these are shorter and nobody asked for that.
     """
 
@@ -44,6 +46,18 @@ class TrainedModel:
     dropped_copies: int = 0
     max_seq_len: int | None = None
     kind: str = ""
+    precision: str = ""
+    peak_of: str = ""
+
+    @property
+    def precision_text(self) -> str:
+        """What headlines say of the precision: nothing of bf16, which is usual.
+
+        >>> TrainedModel("llama3-8b", 8192, (), precision="fp8", peak_of="float16").precision_text
+        ', fp8 (MFU by the peak of float16)'
+        """
+        by_peak = f" (MFU by the peak of {self.peak_of})" if self.peak_of else ""
+        return "" if self.precision in ("", "bf16") else f", {self.precision}{by_peak}"
 
     @property
     def dropped_token_fraction(self) -> float | None:
@@ -57,8 +71,9 @@ class TrainedModel:
             del found["routed_copies"], found["dropped_copies"]
         if self.max_seq_len is None:
             del found["max_seq_len"]
-        if not self.kind:
-            del found["kind"]
+        for name in ("kind", "precision", "peak_of"):
+            if not found[name]:
+                del found[name]
         return found
 
     def figures(self) -> dict[str, Any]:
@@ -159,7 +174,8 @@ _OF_RUNS = (
 
 def facts_of(trained_model: TrainedModel) -> dict[str, Any]:
     """Return the same keys for a strategy that failed: what is known without a run, and None."""
-    return {"model": trained_model.name, "seq_len": trained_model.seq_len, **dict.fromkeys(_OF_RUNS)}
+    known = {"model": trained_model.name, "seq_len": trained_model.seq_len, "precision": trained_model.precision}
+    return {**known, **dict.fromkeys(_OF_RUNS)}
 
 
 def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: int = 1) -> TrainedModel | None:
@@ -178,7 +194,17 @@ def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: 
         times * sum(model.dropped_copies for model in models),
     )
     kind = getattr(getattr(workload, "model", None), "kind", "")
-    return TrainedModel(workload.name, workload.seq_len, workload.layer_names, *counts, _longest(workload), kind)
+    named = workload.name, workload.seq_len, workload.layer_names
+    return TrainedModel(*named, *counts, _longest(workload), kind, *_precision_of(workload))
+
+
+def _precision_of(workload: Any) -> tuple[str, str]:
+    """Return the name of a precision, and the datatype of its peak where that is not what weights are multiplied in."""
+    precision = getattr(getattr(workload, "model", None), "precision", None)
+    if precision is None:
+        return "", ""
+    is_one = precision.weight_datatype in (None, precision.datatype)
+    return precision.name, "" if is_one else precision.datatype
 
 
 def _longest(workload: Any) -> int | None:

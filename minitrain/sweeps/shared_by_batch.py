@@ -11,7 +11,7 @@ from minitrain.hardware.price import Predictor
 from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
 from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.exclusions import AUTO
-from minitrain.run.parameters import DEFAULTS
+from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER
 from minitrain.run.strategy_loading import Strategy, framework_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class SharedByBatch:
             return {}
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
 
-        return {"workload": find_workload(parameters["workload"], parameters.get("seq_len")), "seq_len": None}
+        of_transformer = {name: parameters.get(name) for name in OF_TRANSFORMER}
+        return {"workload": find_workload(parameters["workload"], **of_transformer), **dict.fromkeys(OF_TRANSFORMER)}
 
     def _machine(self, chosen: ChosenStrategy, parameters: Mapping[str, Any]) -> tuple[str, int, str, Pricing] | None:
         """Return what the predictor of a run is made from; None where it cannot be shared.

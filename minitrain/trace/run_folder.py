@@ -123,19 +123,30 @@ def communication_text(run: Run) -> str:
 
 def conditions(run: Run) -> str:
     """Return in words the sizes and the hardware of a run."""
+    devices = ", ".join(f"{len(kind.ranks)} x {kind.hardware}" for kind in run.device_kinds)
+    hardware = f"{run.hardware} ({devices})" if devices else run.hardware
+    return f"{sizes(run)}, {hardware}{network_and_prices(run)}"
+
+
+def sizes(run: Run) -> str:
+    """Return in words what a run trains, and on how many ranks."""
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
     if run.trained_model is not None:
         longest = run.trained_model.max_seq_len
         at_most = "" if longest is None else f" (its config allows {longest})"
         layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample{at_most}"
+        layers += run.trained_model.precision_text
+    return f"{ranks}, {layers}, batch {run.global_batch_size}"
+
+
+def network_and_prices(run: Run) -> str:
+    """Return in words the network of a run where it has several tiers, and what priced its operations, after commas."""
     is_one_network = run.num_nodes == 1 or run.device_kinds  # in one tier all are the same; a cluster has its own
     network = "" if is_one_network else f", {run.network} network"
-    devices = ", ".join(f"{len(kind.ranks)} x {kind.hardware}" for kind in run.device_kinds)
-    hardware = f"{run.hardware} ({devices})" if devices else run.hardware
     is_specified = run.priced_by == "roofline" and run.trained_model is None
     priced = "" if is_specified else f", priced by {run.priced_by}"
-    return f"{ranks}, {layers}, batch {run.global_batch_size}, {hardware}{network}{priced}"
+    return f"{network}{priced}"
 
 
 def _memory(run: Run) -> str:

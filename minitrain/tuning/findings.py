@@ -12,6 +12,7 @@ from minitrain.errors import UsageError
 from minitrain.run.command_line import command_of
 from minitrain.run.simulation import simulate
 from minitrain.run.sureness import remark_on, sureness_of
+from minitrain.run.trained_model import trained_model_of
 from minitrain.tuning.rows import FITS, VERDICTS, Row, front_of, memory_of, options_of, ranked, row_of
 from minitrain.tuning.space import Candidate
 
@@ -223,7 +224,12 @@ class Findings:
 
     def _remarks(self) -> list[str]:
         """Return how sure the best one's step time is, and what is remarkable of it."""
-        return [f"how sure, the best: {self.best.sureness}", *filter(None, [remark_on(self.best.mfu)])]
+        trained = trained_model_of(self.best.candidate.problem.machine.workload)
+        assert trained is not None  # `priced_by` has looked
+        remark = remark_on(self.best.mfu, in_eight_bits=bool(trained.peak_of))
+        precision = trained.precision_text.removeprefix(", ")
+        said = [f"the best in {precision}"] if precision else []
+        return [*said, f"how sure, the best: {self.best.sureness}", *filter(None, [remark])]
 
     def _nearest(self) -> str:
         """Say which configuration needs the least memory, or why none was priced."""

@@ -48,6 +48,7 @@ def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most
         "hardware": machine.parameters.hardware if isinstance(machine.parameters.hardware, str) else _name(machine),
         "world_size": candidate.problem.world_size,
         "global_batch_size": candidate.problem.global_batch_size,
+        "precision": None if machine.model is None else machine.model.precision.name,
         **candidate.options,
         "status": status,
         "reason": reason,
@@ -71,7 +72,7 @@ _TIMES = (
 FIGURES = ("peak_memory_bytes", "needed_memory_bytes", *_TIMES)
 """The figures of a row."""
 
-_OWN = frozenset({"strategy", "hardware", "world_size", "global_batch_size", "status", "reason", *FIGURES})
+_OWN = frozenset({"strategy", "hardware", "world_size", "global_batch_size", "precision", "status", "reason", *FIGURES})
 
 
 def options_of(row: Row) -> Row:

@@ -33,6 +33,7 @@ def tune(
     *,
     world_size: int | Sequence[int] = DEFAULTS["world_size"],
     global_batch_size: int = DEFAULTS["global_batch_size"],
+    precision: Any = None,
     objective: str = "step_time",
     strategies: str | Strategy | Iterable[str | Strategy] | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
@@ -57,6 +58,7 @@ def tune(
         hardware: where, as `simulate` takes it; a list searches several machines.
         world_size: number of ranks; a list searches several.
         global_batch_size: samples of a step.
+        precision: of a transformer, as `simulate` takes it; a list searches several.
         objective: what is wanted: "step_time", "tokens_per_second", "tokens_per_dollar" or "energy".
         strategies: what is searched, shipped names or one's own; those that suit the workload if None.
         space: values by option, in the place of the usual ones: `{"tp": [8], "recompute": ["none", "full"]}`.
@@ -94,9 +96,10 @@ def tune(
     require_time_limit(time_limit_s)
     _require_limits(head_room, min_microbatches, prune, sampler)
     problems = [
-        TuningProblem(workload, machine, size, global_batch_size, _checked(parameters))
+        TuningProblem(workload, machine, size, global_batch_size, more)
         for machine in _listed(hardware)
         for size in _listed(world_size)
+        for more in _by_precision(_checked(parameters), _listed(precision))
     ]
     chosen = _chosen(strategies, problems[0].machine)
     _require_known(space or {}, chosen)
@@ -136,6 +139,14 @@ def _candidates(
     for strategy in strategies:
         machine = problem.by(strategy).machine
         yield from candidates(strategy, machine, axes_of(strategy, machine, space), min_microbatches)
+
+
+def _by_precision(parameters: Mapping[str, Any], precisions: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield parameters in each precision; without any, where it is the model's own."""
+    if not precisions:
+        raise UsageError("precision must name at least one precision, got none")
+    for precision in precisions:
+        yield parameters if precision is None else {**parameters, "precision": precision}
 
 
 def _listed(value: Any) -> list[Any]:

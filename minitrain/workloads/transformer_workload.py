@@ -303,23 +303,26 @@ def _workload_of(model: Transformer, seq_len: int | None) -> TransformerWorkload
     return TransformerWorkload(model, seq_len)
 
 
-def find_workload(workload: Any, seq_len: int | None = None) -> Workload:
-    """Return what a run trains: the same object for the same model and length, which predictors share.
+def find_workload(workload: Any, seq_len: int | None = None, precision: Any = None) -> Workload:
+    """Return what a run trains: the same object for the same model, length and precision, which predictors share.
 
     Args:
         workload: a shipped model's name, a path to a Hugging Face config, a `Transformer`, a workload, or "dense" for
             equal layers with a backward of two multiplications.
         seq_len: tokens of a sample of a transformer; the model's own if None.
+        precision: of a transformer, as `mt.Transformer` takes it; the model's own if None.
 
     Raises:
-        UsageError: there is no such model, or the length is not one for it.
+        UsageError: there is no such model or precision, or the length is not one for it.
     """
     workload = DENSE_LAYER if isinstance(workload, str) and workload == DENSE else workload
     if hasattr(workload, "compute_cost"):
-        if seq_len is not None:
-            raise UsageError(
-                f"seq_len is for transformers, and {workload!r:.80} is a workload with samples of its own; leave "
-                "seq_len out"
-            )
+        for name, value in (("seq_len", seq_len), ("precision", precision)):
+            if value is not None:
+                raise UsageError(
+                    f"{name} is for transformers, and {workload!r:.80} is a workload with samples of its own; leave "
+                    f"{name} out"
+                )
         return cast(Workload, workload)
-    return _workload_of(find_model(workload), seq_len)
+    model = find_model(workload)
+    return _workload_of(model if precision is None else replace(model, precision=precision), seq_len)

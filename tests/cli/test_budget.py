@@ -89,6 +89,7 @@ def test_machines_stand_in_a_row_each_at_equal_tokens() -> None:
         best = min(runs, key=lambda run: run.step_time)
         (line,) = (line for line in table.splitlines() if line.split()[:1] == [name])
         assert best.strategy in line
+        assert f"{name}: priced by {best.priced_by}" in table
         assert line.split()[-3:] == budget_cells(best.for_tokens(15e12))
     assert "for 15T tokens" in table
     found = as_json("compare", "fsdp", "zero3", *SMALL, "--hw", ",".join(machines), *QUIET)

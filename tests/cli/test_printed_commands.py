@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import minitrain as mt
+from benchmarks.published import Published
 from minitrain.cli import app
 from minitrain.run.command_line import OPTIONS, command_of
 from minitrain.run.parameters import DEFAULTS
@@ -24,6 +25,7 @@ PRICING = [
     ["--fidelity", "kernels"],
     ["--fidelity", "kernels", "--seq", "64", "--without", "launches", "--hw", "a100_80g"],
     ["--network", "flat", "--hw", "gb200_nvl72"],
+    ["--precision", "fp8"],
 ]
 
 
@@ -45,6 +47,16 @@ def test_the_command_of_a_search_gives_its_step(pricing: list[str]) -> None:
     (command,) = re.findall(r"the best one: (minitrain run .*)", invoked(given))
     best = next(iter(sorted(json.loads(invoked([*given, "--json"])), key=lambda row: row["step_time_s"] or 1e9)))
     assert step_time(command) == best["step_time_s"]
+
+
+def test_the_command_of_a_published_row_gives_its_figure_in_eight_bits_too() -> None:
+    found = {}
+    for precision in ("bf16", "fp8"):
+        options = {"tp": 2, "pp": 2, "zero": 1}
+        case = Published("gpt2", "h100_80g_nvl8", 8, 1024, 16, 1, 1.0, "none", "megatron", options, precision)
+        found[precision] = step_time(case.command.removesuffix(" --no-trace"))
+        assert case.predict() == pytest.approx(16 * 1024 / found[precision] / 8, rel=1e-12)
+    assert found["fp8"] != found["bf16"]
 
 
 def test_the_commands_of_a_search_s_page_give_the_steps_of_its_rows(tmp_path: Path) -> None:

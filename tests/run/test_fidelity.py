@@ -15,8 +15,11 @@ from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.kernel_device import KernelDevice
 from minitrain.hardware.measured_topology import MeasuredTopology
 from minitrain.hardware.pricing import Pricing
+from minitrain.trace.run_folder import conditions
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.models import find_model
+from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.unit_kernels import (
     DEFAULT_STYLE,
     backward_kernels,
@@ -287,3 +290,32 @@ def test_a_run_says_how_it_was_priced(tmp_path: Path) -> None:
     assert roofline.priced_by == "roofline"
     assert "a100_80g, priced by roofline" in repr(roofline)
     assert "priced" not in repr(mt.simulate("ddp", world_size=2))
+
+
+def test_a_precision_is_that_of_a_transformer_with_it() -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "global_batch_size": 8, "seq_len": 2048}
+    named = mt.simulate("ddp", workload="tiny", precision="fp8", **sizes)
+    built = mt.simulate("ddp", workload=replace(find_model("tiny"), precision=PRECISIONS["fp8"]), **sizes)
+    assert named.step_time == built.step_time != mt.simulate("ddp", workload="tiny", **sizes).step_time
+    assert named.trained_model is not None
+    assert conditions(named).startswith("4 ranks, tiny of 6 layers, 2048 tokens a sample, fp8 (MFU by the peak of ")
+
+
+def test_eight_bits_are_counted_by_the_peak_of_sixteen() -> None:
+    runs = [mt.simulate("single", world_size=1, workload="tiny", precision=name) for name in ("bf16", "fp8")]
+    flop = [run.mfu * run.step_time for run in runs if run.mfu is not None]
+    assert flop[0] == pytest.approx(flop[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"precision": "fp8"}, r"precision \('fp8'\) is for transformers, and no workload is given"),
+        ({"precision": "fp8", "workload": "dense"}, "precision is for transformers"),
+        ({"precision": "fp9", "workload": "tiny"}, 'precision must be "bf16", "fp16", "fp32", "fp8"'),
+        ({"precision": "fp8", "workload": "tiny", "fidelity": "roofline"}, 'weights in float8; use fidelity="kernels"'),
+    ],
+)
+def test_a_precision_that_would_change_nothing_is_refused(given: dict[str, Any], rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        mt.simulate("ddp", **given)

@@ -234,3 +234,14 @@ def test_the_page_holds_every_priced_configuration_and_draws_the_best(pages: str
     assert sum(data["drawn"][0]["parts"].values()) == pytest.approx(found.best.step_time_s, rel=1e-4)
     assert all(end <= data["drawn"][0]["step"] * 1.001 for spans in data["drawn"][0]["gantt"] for _, _, end in spans)
     assert "must be a multiple of tp x pp" in pages
+
+
+def test_several_precisions_are_searched_and_the_words_are_of_the_best_one() -> None:
+    space = {"tp": [1], "pp": [1, 2], "num_chunks": [1], "microbatch_size": [1], "recompute": ["none"]}
+    found = mt.tune("gpt2", world_size=4, global_batch_size=8, strategies="megatron", space=space, jobs=1,
+                    precision=["bf16", "fp8"])  # fmt: skip
+    assert {row["precision"] for row in found.rows} == {"bf16", "fp8"}
+    assert found.best.precision == "fp8"
+    assert found.best.simulate().step_time == found.best.step_time_s
+    assert "--fp8-format hybrid" in found.best.words("megatron-lm")
+    assert "the best in fp8 (MFU by the peak of float16)" in found.priced_by()
