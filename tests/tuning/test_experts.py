@@ -49,7 +49,16 @@ def test_experts_are_searched_in_interleaved_pipelines_and_said_in_other_words()
 
 
 def test_a_pipeline_of_many_layers_with_experts_has_words() -> None:
-    model = mt.Transformer(num_layers=16, hidden_size=64, num_heads=8, vocab_size=256, seq_len=32, num_experts=8)
+    model = mt.Transformer(
+        num_layers=16,
+        hidden_size=64,
+        num_heads=8,
+        vocab_size=256,
+        seq_len=32,
+        mlp="swiglu",
+        num_experts=8,
+        experts_per_token=2,
+    )
     space = {"pp": [2], "ep": [4], "num_chunks": [2], "recompute": ["none"]}
     found = mt.tune(model, world_size=8, global_batch_size=16, strategies="megatron", space=space, jobs=1)
     assert "--expert-model-parallel-size 4" in found.best.words("megatron-lm")
