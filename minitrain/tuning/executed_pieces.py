@@ -4,7 +4,8 @@ The strategy `megatron` does the same for a layer whatever the number of stages,
 is executed on short pipelines of few layers (`minitrain.tuning.recording`), and what each layer takes is cut out of
 their logs. A layer's piece depends on the layers beside it in its stage, as the engine keeps less for a layer whose
 input can be made again. Long pipelines are put together from these pieces in `minitrain.tuning.step_times`, by the same
-additions in the same order, so that times are those of a whole simulation to the last float.
+additions in the same order, so that times are those of a whole simulation to the last float. Where ranks share a
+sequence, an attention is one piece of as long as its ring takes; then times differ by rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Pieces:
         self.predictor = predictor.training(workload)
         self._short = _short_workload(workload)
         self._of_short = predictor.training(self._short)
-        self._of_neighbours = PricesOfFirst(self._of_short)
+        self._of_neighbours: dict[int, PricesOfFirst] = {}  # by ranks of a stage
         self._kind_of: list[int] = [*map(workload.first_like, range(workload.num_layers))]
         self._figures: dict[tuple[EndKey, int], Sequence[float]] = {}
         self._passes: dict[PassKey, Passes] = {}
@@ -116,17 +117,20 @@ class Pieces:
         num_layers = self._short.num_layers
         borders = sorted({0, start, stop, num_layers})
         stages = [range(*pair) for pair in itertools.pairwise(borders)]
-        pp = len(stages)
+        pp, num_neighbours = len(stages), key.cp * key.tp
+        sharing = {"cp": key.cp} if key.cp > 1 else {}
+        prices = self._of_neighbours.setdefault(num_neighbours, PricesOfFirst(self._of_short, num_neighbours))
         noted = record(
             "megatron",
-            {"pp": pp, "dp": 1, "tp": key.tp},
-            frozenset({"pp"} if pp > 1 else ()),
-            world_size=pp * key.tp,
+            {"pp": pp, "dp": 1, **sharing, "tp": key.tp},
+            frozenset({*sharing, *(("pp",) if pp > 1 else ())}),
+            world_size=pp * num_neighbours,
             global_batch_size=2 * key.microbatch_size,
             microbatch_size=key.microbatch_size,
-            hardware=self._of_neighbours,
+            hardware=prices,
             tp=key.tp,
             pp=pp,
+            **sharing,
             layers_per_stage=[len(layers) for layers in stages],
             sequence_parallel=key.sequence_parallel,
             recompute=key.recompute,
@@ -134,7 +138,9 @@ class Pieces:
             overlap_parts=key.overlap_parts,
             overlap_messages=False,  # so that pieces follow one another
         )
-        for place, (operations, layers) in enumerate(zip(noted, stages, strict=True)):
+        for place, layers in enumerate(stages):
+            of_ring = noted[place * key.cp : (place + 1) * key.cp]
+            operations = max(of_ring, key=lambda each: each[-1].start)  # the others wait for it sooner or later
             kinds = [NOTHING, *map(self._kind_of_short, layers), NOTHING]
             StageReader(operations, key, layers, num_layers, kinds).read(passes, min(pp - 1 - place, 2))
 

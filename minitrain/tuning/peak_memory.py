@@ -53,13 +53,13 @@ def _beside(columns: Columns, place: int) -> Floats:
     for stages, of_layouts in columns.blocks:
         layers = [layer for stage in columns.stages_of(place) for layer in stages[stage]]
         for column in of_layouts:
-            ends = columns.layouts[column].ends
+            ends, cp = columns.layouts[column].ends, columns.layouts[column].passes.cp
             memory = DeviceMemory(
                 rank=place,
                 peak_bytes=0.0,
                 held_bytes=0.0,
                 rounding_bytes=bytes_of_rounding(workload, layers),
-                num_groups=(ends.tp > 1) + (ends.dp > 1) + (columns.pp > 1),
+                num_groups=(ends.tp > 1) + (ends.dp > 1) + (columns.pp > 1 or cp > 1),
             )
             found[column] = memory.beside_bytes / workload.bytes_per_element
     return found

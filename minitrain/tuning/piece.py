@@ -23,13 +23,14 @@ class PassKey:
     recompute: str
     scatter_gather: bool = False
     overlap_parts: bool = False
+    cp: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class EndKey:
     """What loading and updating depend on, beside the layers.
 
-    Args: options of `megatron`, and the number of replicas.
+    Args: options of `megatron`; `dp` is the number of ranks that hold the same, those that share a sequence among them.
     """
 
     tp: int

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minitrain.tuning.piece import EndKey, EndPiece, Passes, PassKey, Piece, Triple, triples_of
+from minitrain.tuning.piece import EndKey, EndPiece, Passes, PassKey, Piece, Triple, joined, triples_of
 from minitrain.tuning.recording import Noted
 
 _INPUT_GRADS = "backward_input"
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
-_MAIN = {"F": frozenset({"forward"}), "B": frozenset({"backward", "backward_weight"})}
+_MAIN = {
+    "F": frozenset({"forward", "project"}),
+    "B": frozenset({"backward", "backward_weight", "backward_keys_values"}),
+}
+_IN_STEPS = frozenset({"project", "backward_keys_values"})  # ends of an attention whose sequence is on several ranks
 
 
 def _piece(noted: Sequence[Noted]) -> Piece:
@@ -24,6 +28,12 @@ def _piece(noted: Sequence[Noted]) -> Piece:
             seconds = (max(one.seconds, launched),)
         found = found.then(Piece(seconds, one.net, one.peak))
     return found
+
+
+def _elapsed(noted: Sequence[Noted]) -> Piece:
+    """Return operations as a piece that lasts as long as all of them: keys and values travel beside what computes."""
+    found = joined([Piece((), one.net, one.peak) for one in noted])
+    return replace(found, seconds=(noted[-1].start + noted[-1].seconds - noted[0].start,))
 
 
 class StageReader:
@@ -75,10 +85,11 @@ class StageReader:
             noted = [self._take()]
             while noted[-1].typ not in _MAIN[step]:
                 noted.append(self._take())
+            in_steps = noted[-1].typ in _IN_STEPS
             is_summed = self._key.tp > 1 and (step == "F" or layer > 0)
             if is_summed and noted[-1].typ != "backward_weight":
                 noted.append(self._take())
-            table[kinds] = _piece(noted)
+            table[kinds] = _elapsed(noted) if in_steps else _piece(noted)
 
     def _send(self, passes: Passes, step: str) -> None:
         """Read what a step sends."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minitrain.events import LAYER, PRICE, STRIDE, TYP, UNITS_PER_ELEMENT
+from minitrain.events import LAYER, PRICE, STRIDE, TIME, TYP, UNITS_PER_ELEMENT
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.model import FoldedModel
 from minitrain.hardware.price import Price
@@ -28,6 +28,7 @@ class Noted:
     Args:
         typ: the type of its event.
         layer: the layer that its event names.
+        start: when it begins, s.
         seconds: how long it lasts, s.
         size_bytes: what it puts on the wire, bytes.
         net: what memory has grown by when the next operation is submitted, elements.
@@ -36,6 +37,7 @@ class Noted:
 
     typ: str
     layer: int | None
+    start: float
     seconds: float
     size_bytes: float
     net: float
@@ -89,6 +91,7 @@ class _RecordingModel(FoldedModel):
             Noted(
                 rows[place + TYP],
                 rows[place + LAYER],
+                rows[place + TIME],
                 rows[place + PRICE].seconds,
                 rows[place + PRICE].size_bytes,
                 (after[0] - before[0]) / UNITS_PER_ELEMENT,
@@ -101,17 +104,18 @@ class _RecordingModel(FoldedModel):
 class PricesOfFirst:
     """The prices of a machine for groups of neighbours, each of which costs as much as the one that begins at rank 0.
 
-    A short pipeline may have more ranks than the machine that it stands for. Messages take no time here: what they take
-    depends on where the stages of the long pipeline lie.
+    A short pipeline may have more ranks than the machine that it stands for. Messages between stages take no time here:
+    what they take depends on where the stages of the long pipeline lie.
 
     Args:
         predictor: the prices.
+        num_neighbours: ranks of a stage.
     """
 
     world_size = None  # of any number of ranks
 
-    def __init__(self, predictor: Any) -> None:
-        self._predictor = predictor
+    def __init__(self, predictor: Any, num_neighbours: int) -> None:
+        self._predictor, self._num_neighbours = predictor, num_neighbours
         self.workload, self.compute = predictor.workload, predictor.compute
         self.update, self.load = predictor.update, predictor.load
         self.topology = None  # so that groups are those of neighbours from rank 0 on
@@ -125,9 +129,13 @@ class PricesOfFirst:
         price: Price = self._predictor.collective(op, size_bytes, tuple(rank - first for rank in ranks))
         return price
 
-    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002  (see above)
-        """Return the bytes of a message."""
-        return Price(0.0, size_bytes)
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
+        """Price a message within a stage as if that began at rank 0; of one between stages, return the bytes."""
+        size = self._num_neighbours
+        if source // size != dest // size:
+            return Price(0.0, size_bytes)
+        price: Price = self._predictor.p2p(op, size_bytes, source % size, dest % size)
+        return price
 
 
 def record(strategy: str, axes: dict[str, int], kept: frozenset[str], **parameters: Any) -> list[list[Noted]]:

@@ -7,7 +7,7 @@ value, so that no configuration comes twice.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, final
@@ -78,7 +78,13 @@ def axes_of(strategy: str | Strategy, machine: Machine, space: Axes) -> dict[str
     return {**usual, **own}
 
 
-def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int) -> Iterator[Candidate]:
+def candidates(
+    strategy: str | Strategy,
+    machine: Machine,
+    axes: Axes,
+    min_microbatches: int,
+    asked: Collection[str] = (),
+) -> Iterator[Candidate]:
     """Yield the configurations of a strategy, each once, those that break a rule among them.
 
     Args:
@@ -86,9 +92,10 @@ def candidates(strategy: str | Strategy, machine: Machine, axes: Axes, min_micro
         machine: where it runs.
         axes: values by option.
         min_microbatches: the fewest microbatches that a pipeline may have.
+        asked: the axes whose values somebody asked for; all of these are tried beside all others.
     """
     if label_of(strategy) == "megatron" and machine.composes:
-        yield from _Megatron(strategy, machine, axes, min_microbatches).candidates()
+        yield from _Megatron(strategy, machine, axes, min_microbatches, asked).candidates()
         return
     function = choose_strategy(strategy).function
     known = {name: list(values) for name, values in axes.items() if takes_option(function, name)}
@@ -125,20 +132,26 @@ def _plainest(options: dict[str, Any]) -> dict[str, Any]:
 class _Megatron:
     """The configurations of `megatron`."""
 
-    def __init__(self, strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int) -> None:
+    def __init__(
+        self, strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int, asked: Collection[str]
+    ) -> None:
         self._strategy, self._machine, self._axes = strategy, machine, dict(axes)
+        self._with_cp = {name: value for name, value in _OF_LONG.items() if name not in asked}
         self._problem, self._least = machine.problem, min_microbatches
         self._usual = {name for name in _OF_MESSAGES if name not in self._axes}
         self._stages: dict[tuple[int, int], tuple[range, ...] | str] = {}
 
     def candidates(self) -> Iterator[Candidate]:
         """Yield them."""
-        names = ("tp", "pp", "num_chunks", "microbatch_size")
-        degrees = [_whole_numbers(name, self._axes[name]) for name in names]
-        for tp, pp, num_chunks, microbatch_size in itertools.product(*degrees):
+        names = ("tp", "pp", "num_chunks", "microbatch_size", "cp")
+        degrees = [_whole_numbers(name, self._axes.get(name, (1,))) for name in names]
+        for tp, pp, num_chunks, microbatch_size, cp in itertools.product(*degrees):
             if pp == 1 and num_chunks > 1:
                 continue
             sizes = {"tp": tp, "pp": pp, "num_chunks": num_chunks, "microbatch_size": microbatch_size}
+            if cp > 1 and microbatch_size != self._with_cp.get("microbatch_size", microbatch_size):
+                continue
+            sizes |= {"cp": cp} if cp > 1 else {}
             rule = self._broken_rule(**sizes)
             if rule is None:
                 yield from self._of_sizes(sizes)
@@ -151,7 +164,8 @@ class _Megatron:
         if isinstance(stages, str):
             yield Candidate(self._problem, self._strategy, sizes, illegal=stages)
             return
-        axes = {name: values for name, values in self._axes.items() if name not in sizes}
+        axes = {name: values for name, values in self._axes.items() if name not in {*sizes, "cp"}}
+        axes |= {name: (value,) for name, value in self._with_cp.items() if "cp" in sizes and name in axes}
         seen = set()
         for values in itertools.product(*axes.values()):
             switches = self._mattering(sizes, dict(zip(axes, values, strict=True)))
@@ -161,18 +175,18 @@ class _Megatron:
                 yield self._candidate({**sizes, **switches}, stages)
 
     def _candidate(self, options: dict[str, Any], stages: tuple[range, ...]) -> Candidate:
-        tp, pp = options["tp"], options["pp"]
-        dp = self._problem.world_size // (tp * pp)
-        if options.keys() - _OF_PIECES or not (self._machine.is_aligned(tp) and self._machine.is_aligned(tp * dp)):
+        tp, pp, cp = options["tp"], options["pp"], options.get("cp", 1)
+        dp = self._problem.world_size // (tp * pp)  # those that share a sequence hold the same
+        if options.keys() - _OF_PIECES or not all(map(self._machine.is_aligned, (tp, tp * cp, tp * dp))):
             return Candidate(self._problem, self._strategy, options)
         messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
-        named = (options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts"))
+        named = {name: options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts")}
         pipeline = Pipeline(
-            PassKey(tp, options["microbatch_size"], *named),
+            PassKey(tp, options["microbatch_size"], **named, cp=cp),
             EndKey(tp, dp, options["zero"], options["sequence_parallel"]),
             pp,
             stages,
-            self._problem.global_batch_size // dp // options["microbatch_size"],
+            self._problem.global_batch_size // (dp // cp) // options["microbatch_size"],
             options["overlap_replicas"],
             messages,
         )
@@ -199,12 +213,13 @@ class _Megatron:
             found |= {"zero": 0, "overlap_replicas": False}
         return found
 
-    def _broken_rule(self, tp: int, pp: int, num_chunks: int, microbatch_size: int) -> str | None:
+    def _broken_rule(self, tp: int, pp: int, num_chunks: int, microbatch_size: int, cp: int = 1) -> str | None:
         """Return the rule that some degrees break, or None."""
         world_size, batch = self._problem.world_size, self._problem.global_batch_size
-        if world_size % (tp * pp):
-            return f"world_size ({world_size}) must be a multiple of tp x pp ({tp * pp})"
-        dp = world_size // (tp * pp)
+        if world_size % (tp * cp * pp):
+            names = "tp x pp" if cp == 1 else "tp x cp x pp"
+            return f"world_size ({world_size}) must be a multiple of {names} ({tp * cp * pp})"
+        dp = world_size // (tp * cp * pp)
         if batch % (dp * microbatch_size):
             return f"global_batch_size ({batch}) must be a multiple of dp x microbatch_size ({dp * microbatch_size})"
         num_microbatches = batch // dp // microbatch_size
@@ -227,9 +242,11 @@ class _Megatron:
         return self._stages[key]
 
 
+_OF_LONG: Mapping[str, Any] = {"microbatch_size": 1, "sequence_parallel": True, "zero": 1}
+"""What is tried beside a divided sequence, as recipes have it: one sample is long enough."""
 _OF_MESSAGES = ("overlap_messages", "batch_messages", "scatter_gather")
 _SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", *_OF_MESSAGES)
-_OF_PIECES = frozenset({"tp", "pp", "num_chunks", "microbatch_size", "zero", "recompute", *_SWITCHES})
+_OF_PIECES = frozenset({"tp", "pp", "cp", "num_chunks", "microbatch_size", "zero", "recompute", *_SWITCHES})
 """The options of `megatron` that pieces know; with others, a layout is simulated."""
 
 

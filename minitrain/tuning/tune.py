@@ -138,7 +138,7 @@ def _candidates(
     """Yield the configurations of all strategies on one machine."""
     for strategy in strategies:
         machine = problem.by(strategy).machine
-        yield from candidates(strategy, machine, axes_of(strategy, machine, space), min_microbatches)
+        yield from candidates(strategy, machine, axes_of(strategy, machine, space), min_microbatches, space)
 
 
 def _by_precision(parameters: Mapping[str, Any], precisions: Sequence[Any]) -> Iterator[Mapping[str, Any]]:

@@ -12,6 +12,7 @@ _CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10)
 _MICROBATCHES = (1, 2, 4, 8, 16, 32)
 _MOST_WITH_EXPERTS = 4  # samples of a microbatch; recipes for models with experts take 1 or 2
 _MOST_EXPERTS = 8  # of a layer on one rank; recipes have 1 to 8
+_LEAST_TOKENS = 4096  # of a shard of a sequence; recipes divide 8,192 tokens by 2, and Llama 3 131,072 by 16
 _SWITCH = (False, True)
 
 
@@ -22,6 +23,7 @@ def _of_megatron(machine: Machine) -> dict[str, Sequence[Any]]:
         return _of_megatron_with_experts(machine)
     return {
         "tp": [size for size in (1, 2, 4, 8) if size <= machine.node_size and world_size % size == 0],
+        "cp": [size for size in _divisors(world_size) if size == 1 or size * _LEAST_TOKENS <= machine.workload.seq_len],
         "pp": [size for size in _divisors(world_size) if size == 1 or size <= num_layers // 2],
         "num_chunks": _CHUNKS,
         "microbatch_size": _microbatches(machine),

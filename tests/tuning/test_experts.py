@@ -58,7 +58,9 @@ def test_a_pipeline_of_many_layers_with_experts_has_words() -> None:
         mlp="swiglu",
         num_experts=8,
         experts_per_token=2,
+        ffn_hidden_size=64,
+        moe_ffn_hidden_size=64,
     )
-    space = {"pp": [2], "ep": [4], "num_chunks": [2], "recompute": ["none"]}
+    space: dict[str, Any] = {"pp": [2], "ep": [4], "num_chunks": [2], "recompute": ["none"]}
     found = mt.tune(model, world_size=8, global_batch_size=16, strategies="megatron", space=space, jobs=1)
     assert "--expert-model-parallel-size 4" in found.best.words("megatron-lm")

@@ -1,7 +1,8 @@
-"""Steps that are put together from pieces are those of whole simulations, to the last float."""
+"""Steps that are put together from pieces are those of whole simulations, to the last float; rings to rounding."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,36 @@ def test_layouts_on_racks_that_are_not_full_are_put_together_from_pieces() -> No
     one = found[-1]
     assert one.pipeline is not None
     assert price_pipelines(of, [one.pipeline])[0].step_time_s == simulated(of, one.options).step_time
+
+
+@pytest.mark.parametrize("of_ring", [{"tp": [2], "cp": [2]}, {"tp": [1], "cp": [4]}, {"tp": [8], "cp": [2]}], ids=str)
+def test_rings_within_a_node_or_between_nodes_are_put_together_from_pieces(of_ring: dict[str, list[int]]) -> None:
+    of = TuningProblem(replace(SMALL, seq_len=512), "h100_80g_nvl8", 64, 32, {}).by("megatron")
+    space: dict[str, Any] = {
+        **of_ring,
+        "pp": [2],
+        "num_chunks": [1, 2],
+        "recompute": ["none", "full"],
+        "overlap_parts": [True],
+    }
+    all_found = candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
+    for one in [one for one in all_found if one.illegal is None and one.options.get("overlap_replicas")]:
+        assert one.pipeline is not None
+        (figures,), run = price_pipelines(of, [one.pipeline]), simulated(of, one.options)
+        assert figures.step_time_s == pytest.approx(run.step_time, rel=1e-12)
+        assert figures.peak_memory_bytes == pytest.approx(run.peak_memory_bytes, rel=0.005)
+        assert figures.needed_memory_bytes == pytest.approx(run.needed_memory_bytes, rel=0.005)
+
+
+def test_long_sequences_are_divided_among_ranks() -> None:
+    of = TuningProblem(replace(SMALL, seq_len=32768), "h100_80g_nvl8", 16, 4, {}).by("megatron")
+    found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {}), 1))
+    assert {one.options.get("cp", 1) for one in found} == {1, 2, 4, 8}
+    assert {one.options["microbatch_size"] for one in found if "cp" in one.options} == {1}
+    of = TuningProblem(SMALL, "h100_80g_nvl8", 16, 4, {}).by("megatron")
+    assert not any(
+        "cp" in one.options for one in candidates("megatron", of.machine, axes_of("megatron", of.machine, {}), 1)
+    )
 
 
 def test_pieces_do_not_depend_on_which_stages_were_executed_before() -> None:

@@ -237,7 +237,7 @@ def test_the_page_holds_every_priced_configuration_and_draws_the_best(pages: str
 
 
 def test_several_precisions_are_searched_and_the_words_are_of_the_best_one() -> None:
-    space = {"tp": [1], "pp": [1, 2], "num_chunks": [1], "microbatch_size": [1], "recompute": ["none"]}
+    space: dict[str, Any] = {"tp": [1], "pp": [1, 2], "num_chunks": [1], "microbatch_size": [1], "recompute": ["none"]}
     found = mt.tune("gpt2", world_size=4, global_batch_size=8, strategies="megatron", space=space, jobs=1,
                     precision=["bf16", "fp8"])  # fmt: skip
     assert {row["precision"] for row in found.rows} == {"bf16", "fp8"}
