@@ -4,49 +4,70 @@ May import: the rooms up to `platform`. Open `abstraction_layer` first: it compu
 
 | module | what it does |
 |---|---|
-| `capabilities`, `taxonomy`, `detection` | what a device is, what it can do, and which ones this machine has |
-| `operations`, `libraries`, `backends` | what the abstraction layer computes, and what computes it |
-| `placed_array` | runs code written for NumPy on a backend; `prove` computes with JAX or torch by it |
-| `benchmark_suite`, `profiler` | what a device reaches, and whether it does what its config claims |
-| `workloads`, `enhanced_workloads` | operations on named arrays |
-| `workload_manager` | divides a workload over devices, and fits it to each |
-| `list_scheduling`, `sample_shares`, `memory_plans`, `fusion_rules` | what the manager decides by |
-| `scheduler` | gives whole tasks to devices |
-| `orchestrator`, `workload_execution` | compute a workload on several devices, also when one dies |
-| `data_movement`, `step_timeline` | which arrays move, and when everything happens on shared links |
+| `taxonomy` | what a device is, what it can do, and which ones this machine has |
+| `operations` | what the abstraction layer computes, and the libraries of arrays that compute it |
+| `abstraction_layer` | backends and fallbacks between them; runs code written for NumPy on one, as `prove` asks |
+| `profiler` | what a device reaches, and whether it does what its config claims |
+| `workloads` | operations on named arrays, cut by samples, fused, and kept within a memory |
+| `workload_manager` | which device computes what, in which batch and precision, and what moves for it |
+| `orchestrator` | computes a workload on several devices, also when one dies, and says when everything happens |
 """
 
 from minitrain.heterogeneous.abstraction_layer import (
-    Execution,
-    HardwareAbstractionLayer,
-    NoBackendError,
-    Placed,
-    standard_layer,
-)
-from minitrain.heterogeneous.backends import (
     DeviceFailure,
+    Execution,
     FailingBackend,
+    HardwareAbstractionLayer,
     HardwareBackend,
     HostBackend,
+    NoBackendError,
+    Placed,
+    PlacedArray,
     SimulatedBackend,
+    place_of,
+    standard_layer,
 )
-from minitrain.heterogeneous.benchmark_suite import Suite
-from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile, HardwareClass, PrecisionType, profiles_of
-from minitrain.heterogeneous.data_movement import DataMovementOptimizer, DataMovementPlan, Move, SynchronizationManager
-from minitrain.heterogeneous.detection import DetectedDevice, EnhancedHardwareDetector
-from minitrain.heterogeneous.enhanced_workloads import EnhancedTestTask, EnhancedWorkloadProfile, TestTask
-from minitrain.heterogeneous.fusion_rules import Fusion, FusionRule
-from minitrain.heterogeneous.memory_plans import MemoryPlan
 from minitrain.heterogeneous.operations import OPERATIONS
-from minitrain.heterogeneous.orchestrator import MultiDeviceOrchestrator, OrchestratedRun
-from minitrain.heterogeneous.placed_array import PlacedArray, place_of
-from minitrain.heterogeneous.profiler import Claim, ComprehensiveHardwareProfiler, VerificationReport
-from minitrain.heterogeneous.sample_shares import split_by_samples
-from minitrain.heterogeneous.scheduler import HeterogeneousScheduler, ScheduledTask
-from minitrain.heterogeneous.taxonomy import EnhancedHardwareTaxonomy, HardwareRelationship, HardwareTaxonomy
-from minitrain.heterogeneous.workload_execution import DeviceCoordinator, LayerCoordinator, Recovery
-from minitrain.heterogeneous.workload_manager import HardwareAwareWorkloadManager
-from minitrain.heterogeneous.workloads import ArraySpec, WorkloadOperation, WorkloadProfile
+from minitrain.heterogeneous.orchestrator import (
+    DeviceCoordinator,
+    LayerCoordinator,
+    MultiDeviceOrchestrator,
+    OrchestratedRun,
+    Recovery,
+)
+from minitrain.heterogeneous.profiler import Claim, ComprehensiveHardwareProfiler, Suite, VerificationReport
+from minitrain.heterogeneous.taxonomy import (
+    DetectedDevice,
+    EnhancedHardwareDetector,
+    EnhancedHardwareTaxonomy,
+    HardwareCapabilityProfile,
+    HardwareClass,
+    HardwareRelationship,
+    HardwareTaxonomy,
+    PrecisionType,
+    profiles_of,
+)
+from minitrain.heterogeneous.workload_manager import (
+    DataMovementOptimizer,
+    DataMovementPlan,
+    HardwareAwareWorkloadManager,
+    HeterogeneousScheduler,
+    Move,
+    ScheduledTask,
+    SynchronizationManager,
+)
+from minitrain.heterogeneous.workloads import (
+    ArraySpec,
+    EnhancedTestTask,
+    EnhancedWorkloadProfile,
+    Fusion,
+    FusionRule,
+    MemoryPlan,
+    TestTask,
+    WorkloadOperation,
+    WorkloadProfile,
+    split_by_samples,
+)
 
 __all__ = [
     "OPERATIONS",

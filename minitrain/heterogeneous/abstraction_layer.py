@@ -7,30 +7,275 @@ fit) is raised at once, without a fallback.
 
 Operands may be NumPy's arrays or `Placed` ones, which lie on a backend. They are moved where they are needed, and the
 layer counts every byte that moves between backends.
+
+| backend | computes | seconds |
+|---|---|---|
+| `HostBackend` | by a library of arrays on this machine: NumPy, JAX or torch | measured, until the result is there |
+| `SimulatedBackend` | by such a library too | those of a hardware config, as device simulators price them |
+
+A simulated backend has its config's memory and precisions: what the device could not compute is refused. Its numbers
+are the host's in the datatype of the operands. Left out: rounding inside a device's matrix units, and a float8 of its
+own, which no library here computes with. To add a backend, write a class with the methods of `HardwareBackend`;
+`FailingBackend` is an example that wraps one.
+
+A `PlacedArray` takes part in NumPy's protocols (NEP 13 and NEP 18), so that code written for NumPy runs on a backend:
+`np.tanh(x) @ weight` asks the layer for a tanh and a matrix multiplication as soon as one operand is placed, and the
+result is placed too. What the layer has no operation for (sorting, cumulative sums) is done by NumPy on the host, and
+real results are put back. `Place.on_host` counts these by name. `np.asarray` copies an array to the host. Left out:
+writing into a part of an array on the device; such a write goes over the host, too.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from minitrain.devices.operations import Operation
-from minitrain.errors import MinitrainError, UsageError
-from minitrain.hardware import shipped_configs
-from minitrain.heterogeneous.backends import DeviceFailure, HardwareBackend, HostBackend, SimulatedBackend, datatype_of
-from minitrain.heterogeneous.capabilities import HardwareClass, Key, shown_key
-from minitrain.heterogeneous.libraries import LIBRARIES
-from minitrain.heterogeneous.operations import OperationKind, cost_of, operation_named, result_shape, split_inputs
+from minitrain.devices.backends import find_backend
+from minitrain.devices.kinds import make_simulator
+from minitrain.devices.operations import ELEMENT_BYTES, Operation, known_datatype
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError
+from minitrain.hardware import SystemConfig, load_config, shipped_configs
+from minitrain.heterogeneous.operations import (
+    LIBRARIES,
+    MATRIX_DIMS,
+    OPERATIONS,
+    ArrayLibrary,
+    OperationKind,
+    Options,
+    cost_of,
+    datatype_named,
+    datatype_of,
+    flat,
+    library_named,
+    mapped,
+    operation_named,
+    result_shape,
+    shape_of,
+    split_inputs,
+)
+from minitrain.heterogeneous.taxonomy import HardwareCapabilityProfile, HardwareClass, Key, shown_key
 from minitrain.workloads.field_faults import closest
 
 
 class NoBackendError(MinitrainError):
     """No backend could compute an operation; the message lists what was tried."""
+
+
+class DeviceFailure(MinitrainError):  # noqa: N818 - it is what happened, as in the specification
+    """A device has died: what it held is lost, and it computes nothing any more."""
+
+
+class HardwareBackend(Protocol):
+    """What the abstraction layer asks of a backend."""
+
+    @property
+    def name(self) -> str:
+        """What messages and counts call it."""
+        ...
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether its seconds are prices, and not measured."""
+        ...
+
+    def reason_unavailable(self) -> str | None:
+        """Return why it cannot be used on this machine, or None."""
+        ...
+
+    def reason_unsupported(self, cost: Operation, datatype: str) -> str | None:
+        """Return why it cannot compute an operation with a datatype, or None."""
+        ...
+
+    def put(self, array: NDArray[Any]) -> Any:
+        """Return an array in the device's memory."""
+        ...
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """Return an array in the host's memory."""
+        ...
+
+    def execute(
+        self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation
+    ) -> tuple[Any, float]:
+        """Return the result of an operation, and how long it took, s.
+
+        Args:
+            kind: the operation.
+            operands: arrays of the device's own, and plain numbers.
+            options: of the operation.
+            cost: what it costs.
+
+        Raises:
+            DeviceFailure: the device has died.
+        """
+        ...
+
+
+@final
+class HostBackend:
+    """A library of arrays on this machine.
+
+    Args:
+        library: "numpy", "jax" or "torch", or one of your own.
+        clock: what seconds are read from.
+
+    Attributes:
+        put: makes an array of the library's.
+        get: makes an array of NumPy's.
+    """
+
+    is_priced = False
+
+    def __init__(
+        self, library: str | ArrayLibrary = "numpy", *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.library = library_named(library) if isinstance(library, str) else library
+        self.name = self.library.name
+        self.put, self.get = self.library.put, self.library.get
+        self._clock = clock
+
+    def reason_unavailable(self) -> str | None:
+        """Return that the library is not installed, if it is not."""
+        return None if self.library.is_installed else f"{self.name} is not installed"
+
+    def reason_unsupported(self, cost: Operation, datatype: str) -> str | None:  # noqa: ARG002  (a config's rates matter)
+        """Return that the library has no such datatype, if it has none."""
+        return None if datatype in self.library.datatypes else f"{self.name} does not compute with {datatype}"
+
+    def execute(
+        self,
+        kind: OperationKind,
+        operands: Sequence[Any],
+        options: Options,
+        cost: Operation,  # noqa: ARG002  (what is measured needs none)
+    ) -> tuple[Any, float]:
+        """Return the result, and how long it took until it was there."""
+        start = self._clock()
+        result = self.library.compute(kind, operands, options)
+        return result, self._clock() - start
+
+
+@final
+class SimulatedBackend:
+    """A simulated device: it computes on the host, and takes the seconds that its hardware config prices.
+
+    Args:
+        device: a hardware config, or what `load_config` loads.
+        libraries: what may compute on the host; the first one that has the datatype does.
+        fidelity: of the prices, as for `minitrain.devices.make_simulator`.
+
+    Attributes:
+        price: how long an operation takes on the device, s; a HardwareConfigError where the config has no rate for it.
+
+    Raises:
+        HardwareConfigError: the config cannot be found or read, or is invalid.
+    """
+
+    is_priced = True
+
+    def __init__(
+        self, device: str | SystemConfig, libraries: Sequence[str] = LIBRARIES, fidelity: str = "default"
+    ) -> None:
+        self.device = load_config(device)
+        self.name = self.device.name
+        self.simulator = make_simulator(self.device, fidelity)
+        self.price: Callable[[Operation], float] = functools.cache(self.simulator.predict)
+        self._libraries = [library_named(name) for name in libraries]
+
+    def reason_unavailable(self) -> str | None:
+        """Return None: NumPy is always there."""
+        return None
+
+    def reason_unsupported(self, cost: Operation, datatype: str) -> str | None:
+        """Return why the device, or every library on the host, cannot do it."""
+        if self._library(datatype) is None:
+            return f"no library on this machine computes with {datatype}"
+        if cost.bytes > self.device.mem1.capacity_bytes:
+            return f"{cost.bytes:,.0f} bytes are more than the {self.device.mem1.capacity_bytes:,} that {self.name} has"
+        try:
+            self.price(cost)
+        except HardwareConfigError as error:
+            return str(error)
+        return None
+
+    def put(self, array: NDArray[Any]) -> Any:
+        """Return an array as the host's library has it."""
+        return self._of(array).put(array)
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """Return an array of NumPy's."""
+        return self._of(array).get(array)
+
+    def execute(
+        self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation
+    ) -> tuple[Any, float]:
+        """Return the result by the host, and the device's price."""
+        library = self._of(next((each for each in flat(operands) if hasattr(each, "dtype")), None))
+
+        def moved(operand: Any) -> Any:
+            is_there = not hasattr(operand, "dtype") or self._of(operand) is library
+            return operand if is_there else library.put(self.get(operand))
+
+        return library.compute(kind, [mapped(moved, each) for each in operands], options), self.price(cost)
+
+    def _library(self, datatype: str) -> ArrayLibrary | None:
+        """Return the first library that is there and has a datatype."""
+        found = (each for each in self._libraries if datatype in each.datatypes and each.is_installed)
+        return next(found, None)
+
+    def _of(self, array: Any) -> ArrayLibrary:
+        """Return the library that arrays of a datatype are of."""
+        return self._library(datatype_of(array)) or self._libraries[0]
+
+
+@final
+class FailingBackend:
+    """A backend that dies after some operations, for tests of failures; a death is noticed only by use.
+
+    Args:
+        inner: what computes until then.
+        after: operations that it still computes.
+    """
+
+    def __init__(self, inner: HardwareBackend, after: int) -> None:
+        self.inner = inner
+        self.after = after
+        self.name, self.is_priced, self.put = inner.name, inner.is_priced, inner.put
+        self.reason_unavailable, self.reason_unsupported = inner.reason_unavailable, inner.reason_unsupported
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """Return an array of the inner backend's.
+
+        Raises:
+            DeviceFailure: it has died.
+        """
+        self._require_alive()
+        return self.inner.get(array)
+
+    def execute(
+        self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation
+    ) -> tuple[Any, float]:
+        """Return the inner backend's result.
+
+        Raises:
+            DeviceFailure: it has died.
+        """
+        self._require_alive()
+        self.after -= 1
+        return self.inner.execute(kind, operands, options, cost)
+
+    def _require_alive(self) -> None:
+        if self.after <= 0:
+            raise DeviceFailure(f"{self.name} has died, and what it held is lost", device=self.name)
 
 
 @final
@@ -59,7 +304,7 @@ class Placed:
     @property
     def num_bytes(self) -> int:
         """How large it is, bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * _element_bytes(self.array)
+        return math.prod(self.shape) * ELEMENT_BYTES[known_datatype(self.datatype)]
 
     def numpy(self) -> NDArray[Any]:
         """Return its numbers in the host's memory.
@@ -173,11 +418,12 @@ class HardwareAbstractionLayer:
 
     def execute(self, op_type: str, inputs: Mapping[str, Any], preferred_hardware: Key | None = None) -> Execution:
         """Compute an operation and leave its result where it is; arguments and errors as for `execute_operation`."""
-        asked = _request(op_type, inputs)
+        asked = _Request.of(op_type, inputs)
         refused: list[tuple[str, str]] = []
         for key in self.candidates(preferred_hardware):
-            backend, reason = self._able(key, asked)
-            if backend is not None:
+            reason = self._refusal(key, asked)
+            if reason is None:
+                backend = self.hardware_backends[key]
                 try:
                     return self._execute(backend, asked, tuple(refused))
                 except DeviceFailure as error:
@@ -185,7 +431,7 @@ class HardwareAbstractionLayer:
                         raise  # an operand is lost, and no other backend has it
                     reason = str(error)
             refused.append((shown_key(key), reason))
-        raise self._nothing_left(op_type, preferred_hardware, refused)
+        raise _nothing_left(op_type, preferred_hardware, refused)
 
     def execute_on(self, key: Key, op_type: str, inputs: Mapping[str, Any]) -> Execution:
         """Compute an operation on one backend and no other; arguments and errors as for `execute_operation`.
@@ -193,11 +439,11 @@ class HardwareAbstractionLayer:
         Raises:
             DeviceFailure: it has died.
         """
-        asked = _request(op_type, inputs)
-        backend, reason = self._able(key, asked)
-        if backend is None:
-            raise self._nothing_left(op_type, key, [(shown_key(key), reason)])
-        return self._execute(backend, asked, ())
+        asked = _Request.of(op_type, inputs)
+        reason = self._refusal(key, asked)
+        if reason is not None:
+            raise _nothing_left(op_type, key, [(shown_key(key), reason)])
+        return self._execute(self.hardware_backends[key], asked)
 
     def backend(self, key: Key) -> HardwareBackend:
         """Return what is registered for a class of hardware or a device.
@@ -215,54 +461,67 @@ class HardwareAbstractionLayer:
             )
         return found
 
+    def key_of(self, device: HardwareCapabilityProfile) -> Key:
+        """Return under which key the backend of a device is registered: its name, that of its config, or its class.
+
+        Raises:
+            NoBackendError: under none of them.
+        """
+        keys: tuple[Key, ...] = (device.name, device.device.name, device.hardware_class)
+        found = [key for key in keys if key in self.hardware_backends]
+        if not found:
+            raise NoBackendError(
+                f"{device.name} has no backend; tried {device.name!r}, {device.device.name!r} and class "
+                f"{device.hardware_class.value}; register_backend({device.name!r}, SimulatedBackend(...))",
+                device=device.name,
+            )
+        return found[0]
+
     def put(self, array: Any, key: Key) -> Placed:
         """Move an array to a backend, and count its bytes; one that lies there is returned as it is."""
         return self._put(_as_array(array), self.backend(key))
 
-    def _able(self, key: Key, asked: _Request) -> tuple[HardwareBackend | None, str]:
-        """Return the backend for some hardware if it can compute an operation, else why not."""
+    def _refusal(self, key: Key, asked: _Request) -> str | None:
+        """Return why some hardware cannot compute an operation, or None."""
         backend = self.hardware_backends.get(key)
         if backend is None:
-            return None, "no backend is registered for it"
-        reason = backend.reason_unavailable() or backend.reason_unsupported(asked.cost, asked.datatype)
-        return (backend, "") if reason is None else (None, reason)
+            return "no backend is registered for it"
+        return backend.reason_unavailable() or backend.reason_unsupported(asked.cost, asked.datatype)
 
-    def _execute(self, backend: HardwareBackend, asked: _Request, refused: tuple[tuple[str, str], ...]) -> Execution:
+    def _execute(
+        self, backend: HardwareBackend, asked: _Request, refused: tuple[tuple[str, str], ...] = ()
+    ) -> Execution:
         """Compute an operation on a backend."""
         before = self.moved_bytes[backend.name]
-        placed = [self._placed(each, backend) for each in asked.operands]
-        result, seconds = backend.execute(asked.kind, placed, asked.options, asked.cost)
+
+        def placed(operand: Any) -> Any:
+            return operand if _is_number(operand) else self._put(operand, backend).array
+
+        operands = [mapped(placed, each) for each in asked.operands]
+        result, seconds = backend.execute(asked.kind, operands, asked.options, asked.cost)
         self.executed[backend.name] += 1
         moved = self.moved_bytes[backend.name] - before
         lies = Placed(backend, result)
         return Execution(asked.kind.name, lies, backend.name, seconds, backend.is_priced, asked.cost, moved, refused)
 
-    def _placed(self, operand: Any, backend: HardwareBackend) -> Any:
-        """Return an operand as a backend takes it: its own array, or a plain number."""
-        if isinstance(operand, list):
-            return [self._placed(each, backend) for each in operand]
-        if isinstance(operand, bool | int | float):
-            return operand
-        return self._put(operand, backend).array
-
     def _put(self, array: Any, backend: HardwareBackend) -> Placed:
-        if isinstance(array, Placed):
-            if array.backend is backend:
-                return array
-            array = array.numpy()
+        if isinstance(array, Placed) and array.backend is backend:
+            return array
+        array = array.numpy() if isinstance(array, Placed) else array
         self.moved_bytes[backend.name] += array.nbytes
         return Placed(backend, backend.put(array))
 
-    def _nothing_left(self, op_type: str, preferred: Key | None, refused: Sequence[tuple[str, str]]) -> NoBackendError:
-        """Return the one error that lists what was tried."""
-        tried = "; ".join(f"{name}: {reason}" for name, reason in refused)
-        wanted = "" if preferred is None else f" preferred on {shown_key(preferred)}"
-        remedy = "register a backend" if preferred is None else "define_fallback_chain with one that can"
-        return NoBackendError(
-            f"no backend can compute {op_type}{wanted}; tried {tried or 'none, since none is registered'}; {remedy}",
-            op_type=op_type,
-            tried=tuple(refused),
-        )
+
+def _nothing_left(op_type: str, preferred: Key | None, refused: Sequence[tuple[str, str]]) -> NoBackendError:
+    """Return the one error that lists what was tried."""
+    tried = "; ".join(f"{name}: {reason}" for name, reason in refused)
+    wanted = "" if preferred is None else f" preferred on {shown_key(preferred)}"
+    remedy = "register a backend" if preferred is None else "define_fallback_chain with one that can"
+    return NoBackendError(
+        f"no backend can compute {op_type}{wanted}; tried {tried or 'none, since none is registered'}; {remedy}",
+        op_type=op_type,
+        tried=tuple(refused),
+    )
 
 
 def standard_layer() -> HardwareAbstractionLayer:
@@ -276,7 +535,7 @@ def standard_layer() -> HardwareAbstractionLayer:
     hal.register_backend(HardwareClass.CPU, hal.hardware_backends["numpy"])
     for name in shipped_configs():
         hal.register_backend(name, SimulatedBackend(name))
-    for key in [*hal.hardware_backends, *(each for each in HardwareClass if each is not HardwareClass.CPU)]:
+    for key in (*hal.hardware_backends, *HardwareClass):
         if key not in ("numpy", HardwareClass.CPU):
             hal.define_fallback_chain(key, ["numpy"])
     return hal
@@ -293,21 +552,32 @@ class _Request:
     cost: Operation
     datatype: str
 
+    @classmethod
+    def of(cls, op_type: str, inputs: Mapping[str, Any]) -> _Request:
+        """Return an operation with its operands as arrays; it computes with the widest real datatype among them."""
+        kind = operation_named(op_type)
+        given, options = split_inputs(kind, inputs)
+        operands = [_as_array(each) for each in given]
+        shapes = [shape_of(each) for each in operands]
+        arrays = [each for each in flat(operands) if not _is_number(each)]
+        names = [each.datatype if isinstance(each, Placed) else datatype_of(each) for each in arrays]
+        real = [name for name in names if "float" in name]
+        datatype = max(real or names or ["float64"], key=lambda name: _WIDTHS.get(name, 0))
+        cost = cost_of(kind, shapes, result_shape(kind, shapes, options), datatype)
+        return cls(kind, operands, options, cost, datatype)
 
-def _request(op_type: str, inputs: Mapping[str, Any]) -> _Request:
-    """Return an operation with its operands as arrays, and what it costs."""
-    kind = operation_named(op_type)
-    given, options = split_inputs(kind, inputs)
-    operands = [_as_array(each) for each in given]
-    shapes = [_shapes(each) for each in operands]
-    datatype = _common_datatype(operands)
-    cost = cost_of(kind, shapes, result_shape(kind, shapes, options), datatype)
-    return _Request(kind, operands, options, cost, datatype)
+
+_WIDTHS = {"float64": 4, "float32": 3, "bfloat16": 2, "float16": 1}
+
+
+def _is_number(operand: Any) -> bool:
+    """Return whether an operand is a plain number, which takes the datatype of what it meets."""
+    return isinstance(operand, bool | int | float)
 
 
 def _as_array(value: Any) -> Any:
     """Return an operand as an array, a list of arrays, a plain number, or a placed array as it is."""
-    if isinstance(value, Placed | bool | int | float):
+    if isinstance(value, Placed) or _is_number(value):
         return value
     if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
         return [_as_array(each) for each in value]
@@ -317,33 +587,210 @@ def _as_array(value: Any) -> Any:
     return found
 
 
-def _shapes(operand: Any) -> Any:
-    """Return the shape of an operand, or those of a list of them."""
-    return [_shapes(each) for each in operand] if isinstance(operand, list) else getattr(operand, "shape", ())
+_MADE_ANEW = {"zeros_like": np.zeros, "ones_like": np.ones, "empty_like": np.zeros}
+_RENAMED = {"amax": "max", "abs": "absolute"}
+_RENAMED |= {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "invert": "logical_not"}
 
 
-def _common_datatype(operands: Sequence[Any]) -> str:
-    """Return the datatype that an operation computes with: that of its operand with the largest real numbers."""
-    names = [_datatype(each) for each in _flat(operands)]
-    real = [name for name in names if "float" in name]
-    return max(real or names or ["float64"], key=lambda name: _ORDER.get(name, 0))
+@final
+class Place:
+    """Where arrays are placed: a backend of an abstraction layer.
+
+    Args:
+        layer: whose backend.
+        key: under which it is registered.
+
+    Attributes:
+        on_host: what NumPy did on the host instead, by name.
+    """
+
+    def __init__(self, layer: HardwareAbstractionLayer, key: str) -> None:
+        self.layer = layer
+        self.key = key
+        self.on_host: Counter[str] = Counter()
+
+    def put(self, array: Any) -> Any:
+        """Return an array of real numbers placed, any other as it is."""
+        found = np.asarray(array)
+        return PlacedArray(self, self.layer.put(found, self.key)) if found.dtype.kind == "f" else array
+
+    def compute(self, op_type: str, **inputs: Any) -> PlacedArray:
+        """Return the result of an operation of the layer."""
+        found = {name: _operand(value) for name, value in inputs.items()}
+        return PlacedArray(self, self.layer.execute(op_type, found, self.key).result)
+
+    def by_numpy(self, function: Callable[..., Any], args: Any, named: Mapping[str, Any]) -> Any:
+        """Compute with NumPy on the host, and place the result again if it is real."""
+        self.on_host[function.__name__] += 1
+        found = function(*_home(args), **_home(dict(named)))
+        if isinstance(found, list | tuple):
+            return type(found)(self.put(each) for each in found)
+        return self.put(found) if isinstance(found, np.ndarray) else found
 
 
-_ORDER = {"float64": 4, "float32": 3, "bfloat16": 2, "float16": 1}
+def place_of(backend: str) -> Place:
+    """Return a place on a library of this machine, in a layer of its own; errors as for `places_of`."""
+    return places_of([backend])[0]
 
 
-def _datatype(operand: Any) -> str:
-    return operand.datatype if isinstance(operand, Placed) else datatype_of(operand)
+def places_of(backends: Sequence[str]) -> tuple[Place, ...]:
+    """Return places on libraries of this machine, in one layer, which counts what moves between them.
+
+    Raises:
+        UsageError: there is no such library, or it is not installed, or none is named.
+    """
+    if not backends:
+        raise UsageError('backend must name one library at least, got none; use "numpy", "jax" or "torch"')
+    layer = HardwareAbstractionLayer()
+    found: dict[str, Place] = {}
+    for name in backends:
+        find_backend(name)
+        if name not in found:
+            layer.register_backend(name, HostBackend(name))
+            found[name] = Place(layer, name)
+    return tuple(found[name] for name in backends)
 
 
-def _flat(operands: Sequence[Any]) -> list[Any]:
-    """Return all arrays among operands; plain numbers take the datatype of what they meet."""
-    found: list[Any] = []
-    for each in operands:
-        found.extend(_flat(each) if isinstance(each, list) else [] if isinstance(each, bool | int | float) else [each])
-    return found
+@final
+class PlacedArray(NDArrayOperatorsMixin):
+    """An array that lies on a backend, for code that is written for NumPy's.
+
+    Args:
+        place: where.
+        placed: what lies there.
+    """
+
+    __slots__ = ("place", "placed")
+
+    def __init__(self, place: Place, placed: Placed) -> None:
+        self.place = place
+        self.placed = placed
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        self.place.on_host["asarray"] += 1
+        return np.array(self.placed.numpy(), dtype=dtype)
+
+    def home(self) -> NDArray[Any]:
+        """Return a copy in NumPy's memory."""
+        return np.array(self.placed.numpy())
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **named: Any) -> Any:
+        """Compute an elementwise operation or a matrix multiplication where this array lies."""
+        op_type = _RENAMED.get(ufunc.__name__, ufunc.__name__)
+        if method == "at":
+            return self._write_at(ufunc, *inputs)
+        if method == "__call__" and op_type in OPERATIONS and not named:
+            result = self.place.compute(op_type, **dict(zip(OPERATIONS[op_type].operands, inputs, strict=True)))
+        else:
+            result = self.place.by_numpy(getattr(ufunc, method), inputs, named)
+        return result if out is None else _written(out[0], result)
+
+    def _write_at(self, ufunc: Any, target: Any, *others: Any) -> None:
+        """Write into places of an array, over the host."""
+        home = _home(target)
+        self.place.on_host[f"{ufunc.__name__}.at"] += 1
+        ufunc.at(home, *_home(others))
+        if isinstance(target, PlacedArray):
+            target.placed = self.place.put(home).placed
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Compute any other function of NumPy's."""
+        name = _RENAMED.get(func.__name__, func.__name__)
+        if name in _MADE_ANEW:
+            return self.place.put(_MADE_ANEW[name](args[0].shape))
+        kind = OPERATIONS.get(name)
+        if kind is None or kwargs.keys() - {*kind.operands, *kind.options}:
+            return self.place.by_numpy(func, args, kwargs)
+        return self.place.compute(name, **dict(zip((*kind.operands, *kind.options), args, strict=False)), **kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.place.compute("take", x=self, index=_home(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        home = self.home()
+        home[_home(index)] = _home(value)
+        self.place.on_host["setitem"] += 1
+        self.placed = self.place.put(home).placed
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[place] for place in range(len(self)))
+
+    def __float__(self) -> float:
+        return float(self.home())
+
+    def __bool__(self) -> bool:
+        return bool(self.home())
+
+    def __repr__(self) -> str:
+        return f"PlacedArray({self.placed.backend.name}, {self.home()!r})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return self.placed.shape
+
+    @property
+    def ndim(self) -> int:
+        """Its dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Its datatype, as NumPy's."""
+        return datatype_named(self.placed.datatype)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a method of NumPy's arrays, such as `sum`: the layer's operation of that name, on this array."""
+        if name not in ("sum", "mean", "max", "swapaxes"):
+            raise AttributeError(f"a PlacedArray has no {name}; np.asarray copies it to the host")
+        options = OPERATIONS[name].options
+        return lambda *given, **named: self.place.compute(
+            name, x=self, **dict(zip(options, given, strict=False)), **named
+        )
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - NumPy's name
+        """A matrix with rows and columns swapped."""
+        return self if self.ndim < MATRIX_DIMS else self.swapaxes(0, 1)
+
+    def reshape(self, *shape: Any) -> Any:
+        """Return the same elements in another shape."""
+        wanted = shape[0] if len(shape) == 1 else shape
+        return self.place.compute("reshape", x=self, shape=(wanted,) if isinstance(wanted, int) else tuple(wanted))
+
+    def ravel(self) -> Any:
+        """Return all elements in one dimension."""
+        return self.reshape(-1)
 
 
-def _element_bytes(array: Any) -> int:
-    size = getattr(array, "itemsize", None)
-    return int(array.element_size() if size is None or callable(size) else size)
+def _written(target: Any, result: Any) -> Any:
+    """Write a result where `out=` or `+=` wants it."""
+    if isinstance(target, PlacedArray):
+        target.placed = result.placed if isinstance(result, PlacedArray) else target.place.put(result).placed
+    else:
+        target[...] = _home(result)
+    return target
+
+
+def _operand(value: Any) -> Any:
+    """Return an operand as the layer takes it."""
+    if isinstance(value, list | tuple) and any(isinstance(each, PlacedArray) for each in value):
+        return [_operand(each) for each in value]
+    return value.placed if isinstance(value, PlacedArray) else value
+
+
+def _home(value: Any) -> Any:
+    """Return arguments with all placed arrays in NumPy's memory."""
+    if isinstance(value, PlacedArray):
+        return value.home()
+    if isinstance(value, list | tuple):
+        return type(value)(_home(each) for each in value)
+    return {name: _home(each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -1,7 +1,13 @@
 """The comprehensive hardware profiler: a device's measured rates, the claims of its config, and its fingerprint.
 
-A benchmark suite runs through the abstraction layer, on the backend of the device. Verification then compares it with
-the claims of the device's hardware config, one verdict a claim:
+A benchmark suite runs through the abstraction layer, on the backend of the device. Each datatype has three series:
+square matrix multiplications, scalings of arrays of many sizes (which some level of the memory hierarchy limits), and a
+scaling of one element, whose time is dispatch alone. Seconds are those of the layer: measured for backends that compute
+on this machine, prices for simulated ones. A sample is one call. A benchmark's time is the median of its samples, and
+its noise their interquartile range over the median. Results are compared with NumPy's in double precision. The numbers
+have random signs, so that a backend that is quick because it computes something else has large errors.
+
+Verification compares what was found with the claims of the device's hardware config, one verdict a claim:
 
 | claim | fails where |
 |---|---|
@@ -21,24 +27,126 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, final
 
-from minitrain.devices.operations import Operation, matmul
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.devices.measuring import Measured
+from minitrain.devices.operations import ELEMENT_BYTES, Operation
 from minitrain.devices.simulator import DeviceSimulator
-from minitrain.errors import HardwareConfigError
+from minitrain.errors import HardwareConfigError, MinitrainError
 from minitrain.heterogeneous.abstraction_layer import HardwareAbstractionLayer, standard_layer
-from minitrain.heterogeneous.benchmark_suite import Rung, Suite, run_suite
-from minitrain.heterogeneous.capabilities import HardwareCapabilityProfile
-from minitrain.heterogeneous.detection import EnhancedHardwareDetector
-from minitrain.heterogeneous.memory_plans import free_after_last_use
-from minitrain.heterogeneous.workload_execution import key_of
-from minitrain.heterogeneous.workloads import WorkloadProfile
+from minitrain.heterogeneous.operations import datatype_named
+from minitrain.heterogeneous.taxonomy import EnhancedHardwareDetector, HardwareCapabilityProfile, Key
+from minitrain.heterogeneous.workloads import WorkloadProfile, free_after_last_use
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 _LEAST_SHARE, _ABOVE_PEAK, _MOST_NOISE = 0.5, 1.05, 0.15
 _CHANGING = ("name", "price_usd_per_hour")
+_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Of the datatypes that arrays can have, the widest first."""
+_ALLOWED_ROUNDOFFS = 8.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One benchmark.
+
+    Args:
+        size: rows of the matrices, or elements of the array.
+        cost: of a call: what was computed, its FLOPs and bytes, and in which datatype.
+        measured: the samples, s.
+        error: largest difference from NumPy's result, as a share of the largest element that could be.
+        allowed_error: what rounding in this datatype explains.
+    """
+
+    size: int
+    cost: Operation
+    measured: Measured
+    error: float
+    allowed_error: float
+
+    @property
+    def op_type(self) -> str:
+        """What was computed: "matmul" or "multiply"."""
+        return "matmul" if self.cost.kind == "matmul" else self.cost.name
+
+    @property
+    def flop_per_s(self) -> float:
+        """The rate of arithmetic, FLOP/s."""
+        return self.cost.flops / self.measured.median_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate of traffic, bytes/s."""
+        return self.cost.bytes / self.measured.median_s
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the result is NumPy's, up to rounding."""
+        return self.error <= self.allowed_error
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is benchmarked.
+
+    Args:
+        matmul_sizes: rows of square matrices.
+        stream_elements: elements of arrays that are scaled.
+        num_samples: calls of each, after one that warms up.
+        seed: of the numbers.
+    """
+
+    matmul_sizes: tuple[int, ...] = (64, 256, 512)
+    stream_elements: tuple[int, ...] = (2**12, 2**16, 2**20, 2**22)
+    num_samples: int = 5
+    seed: int = 0
+
+    def rungs(self, hal: HardwareAbstractionLayer, key: Key, datatype: str, capacity_bytes: int) -> list[Rung]:
+        """Benchmark a backend in one datatype.
+
+        Args:
+            hal: whose backend.
+            key: under which it is registered.
+            datatype: what to compute in.
+            capacity_bytes: of the device's memory; what does not fit is left out, but for the smallest of each series.
+
+        Raises:
+            MinitrainError: the backend refuses the datatype.
+        """
+        random = np.random.default_rng(self.seed)
+        room = capacity_bytes / ELEMENT_BYTES[datatype] / 3  # elements of each of three arrays
+
+        def signs(*shape: int) -> NDArray[Any]:
+            """Return random numbers from 1/2 to 1 with random signs."""
+            numbers = random.uniform(0.5, 1, shape) * random.choice([-1, 1], shape)
+            return np.asarray(numbers.astype(datatype_named(datatype)))
+
+        found = []
+        for size in [each for each in self.matmul_sizes if each**2 <= room] or self.matmul_sizes[:1]:
+            found.append(self._rung(hal, key, "matmul", signs(size, size), signs(size, size)))
+        for size in (1, *([each for each in self.stream_elements if each <= room] or self.stream_elements[:1])):
+            found.append(self._rung(hal, key, "multiply", signs(size), 1.5))
+        return found
+
+    def _rung(self, hal: HardwareAbstractionLayer, key: Key, op_type: str, x: NDArray[Any], y: Any) -> Rung:
+        """Return one rung: operands lie on the backend before it is timed."""
+        placed = {"x": hal.put(x, key), "y": y if isinstance(y, float) else hal.put(y, key)}
+        first = hal.execute_on(key, op_type, placed)
+        samples = tuple(hal.execute_on(key, op_type, placed).seconds for _ in range(self.num_samples))
+        summed = math.sqrt(x.shape[-1]) if op_type == "matmul" else 1.0  # the scale of a sum of random signs
+        x, y, got = (np.asarray(each, dtype=np.float64) for each in (x, y, first.result.numpy()))
+        expected = x @ y if op_type == "matmul" else x * y
+        error = float(np.max(np.abs(got - expected))) / summed if got.shape == expected.shape else math.inf
+        allowed = _ALLOWED_ROUNDOFFS * _ROUNDOFF[first.cost.datatype] * summed
+        return Rung(len(x), first.cost, Measured(samples), error if math.isfinite(error) else math.inf, allowed)
 
 
 @final
@@ -130,10 +238,14 @@ class ComprehensiveHardwareProfiler:
         Raises:
             NoBackendError: the device has no backend.
         """
-        key = key_of(self.hal, hardware_profile)
-        rungs, refused = run_suite(
-            self.hal, key, _datatypes(hardware_profile), self.suite, hardware_profile.memory_bytes
-        )
+        key, capacity = self.hal.key_of(hardware_profile), hardware_profile.memory_bytes
+        rungs: dict[str, list[Rung]] = {}
+        refused: dict[str, str] = {}
+        for datatype in _datatypes(hardware_profile):
+            try:
+                rungs[datatype] = self.suite.rungs(self.hal, key, datatype, capacity)
+            except MinitrainError as error:
+                refused[datatype] = str(error)
         everything = [rung for several in rungs.values() for rung in several]
         found = {
             "device": hardware_profile.name,
@@ -150,11 +262,13 @@ class ComprehensiveHardwareProfiler:
 
     def verify_capabilities(self, hardware_profile: HardwareCapabilityProfile) -> VerificationReport:
         """Compare what a device does with what its config claims; runs the suite if it has not been run."""
-        found = self.benchmark_results.get(hardware_profile.name) or self.run_benchmark_suite(hardware_profile)
-        claims: list[Claim] = []
-        for datatype in _datatypes(hardware_profile):
-            claims += _claims_of(hardware_profile, datatype, found)
-        return VerificationReport(hardware_profile.name, tuple(claims))
+        found = self._benchmarked(hardware_profile)
+        datatypes = _datatypes(hardware_profile)
+        claims = tuple(each for datatype in datatypes for each in _claims_of(hardware_profile, datatype, found))
+        return VerificationReport(hardware_profile.name, claims)
+
+    def _benchmarked(self, hardware_profile: HardwareCapabilityProfile) -> dict[str, Any]:
+        return self.benchmark_results.get(hardware_profile.name) or self.run_benchmark_suite(hardware_profile)
 
     def profile_machine(self) -> dict[str, VerificationReport]:
         """Verify and fingerprint the devices that the detector finds, by name."""
@@ -212,13 +326,28 @@ class ComprehensiveHardwareProfiler:
             A level each: `level` ("L1", "memory", "host"), `capacity_bytes` of all units together, `bytes_per_s` as
             the config says, None where it does not, and `seconds_to_read`, all of it at that rate.
         """
-        return list(_levels(hardware_profile))
+        device, sheet = hardware_profile.device, hardware_profile.device.sheet
+        levels: list[tuple[str, int, float | None]] = []
+        for cache in sheet.caches:
+            units = (sheet.num_units or 1) if cache.scope == "unit" else 1
+            rate = None if cache.bytes_per_s is None else cache.bytes_per_s * units
+            levels.append((f"L{cache.level}", cache.size_bytes * units, rate))
+        for name, memory in (("memory", device.mem1), ("host", device.mem2)):
+            levels.append((name, memory.capacity_bytes, memory.throughput(memory.capacity_bytes)))
+        return [
+            {
+                "level": name,
+                "capacity_bytes": capacity,
+                "bytes_per_s": rate,
+                "seconds_to_read": None if rate is None else capacity / rate,
+            }
+            for name, capacity, rate in levels
+        ]
 
     def measure_memory_hierarchy(self, hardware_profile: HardwareCapabilityProfile) -> list[tuple[float, float]]:
         """Return the bandwidths that the suite measured on arrays of growing size, as (bytes touched, bytes/s)."""
-        found = self.benchmark_results.get(hardware_profile.name) or self.run_benchmark_suite(hardware_profile)
-        rungs: Sequence[Rung] = next(iter(found["rungs"].values()), ())
-        return [(rung.num_bytes, rung.bytes_per_s) for rung in rungs if rung.op_type == "multiply" and rung.size > 1]
+        rungs: Sequence[Rung] = next(iter(self._benchmarked(hardware_profile)["rungs"].values()), ())
+        return [(rung.cost.bytes, rung.bytes_per_s) for rung in rungs if rung.op_type == "multiply" and rung.size > 1]
 
 
 def _plain(value: Any) -> Any:
@@ -233,8 +362,8 @@ def _plain(value: Any) -> Any:
 
 def _datatypes(profile: HardwareCapabilityProfile) -> list[str]:
     """Return the datatypes that a device claims and that arrays can have, the widest first."""
-    known = ("float64", "float32", "float16", "bfloat16")
-    return [name for name in known if any(name == precision.value for precision in profile.precisions)]
+    claimed = {precision.value for precision in profile.precisions}
+    return [name for name in _ROUNDOFF if name in claimed]
 
 
 def _claims_of(profile: HardwareCapabilityProfile, datatype: str, found: Mapping[str, Any]) -> Iterator[Claim]:
@@ -244,34 +373,26 @@ def _claims_of(profile: HardwareCapabilityProfile, datatype: str, found: Mapping
         return
     rungs: Sequence[Rung] = found["rungs"][datatype]
     yield Claim(f"computes in {datatype}", 1, 1, "", "pass", f"{len(rungs)} benchmarks ran")
-    yield _rightness(datatype, rungs)
-    products = [rung for rung in rungs if rung.op_type == "matmul"]
-    passes = [rung for rung in rungs if rung.op_type == "multiply"]
-    if products:
-        yield _rate_claim(profile.simulator, f"peak {datatype}", max(products, key=lambda rung: rung.size), "FLOP/s")
-    if passes:
-        largest = max(passes, key=lambda rung: rung.size)
-        yield _rate_claim(profile.simulator, f"memory bandwidth in {datatype}", largest, "B/s")
-
-
-def _rightness(datatype: str, rungs: Sequence[Rung]) -> Claim:
-    """Judge whether results are NumPy's."""
     worst = max(rungs, key=lambda rung: rung.error / rung.allowed_error)
-    name = f"computes rightly in {datatype}"
-    off = f"{worst.op_type} of {worst.size} is off by {worst.error:.2g}"
-    said = f"{off}, and rounding explains {worst.allowed_error:.2g}"
-    return Claim(name, worst.allowed_error, worst.error, "", "pass" if worst.is_right else "fail", said)
+    said = (
+        f"{worst.op_type} of {worst.size} is off by {worst.error:.2g}, and rounding explains {worst.allowed_error:.2g}"
+    )
+    verdict: Verdict = "pass" if worst.is_right else "fail"
+    yield Claim(f"computes rightly in {datatype}", worst.allowed_error, worst.error, "", verdict, said)
+    for op_type, name, unit in (("matmul", "peak", "FLOP/s"), ("multiply", "memory bandwidth in", "B/s")):
+        series = [rung for rung in rungs if rung.op_type == op_type]
+        if series:
+            largest = max(series, key=lambda rung: rung.size)
+            yield _rate_claim(profile.simulator, f"{name} {datatype}", largest, unit)
 
 
 def _rate_claim(simulator: DeviceSimulator, name: str, rung: Rung, unit: str) -> Claim:
     """Judge a rate by what the config says that an operation of this size reaches, and by the peak."""
-    is_flops = unit == "FLOP/s"
-    amount = rung.flops if is_flops else rung.num_bytes
+    amount = rung.cost.flops if unit == "FLOP/s" else rung.cost.bytes
     found, noise = amount / rung.measured.median_s, rung.measured.noise
     best = amount / min(rung.measured.samples_s)
     try:
-        expected = amount / simulator.predict(_operation(rung))
-        peak = _peak(simulator, rung, is_flops)
+        expected, peak = amount / simulator.predict(rung.cost), _peak(simulator, rung.cost, unit)
     except HardwareConfigError as error:
         return Claim(name, 0.0, found, unit, "fail", str(error))
     said = f"{found:.3g} {unit}, where the config says {expected:.3g} for this size and {peak:.3g} at most"
@@ -283,35 +404,10 @@ def _rate_claim(simulator: DeviceSimulator, name: str, rung: Rung, unit: str) ->
     return Claim(name, peak, found, unit, "pass" if is_sure else "inconclusive", f"{said}; noise {noise:.0%}")
 
 
-def _operation(rung: Rung) -> Operation:
-    """Return a rung as device simulators take it."""
-    if rung.op_type == "matmul":
-        return matmul(rung.size, rung.size, rung.size, rung.datatype)
-    return Operation("multiply", rung.flops, rung.num_bytes, rung.datatype)
-
-
-def _peak(simulator: DeviceSimulator, rung: Rung, is_flops: bool) -> float:
+def _peak(simulator: DeviceSimulator, cost: Operation, unit: str) -> float:
     """Return the largest rate that a config could explain, FLOP/s or bytes/s, caches included."""
-    if is_flops:
-        return simulator.rate_of(_operation(rung)).peak_flop_per_s
+    if unit == "FLOP/s":
+        return simulator.rate_of(cost).peak_flop_per_s
     device = simulator.spec.device
     assert device is not None  # profiles have configs
-    rates = [device.mem1.GBps * 1e9]
-    rates += [cache.bytes_per_s for cache in device.sheet.caches if cache.bytes_per_s]
-    return max(rates)
-
-
-def _levels(profile: HardwareCapabilityProfile) -> Iterator[dict[str, Any]]:
-    """Yield the levels of a device's memory."""
-    device, sheet = profile.device, profile.device.sheet
-    for cache in sheet.caches:
-        units = (sheet.num_units or 1) if cache.scope == "unit" else 1
-        rate = None if cache.bytes_per_s is None else cache.bytes_per_s * units
-        yield _level(f"L{cache.level}", cache.size_bytes * units, rate)
-    yield _level("memory", device.mem1.capacity_bytes, device.mem1.throughput(device.mem1.capacity_bytes))
-    yield _level("host", device.mem2.capacity_bytes, device.mem2.throughput(device.mem2.capacity_bytes))
-
-
-def _level(name: str, capacity_bytes: int, bytes_per_s: float | None) -> dict[str, Any]:
-    seconds = None if bytes_per_s is None else capacity_bytes / bytes_per_s
-    return {"level": name, "capacity_bytes": capacity_bytes, "bytes_per_s": bytes_per_s, "seconds_to_read": seconds}
+    return max([device.mem1.GBps * 1e9, *(cache.bytes_per_s or 0.0 for cache in device.sheet.caches)])

@@ -31,7 +31,7 @@ def on_place(problem: Problem | TransformerProblem, backend: Any = None) -> Prob
     names = wanted if isinstance(wanted, list | tuple) else (wanted,)
     if wanted is None or (names and all(hasattr(name, "put") for name in names)):
         return problem
-    from minitrain.heterogeneous.placed_array import places_of  # noqa: PLC0415  (only where a backend is named)
+    from minitrain.heterogeneous.abstraction_layer import places_of  # noqa: PLC0415  (only where a backend is named)
 
     places = places_of(names)
     return replace(problem, backend=places if len(places) > 1 else places[0])

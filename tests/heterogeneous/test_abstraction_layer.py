@@ -203,7 +203,7 @@ def test_an_unregistered_backend_is_named_with_the_nearest(hal: HardwareAbstract
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=needs_torch), "a100_80g"])
 def test_half_precision_survives_the_way_there_and_back(hal: HardwareAbstractionLayer, backend: str) -> None:
-    from minitrain.heterogeneous.libraries import half_precision
+    from minitrain.heterogeneous.operations import half_precision
 
     x = X.astype(half_precision())
     found = hal.execute("multiply", {"x": x, "y": 2.0}, backend)

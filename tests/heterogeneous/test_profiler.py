@@ -26,7 +26,7 @@ from minitrain.heterogeneous import (
     Suite,
     VerificationReport,
 )
-from minitrain.heterogeneous.detection import config_named_as
+from minitrain.heterogeneous.taxonomy import config_named_as
 from tests.heterogeneous.workload_examples import priced_branches
 
 SUITE = Suite(matmul_sizes=(32, 96), stream_elements=(2**10, 2**14), num_samples=3)
@@ -254,7 +254,7 @@ def test_a_device_is_known_by_its_name_and_memory(name: str, gib: int, config: s
 
 
 def test_the_processor_is_measured_when_its_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.heterogeneous.detection._QUICK", {"largest": 0.3, "num_samples": 1})
+    monkeypatch.setattr("minitrain.heterogeneous.taxonomy._QUICK", {"largest": 0.3, "num_samples": 1})
     detector = EnhancedHardwareDetector(modules=lambda name: None)
     taxonomy = EnhancedHardwareTaxonomy()
     (host,) = taxonomy.discover(detector)

@@ -10,7 +10,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.heterogeneous import PlacedArray, place_of
-from minitrain.heterogeneous.placed_array import Place
+from minitrain.heterogeneous.abstraction_layer import Place
 from minitrain.numerics import Problem
 from tests.small_transformers import LLAMA_LIKE
 

@@ -17,7 +17,7 @@ from minitrain.heterogeneous import (
     PrecisionType,
     profiles_of,
 )
-from minitrain.heterogeneous.capabilities import class_named
+from minitrain.heterogeneous.taxonomy import class_named
 
 CPU, GPU, TPU, ASIC, NPU = (HardwareClass(name) for name in ("cpu", "gpu", "tpu", "asic", "npu"))
 

@@ -23,7 +23,7 @@ from minitrain.heterogeneous import (
     split_by_samples,
     standard_layer,
 )
-from minitrain.heterogeneous.list_scheduling import ListScheduler
+from minitrain.heterogeneous.workload_manager import ListScheduler
 from tests.heterogeneous.workload_examples import branches, priced_branches
 
 DEVICES = profiles_of(["h100_80g_nvl8", "a100_80g", "t4"])
@@ -67,12 +67,9 @@ def test_a_decomposition_is_never_slower_than_one_device(
 def test_the_list_schedule_is_near_the_best_of_all_mappings() -> None:
     workload = priced_branches(count=2, batch=2048)
     scheduler = ListScheduler(workload, [H100, A100])
-    order = scheduler._by_urgency()
-    names = list(workload.by_name)
-    best = float("inf")
-    for devices in product([H100, A100], repeat=len(names)):
-        fixed = {name: [device] for name, device in zip(names, devices, strict=True)}
-        best = min(best, scheduler._place(order, fixed).seconds)
+    order = scheduler.by_urgency()
+    mappings = product([[H100.name], [A100.name]], repeat=len(order))
+    best = min(scheduler.placed(dict(zip(order, devices, strict=True))).seconds for devices in mappings)
     assert best <= scheduler.schedule().seconds <= 1.03 * best
 
 
