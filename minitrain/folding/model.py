@@ -175,7 +175,7 @@ class FoldedModel(FoldedExperts):
         self._require_one_task()
         row = self._reserve(op, layer, member.stream)
         if member.kept:
-            return self._meet(op, value, member, row)
+            return self._meet(op, value, member, row, detail)
         operation = self._operation_kind(self, op, value, member, row, detail)
         operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
         self.require_same_price(operation)
@@ -192,13 +192,13 @@ class FoldedModel(FoldedExperts):
             self.attempt.diverge("a journal of what is in flight")
         return super().launch(operation)
 
-    def _meet(self, op: str, value: Any, member: FoldedGroup, row: int) -> Operation:
+    def _meet(self, op: str, value: Any, member: FoldedGroup, row: int, detail: Any) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
         if op == "all_to_all" and not member.axes <= self.attempt.kept:
             self.attempt.diverge("all_to_all over some axes that fold and some that do not", member.axes)
         operation: ClassOperation = self._class_operation_kind(
-            self, op, united_within(op, value, member), member, row, None
+            self, op, united_within(op, value, member), member, row, detail
         )
         operation.own_value = value
         classes = self._classes_of(member)
@@ -223,10 +223,11 @@ class FoldedModel(FoldedExperts):
         if len(member.communicator.shapes) == 1:
             return
         op, size_bytes = operation.op, self._rows[operation.row + PRICE].size_bytes
+        asked = () if operation.detail is None else (operation.detail,)
         assert self._nodes is not None  # groups on a flat network are all alike
 
         def price(ranks: Sequence[int]) -> Price:
-            return self.runtime_predictor.collective(op, size_bytes, ranks)
+            return self.runtime_predictor.collective(op, size_bytes, ranks, *asked)
 
         require_same_price(self.attempt, self._nodes, op, member.communicator.shapes, member.axes, price)
 

@@ -216,7 +216,8 @@ class Player:
             return model.barrier(group=ranks)
         if kind == "broadcast":
             return model.broadcast(value, detail, layer, group=ranks)
-        return getattr(model, kind)(value, layer, group=ranks)
+        asked = {} if detail is None else {"algorithm": detail}
+        return getattr(model, kind)(value, layer, group=ranks, **asked)
 
     def message(self, number: int, kind: str, *what: Any) -> None:
         """Submit a send or a receive."""

@@ -10,7 +10,8 @@ a price is, and what every predictor answers. The other files, by what a reader 
 |---|---|
 | the predictor of a run | `chosen_predictor` makes it, by a `pricing`; `kernel_predictor` prices by kernels |
 | a device | `device` (roofline); `kernel_device` (single kernels), by `kernel_rates` or `derived_rates` |
-| a network | `network` (one tier), `topology` (which carries what), `two_level_collectives`, `rank_placement` |
+| a network | `network` (one tier), `topology` (which carries what), `rank_placement` |
+| how collectives go | `collective_algorithms` (words, and NCCL's rule), `two_level_collectives` |
 | transfers by size | `measured_topology`, by a `transfer_curve` |
 | times that are given | `fixed_durations`; `measured_layers` with `layer_predictor` |
 | times from a profiler | `profiler_traces` with `trace_layers`, `trace_launches` and `trace_ranges` |

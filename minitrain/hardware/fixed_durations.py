@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from minitrain.errors import UsageError
 from minitrain.events import EVENT_TYPES, PASSES, UPDATE
+from minitrain.hardware.collective_algorithms import no_such_algorithm
 from minitrain.hardware.price import Price
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, PassMode, Workload
@@ -102,8 +103,10 @@ class FixedPredictor:
         """Price loading weights."""
         return self._price("load_weights")
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        """Price a collective; one of a single rank is free."""
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        """Price a collective; one of a single rank is free. There is no network that could have algorithms."""
+        if algorithm is not None:
+            raise no_such_algorithm(op, algorithm, "its duration is given by hand; use algorithm=None")
         return self._price(op, size_bytes) if len(ranks) > 1 else Price(0.0, size_bytes)
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002

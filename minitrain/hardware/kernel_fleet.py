@@ -165,9 +165,9 @@ class _EachTopology:
         self.kind = topologies[0].kind  # type: ignore[attr-defined]  # those of a `KernelPredictor` have one
         self.places: Any = places_of(topologies[0])
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Transfer:
         """Price a collective."""
-        return _of_all([topology.collective(op, size_bytes, ranks) for topology in self._topologies])
+        return _of_all([topology.collective(op, size_bytes, ranks, algorithm) for topology in self._topologies])
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message."""

@@ -125,14 +125,14 @@ class KernelPredictor(DevicePredictor):
     def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:  # noqa: ARG002
         return Price(0.0)  # a step of many: the weights are there
 
-    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         if not self._has_transfers:
             return Price(0.0, size_bytes)
         share = self._platform.exposed_share(op, self._inner.processor_usage)
         if share == 1 or not self._are_neighbours(ranks):
-            return super()._collective(op, size_bytes, ranks)
+            return super()._collective(op, size_bytes, ranks, algorithm)
         wire_bytes = size_bytes * self._gathered_share() if op == "all_gather" else size_bytes
-        price = super()._collective(op, wire_bytes, ranks)
+        price = super()._collective(op, wire_bytes, ranks, algorithm)
         return replace(price, seconds=price.seconds * share, size_bytes=size_bytes)
 
     def _gathered_share(self) -> float:

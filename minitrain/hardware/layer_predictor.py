@@ -122,8 +122,8 @@ class LayerPredictor(DevicePredictor):
             share *= unit.num_held_parameters() / sum(each.num_held_parameters() for each in self._units_of(unit))
         return Price(self.layers.any_seconds("update_s", row, num_parts) * share * self.slowdown)
 
-    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        return self.base.collective(op, size_bytes, ranks)
+    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        return self.base.collective(op, size_bytes, ranks, algorithm)
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
         return self.base.p2p(op, size_bytes, source, dest)

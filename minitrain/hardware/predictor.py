@@ -76,9 +76,9 @@ class DevicePredictor:
         question = "load", num_shards_on_device, num_shards, layer, num_parts
         return self._answers.get(question) or self._answer(question)
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        """Price a collective among some ranks."""
-        question = "collective", op, size_bytes, ranks
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        """Price a collective among some ranks, by an algorithm or by the network's choice."""
+        question = "collective", op, size_bytes, ranks, algorithm
         return self._answers.get(question) or self._answer(question)
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
@@ -156,10 +156,10 @@ class DevicePredictor:
     def _host_transfer(self, op: str, size_bytes: float) -> Price:  # noqa: ARG002  (both directions are alike)
         return Price(self.device.load_seconds(size_bytes), size_bytes)
 
-    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         if len(ranks) == 1:
             return Price(0.0, size_bytes)
-        return _price_of_transfer(self.topology.collective(op, size_bytes, ranks), size_bytes)
+        return _price_of_transfer(self.topology.collective(op, size_bytes, ranks, algorithm), size_bytes)
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002  (both sides pay)
         return _price_of_transfer(self.topology.p2p(size_bytes, source, dest), size_bytes)

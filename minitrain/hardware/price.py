@@ -23,7 +23,7 @@ class Price:
     Args:
         seconds: its duration, s.
         size_bytes: bytes it puts on the wire, 0 for compute.
-        algorithm: "ring" or "hierarchical" where the network offers the choice, else None.
+        algorithm: "ring", "tree" or "hierarchical" where the network offers the choice, else None.
         processor_usage: share of the processor that driving the transfer takes, 0 to 1.
         tier_size: processors that the network tier carrying it spans, which tells tiers apart; 0 for compute.
     """
@@ -43,8 +43,8 @@ PENDING = Price(0.0)
 class TransferPrices(Protocol):
     """The interface of what prices collectives and messages: all ranks of a run share one."""
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        """Price a collective among some ranks."""
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        """Price a collective among some ranks, by an algorithm or by the network's choice."""
         ...
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:

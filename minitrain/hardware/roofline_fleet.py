@@ -20,7 +20,15 @@ from minitrain.hardware.many_predictors import PricedMachines
 from minitrain.hardware.network import Network
 from minitrain.hardware.per_machine import Floats, least, per_machine, values_of
 from minitrain.hardware.predictor import DevicePredictor, make_topology
-from minitrain.hardware.topology import TWO_LEVEL_OPS, FlatTopology, GroupShape, Topology, Transfer
+from minitrain.hardware.topology import (
+    TWO_LEVEL_OPS,
+    FlatTopology,
+    GroupShape,
+    Topology,
+    Transfer,
+    require_row_of,
+    seconds_by,
+)
 from minitrain.hardware.two_level_collectives import two_level_seconds
 from minitrain.workloads.workload import Cost, Workload, fills_devices
 
@@ -130,12 +138,16 @@ class _Topology:
         }
         self._messages: dict[tuple[int, float], Any] = {}
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Transfer:
         """Price a collective; see `HierarchicalTopology.collective`."""
         if self._tier is not None:
+            require_row_of(op, algorithm, self._tier)
             return Transfer(self._numbers[id(self._tier)].time(op, size_bytes, len(ranks)), None, self._tier)
         shape: GroupShape = self.places.shape(ranks)
         tier = self._numbers[id(shape.tier)]
+        if algorithm is not None and shape.split.num_ranks > 1:
+            inner = self._numbers[id(self.places.tiers[0])]
+            return Transfer(seconds_by(algorithm, op, size_bytes, inner, tier, shape.split), None, shape.tier)
         seconds = tier.time(op, size_bytes, shape.split.num_ranks)
         if op in TWO_LEVEL_OPS and shape.split.has_two_levels and not (op == "all_to_all" and op in tier.ops):
             inner = self._numbers[id(self.places.tiers[0])]

@@ -20,6 +20,8 @@ T(op, bytes, ranks) is the tier's own price:
       reduce_scatter  T_inner(reduce_scatter, S, most) + T_outer(reduce_scatter, S/least, n/least)
       all_to_all      max(T_outer(p2p, S (n - least)/n), T_inner(p2p, S (most - 1)/n))
 
+A strategy may ask for one of them (`algorithm=`); a tier's row has no steps, so that trees are refused here.
+
 inner is the smallest tier, outer the one that contains the group. The ranks of a node work on different shares at the
 same time, each over its own port: a tier's bandwidth is that of one processor. All nodes work on as many shares as the
 emptiest has ports, as NCCL takes the fewest channels that any node has; all of S but what it holds itself, a share
@@ -46,9 +48,10 @@ from math import lcm
 from typing import ClassVar, Protocol, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.collective_algorithms import no_such_algorithm, require_algorithm, require_two_levels
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.rank_placement import Step, checked_placement, distinct_shifts, nodes_in_rank_order, shifted
-from minitrain.hardware.two_level_collectives import Split, two_level_seconds
+from minitrain.hardware.two_level_collectives import PricesOps, Split, two_level_seconds
 
 RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
@@ -77,8 +80,8 @@ class Transfer:
 class Topology(Protocol):
     """Prices communication between ranks."""
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
-        """Price a collective of `size_bytes` bytes among `ranks`."""
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Transfer:
+        """Price a collective of `size_bytes` bytes among `ranks`, by the algorithm that was asked for, if any."""
         ...
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
@@ -98,9 +101,14 @@ class FlatTopology:
     tier: Network
     kind: ClassVar[str] = "flat"
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
-        """Price a collective: the tier's time for `len(ranks)` ranks; errors as for `Network.time`."""
-        return Transfer(self.tier.time(op, size_bytes, len(ranks)), None, self.tier)
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Transfer:
+        """Price a collective: the tier's time for `len(ranks)` ranks.
+
+        Raises:
+            UsageError: as for `Network.time`; an algorithm was asked for that one tier has not.
+        """
+        require_row_of(op, algorithm, self.tier)
+        return Transfer(self.tier.time(op, size_bytes, len(ranks)), algorithm, self.tier)
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message: the tier's p2p time, whoever the two ranks are."""
@@ -120,6 +128,51 @@ class GroupShape:
 
     tier: Network
     split: Split
+
+
+def require_row_of(op: str, algorithm: str | None, tier: Network) -> None:
+    """Require an algorithm that the row of a single tier stands for: a ring, where it has the bytes of one.
+
+    Raises:
+        UsageError: it stands for another.
+    """
+    require_algorithm(op, algorithm)
+    if algorithm is None:
+        return
+    if algorithm != "ring":
+        raise no_such_algorithm(
+            op, algorithm, 'the flat network has one tier and no nodes; use network="hierarchical", or algorithm=None'
+        )
+    if tier.ops[op] != (2.0 if op == "all_reduce" else 1.0, -1):
+        raise no_such_algorithm(op, algorithm, f"its tier's row {tier.ops[op]} is no ring's; use algorithm=None")
+
+
+def seconds_by(algorithm: str, op: str, size_bytes: float, inner: PricesOps, outer: PricesOps, split: Split) -> float:
+    """Return the seconds of a collective by an algorithm that was asked for, where tiers have rows alone.
+
+    Args:
+        algorithm: "ring" or "hierarchical".
+        op: the collective.
+        size_bytes: full size of the tensor.
+        inner: what prices operations inside nodes.
+        outer: what prices operations of the whole group.
+        split: how its ranks lie in nodes.
+
+    Raises:
+        UsageError: the operation or the group has no such algorithm, or it is a tree.
+    """
+    require_algorithm(op, algorithm)
+    if algorithm == "tree":
+        raise no_such_algorithm(
+            op,
+            algorithm,
+            'a network of tiers without curves has no price of a step, in which trees differ from rings; use "ring", '
+            '"hierarchical" or None, or fidelity="kernels" on hardware whose networks have curves',
+        )
+    if algorithm == "ring":
+        return outer.time(op, size_bytes, split.num_ranks)
+    require_two_levels(op, has_two_levels=split.has_two_levels)
+    return two_level_seconds(op, size_bytes, inner, outer, split)
 
 
 @final
@@ -251,7 +304,7 @@ class HierarchicalTopology:
         tier = self.tiers[self._level(min(first, second), max(first, second))]
         return Transfer(tier.time("p2p", size_bytes, 2), None, tier)
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Transfer:
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Transfer:
         """Price a collective on the smallest tier that contains its ranks.
 
         Costs O(len(ranks)) for ranks not seen before and O(1) for the same tuple object again. A range of ranks
@@ -261,15 +314,19 @@ class HierarchicalTopology:
             op: as for `Network.time`, except p2p.
             size_bytes: full size of the tensor, in bytes.
             ranks: the participants, in any order.
+            algorithm: "ring" or "hierarchical", or None for the faster of them.
 
         Returns:
-            The lower price of ring and hierarchical algorithm, and which it is.
+            The price by that algorithm, and which it is.
 
         Raises:
-            UsageError: ranks that are out of range, repeated or none; an unknown operation or a negative size.
+            UsageError: ranks that are out of range, repeated or none; an unknown operation or a negative size; the
+                group has no such algorithm.
         """
         shape = self.shape(ranks)
         tier, split = shape.tier, shape.split
+        if algorithm is not None and split.num_ranks > 1:
+            return Transfer(seconds_by(algorithm, op, size_bytes, self.tiers[0], tier, split), algorithm, tier)
         seconds = tier.time(op, size_bytes, split.num_ranks)
         if op not in TWO_LEVEL_OPS or split.num_ranks == 1:
             return Transfer(seconds, None, tier)

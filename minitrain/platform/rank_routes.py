@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import final
 
@@ -119,7 +119,20 @@ class RankRoutes:
         if op in ("all_reduce", "all_gather"):
             seconds = inner.time("all_gather", price.size_bytes, most)
             phases.append(self._phase(inner, "all_gather", most, inside, price.size_bytes, seconds))
-        return phases
+        total = sum(phase.seconds for phase in phases)
+        if abs(total - price.seconds) <= 1e-9 * price.seconds:
+            return phases
+        # The price is by curves, not by the rows of the tiers: each phase keeps its part of it.
+        slower = price.seconds / total
+        return [
+            replace(
+                each,
+                full_rate=each.full_rate / slower,
+                latency_s=each.latency_s * slower,
+                seconds=each.seconds * slower,
+            )
+            for each in phases
+        ]
 
     def _phase(
         self,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
+from minitrain.hardware.collective_algorithms import require_algorithm
 from minitrain.hardware.price import PENDING
 from minitrain.rank.host_memory import HostMemory
 from minitrain.rank.launched_memory import LaunchedMemory
@@ -91,7 +92,7 @@ class Communication(HostMemory):
             found = self._groups[communicator] = Group(communicator, self._rank)
         return found
 
-    async def all_reduce(self, v: T, layer: int, *, group: Groupish = None) -> T:
+    async def all_reduce(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
         """Sum a gradient (or a bucket of them) over the ranks of a group; every rank gets the sum.
 
         On a device this works in place: the sum takes the place of `v`.
@@ -100,33 +101,41 @@ class Communication(HostMemory):
             v: a `WeightGrad`, or a list of them, which share one latency.
             layer: the layer that the event names.
             group: who takes part; all ranks by default.
+            algorithm: "ring", "tree" or "hierarchical"; the network's own choice by default (see
+                `minitrain.hardware.collective_algorithms`). It changes the price, not the sum.
 
         Raises:
-            CollectiveMismatchError: the ranks bring what cannot be summed.
+            CollectiveMismatchError: the ranks bring what cannot be summed, or ask for different algorithms.
             TensorTypeError: `v` is not a tensor.
+            UsageError: there is no such algorithm, or the network has none such for the group.
         """
-        return await self._collective("all_reduce", v, layer, group)  # type: ignore[no-any-return]
+        require_algorithm("all_reduce", algorithm)
+        return await self._collective("all_reduce", v, layer, group, algorithm)  # type: ignore[no-any-return]
 
-    async def reduce_scatter(self, v: T, layer: int, *, group: Groupish = None) -> T:
+    async def reduce_scatter(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
         """Sum a gradient (or a bucket of them) over the ranks of a group and keep this rank's shard of it.
 
-        Args, Raises: as for `all_reduce`; the gradients must be complete.
+        Args, Raises: as for `all_reduce`; the gradients must be complete, and there is no tree.
         """
-        return await self._collective("reduce_scatter", v, layer, group)  # type: ignore[no-any-return]
+        require_algorithm("reduce_scatter", algorithm)
+        return await self._collective("reduce_scatter", v, layer, group, algorithm)  # type: ignore[no-any-return]
 
-    async def all_gather(self, v: T, layer: int, *, group: Groupish = None) -> T:
+    async def all_gather(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
         """Put the shards of a group's ranks together; every rank gets all of them.
 
         Args:
             v: a `Weight`, `WeightGrad` or `OptState`, or a list of them, which share one latency.
             layer: the layer that the event names.
             group: who takes part; all ranks by default.
+            algorithm: "ring" or "hierarchical"; the network's own choice by default.
 
         Raises:
-            CollectiveMismatchError: the ranks bring shards that do not belong together.
+            CollectiveMismatchError: the ranks bring shards that do not belong together, or ask for two algorithms.
             TensorTypeError: `v` is not a tensor.
+            UsageError: there is no such algorithm, or the network has none such for the group.
         """
-        return await self._collective("all_gather", v, layer, group)  # type: ignore[no-any-return]
+        require_algorithm("all_gather", algorithm)
+        return await self._collective("all_gather", v, layer, group, algorithm)  # type: ignore[no-any-return]
 
     async def broadcast(self, v: T | None, source: int, layer: int | None = None, *, group: Groupish = None) -> T:
         """Give every rank of a group the tensor of one of them.

@@ -16,6 +16,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
+from minitrain.hardware.collective_algorithms import ALGORITHMS
 from minitrain.hardware.price import Price
 from minitrain.rank.kept_for_backward import keep_scattered
 from minitrain.rank.launched_memory import LaunchedMemory, mark_overlap
@@ -116,6 +117,8 @@ class Operation(Call):
         else:
             value = result if self.op in ("all_gather", "broadcast") else self.value
             size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
+        if self.op in ALGORITHMS and self.detail is not None:
+            return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks, self.detail)
         return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
 
     @staticmethod

@@ -21,7 +21,7 @@ class Call(ABC):
         rank: who calls.
         value: what it brings.
         clock: when it was ready, s.
-        detail: what else must agree between the callers (the root of a broadcast), or None.
+        detail: what else must agree between the callers (the root of a broadcast, an algorithm), or None.
         settled: whether the call has its result or an error.
         outcome: its result, once it is settled.
         error: why there is none, or None.

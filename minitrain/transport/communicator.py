@@ -42,7 +42,7 @@ class PendingCollective:
 
     Attributes:
         op: what the first member called.
-        detail: what the first member's call adds to that (the root of a broadcast), or None.
+        detail: what the first member's call adds to that (the root of a broadcast, an algorithm), or None.
         calls: those of the members, None for who has not come yet.
         num_missing: number of members that have not come yet.
         is_consistent: whether all members called the same operation.
@@ -172,9 +172,8 @@ class Communicator:
 
     def _mismatch(self, calls: list[Call], last_call: Call) -> Exception:
         """Return the error for members that started different operations."""
-        roots = ["" if call.detail is None else f" from rank {call.detail}" for call in calls]
         places = _called_at(calls, last_call)
-        brought = [f"{call.describe()}{root} ({at})" for call, root, at in zip(calls, roots, places, strict=True)]
+        brought = [f"{call.describe()}{_with_detail(call)} ({at})" for call, at in zip(calls, places, strict=True)]
         return mismatch("a group", brought, self.ranks, "must start the same collectives in the same order")
 
     def _located(self, error: CollectiveMismatchError, calls: list[Call], last_call: Call) -> Exception:
@@ -182,6 +181,13 @@ class Communicator:
         places = _called_at(calls, last_call)
         brought = [f"{describe(call.value)} ({at})" for call, at in zip(calls, places, strict=True)]
         return mismatch(error.op, brought, self.ranks, error.rule)
+
+
+def _with_detail(call: Call) -> str:
+    """Return what a call adds to its operation, in words."""
+    if call.detail is None:
+        return ""
+    return f" from rank {call.detail}" if call.op == "broadcast" else f" by algorithm={call.detail!r}"
 
 
 def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:

@@ -123,10 +123,10 @@ class PricesOfFirst:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._predictor, name)
 
-    def collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         """Price a collective as if its group began at rank 0."""
         first = ranks[0]
-        price: Price = self._predictor.collective(op, size_bytes, tuple(rank - first for rank in ranks))
+        price: Price = self._predictor.collective(op, size_bytes, tuple(rank - first for rank in ranks), algorithm)
         return price
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:

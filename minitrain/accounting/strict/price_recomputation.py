@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from minitrain.accounting.strict.clock_recomputation import clock_error
 from minitrain.errors import StrategyError
 from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE, TYP, UNITS_PER_ELEMENT, UPDATE, Stream
+from minitrain.hardware.collective_algorithms import ALGORITHMS
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
 from minitrain.tensors.context import sums_what_all_hold
@@ -34,8 +35,27 @@ class Offloaded(NamedTuple):
     units: int
 
 
+class Asked(NamedTuple):
+    """What a collective moved by an algorithm that the strategy asked for.
+
+    Args:
+        moved: what it moved.
+        algorithm: the algorithm.
+    """
+
+    moved: Moved
+    algorithm: str
+
+
 def moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
     """Return what a collective is priced by."""
+    if op in ALGORITHMS and operations[0].detail is not None:
+        return Asked(_moved_by(op, operations, results), operations[0].detail)
+    return _moved_by(op, operations, results)
+
+
+def _moved_by(op: str, operations: Sequence[Any], results: Sequence[Any]) -> Moved:
+    """Return what a collective is priced by, whatever its algorithm."""
     given, result = operations[0].value, results[0]
     if op == "all_reduce" and sums_what_all_hold(result, given):
         return _COMMON, facts_of(result)
@@ -177,12 +197,15 @@ class PriceRecomputation:
             peers = (rank, stream.peer) if typ == "send" else (stream.peer, rank)
             return self.predictor.p2p(typ, self._size(moved), *peers)
         is_world = stream.group is None
+        asked: Sequence[str] = ()
+        if isinstance(moved, Asked):
+            moved, asked = moved.moved, (moved.algorithm,)
         ranks = tuple(range(world_size)) if stream.group is None else stream.group
         if typ == "all_to_all":
             size_bytes = max(self._size(member) for member in moved)
         else:
             size_bytes = self._size(moved, whole=is_world)
-        return self.predictor.collective(typ, size_bytes, ranks)
+        return self.predictor.collective(typ, size_bytes, ranks, *asked)
 
     def _size(self, moved: Moved, *, whole: bool = True) -> int:
         """Return the bytes of what was moved; of shards in a proper subgroup, those that it works on."""

@@ -23,12 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.network import Network
 from minitrain.hardware.price import Price
-from minitrain.hardware.topology import RING_OPS, TWO_LEVEL_OPS
+from minitrain.hardware.topology import RING_OPS, TWO_LEVEL_OPS, seconds_by
 from minitrain.hardware.two_level_collectives import Split, two_level_seconds
 
 if TYPE_CHECKING:
@@ -98,16 +99,16 @@ class ClusterNetwork:
         self.collective = cache(self._collective)
         self.p2p = cache(self._p2p)
 
-    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        """Price a collective among some ranks."""
+    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        """Price a collective among some ranks, by an algorithm or by the network's choice."""
         self._check(ranks)
         groups = self.places.groups_of(ranks)
         if len(groups) == 1:
             own = self._predictors[groups.pop()]
-            return own.collective(op, size_bytes, self.places.local(ranks))
+            return own.collective(op, size_bytes, self.places.local(ranks), algorithm)
         if self._is_free:
             return Price(0.0, size_bytes)
-        return self._between_groups(op, size_bytes, ranks)
+        return self._between_groups(op, size_bytes, ranks, algorithm)
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
         """Price one side of a message."""
@@ -121,19 +122,21 @@ class ClusterNetwork:
         tier = link.tier("p2p", size_bytes, 2)
         return Price(tier.time("p2p", size_bytes, 2), size_bytes, None, tier.processor_usage, tier.size)
 
-    def _between_groups(self, op: str, size_bytes: float, ranks: Sequence[int]) -> Price:
-        """Price a collective whose members are in several groups: the faster of one ring and two levels."""
+    def _between_groups(self, op: str, size_bytes: float, ranks: Sequence[int], asked: str | None) -> Price:
+        """Price a collective whose members are in several groups: as asked, or by the faster of ring and two levels."""
         members = Counter(self.places.nodes[rank] for rank in ranks)
         is_ring, num_ranks = op in _RAILED_OPS, len(ranks)
         ring = Slowest(self._ring(members, share_rails=is_ring))
-        seconds = ring.time(op, size_bytes, num_ranks)
-        algorithm = "ring" if op in RING_OPS else None
         split = Split.of(members.values())
-        if op in TWO_LEVEL_OPS and split.has_two_levels:
-            inner, outer = Slowest(self._inside(members)), Slowest(self._across(members, None))
-            nested = two_level_seconds(op, size_bytes, inner, outer, split)
-            if nested < seconds:
-                seconds, algorithm = nested, "hierarchical"
+        inner, outer = Slowest(self._inside(members)), Slowest(self._across(members, None))
+        found: list[tuple[float, str | None]] = []
+        if asked != "hierarchical":
+            found.append((ring.time(op, size_bytes, num_ranks), "ring" if op in RING_OPS else None))
+        if asked not in (None, "ring"):
+            found.append((seconds_by(asked, op, size_bytes, inner, outer, split), asked))
+        elif asked is None and op in TWO_LEVEL_OPS and split.has_two_levels:
+            found.append((two_level_seconds(op, size_bytes, inner, outer, split), "hierarchical"))
+        seconds, algorithm = min(found, key=itemgetter(0))
         tier = ring.tier(op, size_bytes, num_ranks)
         return Price(seconds, size_bytes, algorithm, tier.processor_usage, tier.size)
 
