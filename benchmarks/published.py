@@ -19,8 +19,12 @@ NEMO = "NVIDIA DGX Cloud benchmarking"
 BRIDGE = "Megatron Bridge 25.11"
 SC21 = "Narayanan et al. 2021"
 LLAMA = "Llama 3, table 4"
+NEMO_2407 = "NeMo 24.07, performance summary"
+MOE = "Megatron-Core MoE, README"
 FLOPS_405B = 6 * 405.9e9 + 6 * 126 * 16384 * 8192
 """FLOP a token of Llama 3 405B: its parameters', and those of the pairs that a causal mask leaves."""
+FLOPS_MIXTRAL = 12 * 32 * 4096**2 * (1 + 8 / 32 + 4096 / 4096 + 2 * 1.5 * 14336 / 4096 + 32000 / (2 * 32 * 4096))
+"""FLOP a token of Mixtral 8x7B as Megatron-LM counts them (`num_floating_point_operations`): with all of attention."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,14 @@ CASES = (
         SC21,
         options=_parts(8, 8, 2, recompute="full", sequence_parallel=False, zero=0, scatter_gather=True),
     ),
+    Published("mixtral-8x7b", H, 64, 4096, 256, 1, 468e12 / FLOPS_MIXTRAL, MOE, options=_parts(1, 4, 8, ep=8)),
+    Published("gpt3-175b", H, 128, 2048, 256, 1, 726, NEMO_2407, options=_parts(4, 8, 6), precision="fp8"),
+    Published("gpt3-175b", H, 512, 2048, 2048, 2, 782, NEMO_2407, options=_parts(4, 8, 6), precision="fp8"),
+    Published("llama2-7b", H, 8, 4096, 128, 1, 16847, NEMO_2407, options=_parts(1, 1, 1), precision="fp8"),
+    Published("llama2-13b", H, 16, 4096, 128, 1, 8646, NEMO_2407, options=_parts(1, 4, 10), precision="fp8"),
+    Published("llama2-70b", H, 64, 4096, 128, 1, 1707, NEMO_2407, options=_parts(4, 4, 20), precision="fp8"),
+    Published("llama3-8b", H, 8, 8192, 128, 1, 12036, NEMO_2407, options=_parts(1, 1, 1, cp=2), precision="fp8"),
+    Published("llama3-70b", H, 64, 8192, 128, 1, 1533, NEMO_2407, options=_parts(4, 4, 5, cp=2), precision="fp8"),
     Published("llama3-8b", H, 8, 8192, 128, 1, 14451, BRIDGE, "fsdp", {}, "fp8"),
     Published("llama3-8b", B, 8, 8192, 128, 2, 30624, BRIDGE, options=_parts(1, 1, 1), precision="fp8"),
     Published("llama3-8b", G, 8, 8192, 128, 2, 31508, BRIDGE, options=_parts(1, 1, 1), precision="fp8"),

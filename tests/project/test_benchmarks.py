@@ -82,11 +82,19 @@ def test_plans_for_unlike_devices_are_measured_against_simple_shares(capsys: pyt
     assert "with no group left out: 2 kinds" in text
 
 
-@pytest.mark.parametrize("case", published.CASES[:2], ids=lambda case: f"{case.model}-{case.ranks}")
+QUICK = [case for case in published.CASES if case.ranks <= 128 and not {"tp", "pp"} <= case.options.keys()]
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: f"{case.model}-{case.hardware}-{case.ranks}-{case.precision}")
 def test_the_document_has_published_figures_as_the_tool_predicts_them(case: published.Published) -> None:
     assert published.row(case) in (ROOT / "docs" / "accuracy.md").read_text().splitlines()
 
 
-def test_the_document_has_every_published_figure() -> None:
+def test_the_document_has_every_published_figure_and_says_how_far_off_they_are() -> None:
     text = (ROOT / "docs" / "accuracy.md").read_text()
-    assert all(published.about(case) in text for case in published.CASES)
+    lines = text.splitlines()
+    rows = [next(line for line in lines if line.startswith(published.about(case))) for case in published.CASES]
+    errors = [abs(float(line.split("|")[-2])) for line in rows]
+    beyond = sum(error > 15 for error in errors)
+    said = f"sizes is {sum(errors) / len(errors):.1f} %; {beyond} of {len(errors)} are beyond 15 %"
+    assert said in text
