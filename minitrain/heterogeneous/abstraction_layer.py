@@ -51,16 +51,13 @@ from minitrain.heterogeneous.operations import (
     ArrayLibrary,
     OperationKind,
     Options,
-    cost_of,
+    Request,
     datatype_named,
     datatype_of,
     flat,
     library_named,
     mapped,
     operation_named,
-    result_shape,
-    shape_of,
-    split_inputs,
 )
 from minitrain.heterogeneous.taxonomy import HardwareCapabilityProfile, HardwareClass, Key, shown_key
 from minitrain.workloads.field_faults import closest
@@ -75,17 +72,15 @@ class DeviceFailure(MinitrainError):  # noqa: N818 - it is what happened, as in 
 
 
 class HardwareBackend(Protocol):
-    """What the abstraction layer asks of a backend."""
+    """What the abstraction layer asks of a backend.
 
-    @property
-    def name(self) -> str:
-        """What messages and counts call it."""
-        ...
+    Attributes:
+        name: what messages and counts call it.
+        is_priced: whether its seconds are prices, and not measured.
+    """
 
-    @property
-    def is_priced(self) -> bool:
-        """Whether its seconds are prices, and not measured."""
-        ...
+    name: str
+    is_priced: bool
 
     def reason_unavailable(self) -> str | None:
         """Return why it cannot be used on this machine, or None."""
@@ -418,7 +413,7 @@ class HardwareAbstractionLayer:
 
     def execute(self, op_type: str, inputs: Mapping[str, Any], preferred_hardware: Key | None = None) -> Execution:
         """Compute an operation and leave its result where it is; arguments and errors as for `execute_operation`."""
-        asked = _Request.of(op_type, inputs)
+        asked = _request(op_type, inputs)
         refused: list[tuple[str, str]] = []
         for key in self.candidates(preferred_hardware):
             reason = self._refusal(key, asked)
@@ -439,7 +434,7 @@ class HardwareAbstractionLayer:
         Raises:
             DeviceFailure: it has died.
         """
-        asked = _Request.of(op_type, inputs)
+        asked = _request(op_type, inputs)
         reason = self._refusal(key, asked)
         if reason is not None:
             raise _nothing_left(op_type, key, [(shown_key(key), reason)])
@@ -481,7 +476,7 @@ class HardwareAbstractionLayer:
         """Move an array to a backend, and count its bytes; one that lies there is returned as it is."""
         return self._put(_as_array(array), self.backend(key))
 
-    def _refusal(self, key: Key, asked: _Request) -> str | None:
+    def _refusal(self, key: Key, asked: Request) -> str | None:
         """Return why some hardware cannot compute an operation, or None."""
         backend = self.hardware_backends.get(key)
         if backend is None:
@@ -489,7 +484,7 @@ class HardwareAbstractionLayer:
         return backend.reason_unavailable() or backend.reason_unsupported(asked.cost, asked.datatype)
 
     def _execute(
-        self, backend: HardwareBackend, asked: _Request, refused: tuple[tuple[str, str], ...] = ()
+        self, backend: HardwareBackend, asked: Request, refused: tuple[tuple[str, str], ...] = ()
     ) -> Execution:
         """Compute an operation on a backend."""
         before = self.moved_bytes[backend.name]
@@ -541,33 +536,10 @@ def standard_layer() -> HardwareAbstractionLayer:
     return hal
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """An operation that is asked for: its operands are checked, and its cost is known."""
-
-    kind: OperationKind
-    operands: list[Any]
-    options: dict[str, Any]
-    cost: Operation
-    datatype: str
-
-    @classmethod
-    def of(cls, op_type: str, inputs: Mapping[str, Any]) -> _Request:
-        """Return an operation with its operands as arrays; it computes with the widest real datatype among them."""
-        kind = operation_named(op_type)
-        given, options = split_inputs(kind, inputs)
-        operands = [_as_array(each) for each in given]
-        shapes = [shape_of(each) for each in operands]
-        arrays = [each for each in flat(operands) if not _is_number(each)]
-        names = [each.datatype if isinstance(each, Placed) else datatype_of(each) for each in arrays]
-        real = [name for name in names if "float" in name]
-        datatype = max(real or names or ["float64"], key=lambda name: _WIDTHS.get(name, 0))
-        cost = cost_of(kind, shapes, result_shape(kind, shapes, options), datatype)
-        return cls(kind, operands, options, cost, datatype)
-
-
-_WIDTHS = {"float64": 4, "float32": 3, "bfloat16": 2, "float16": 1}
+def _request(op_type: str, inputs: Mapping[str, Any]) -> Request:
+    """Return an operation that is asked for, with its operands as arrays."""
+    names = operation_named(op_type).operands
+    return Request.of(op_type, {name: _as_array(each) if name in names else each for name, each in inputs.items()})
 
 
 def _is_number(operand: Any) -> bool:

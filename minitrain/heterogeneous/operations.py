@@ -306,6 +306,49 @@ def cost_of(kind: OperationKind, shapes: Sequence[Any], shape: Shape, datatype: 
     return Operation(kind.name, max([math.prod(shape), *sizes]), moved, datatype)
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """An operation that is asked for, on operands that go together.
+
+    Args:
+        kind: the operation.
+        operands: in order: arrays or what stands for them, lists of such, and plain numbers.
+        options: of the operation.
+        datatype: what it computes with, which is what those of its arrays make together.
+        shape: of its result.
+        cost: what it costs.
+    """
+
+    kind: OperationKind
+    operands: list[Any]
+    options: dict[str, Any]
+    datatype: str
+    shape: Shape
+    cost: Operation
+
+    @classmethod
+    def of(cls, op_type: str, inputs: Mapping[str, Any]) -> Request:
+        """Return an operation on operands and options by name.
+
+        Raises:
+            UsageError: there is no such operation, or its operands do not go together.
+        """
+        kind = operation_named(op_type)
+        operands, options = split_inputs(kind, inputs)
+        shapes = [mapped(lambda each: getattr(each, "shape", ()), operand) for operand in operands]
+        names = sorted({datatype_of(each) for each in flat(operands) if hasattr(each, "shape")})
+        promote: Callable[..., Any] = np.result_type
+        datatype = str(promote(*map(datatype_named, names))) if len(names) > 1 else (names or ["float64"])[0]
+        shape = result_shape(kind, shapes, options)
+        return cls(kind, operands, options, datatype, shape, cost_of(kind, shapes, shape, datatype))
+
+    @property
+    def result_datatype(self) -> str:
+        """The datatype of its result."""
+        return "bool" if self.kind.gives_truth else str(self.options.get("datatype", self.datatype))
+
+
 def _product(x: Shape, y: Shape, shape: Shape) -> MatmulShape:
     """Return the matrices that are multiplied; a batch of rows that meet one matrix are the rows of one product."""
     columns = y[-1] if len(y) > 1 else 1
@@ -322,11 +365,6 @@ def flat(operands: Iterable[Any]) -> Iterator[Any]:
     """Yield operands one by one, also those of lists."""
     for each in operands:
         yield from flat(each) if isinstance(each, list) else [each]
-
-
-def shape_of(operand: Any) -> Any:
-    """Return the shape of an array, those of a list of arrays, or () for a plain number."""
-    return mapped(lambda each: getattr(each, "shape", ()), operand)
 
 
 class ArrayLibrary(Protocol):
@@ -388,8 +426,8 @@ def datatype_of(value: Any) -> str:
     >>> datatype_of(np.zeros(2, np.float32)), datatype_of(1.5)
     ('float32', 'float64')
     """
-    found = getattr(value, "dtype", None)
-    return "float64" if found is None else str(found).rpartition(".")[2]
+    found = getattr(value, "datatype", None) or getattr(value, "dtype", "float64")
+    return str(found).rpartition(".")[2]
 
 
 @final

@@ -28,14 +28,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import OutOfMemoryError, UsageError
-from minitrain.hardware.device import Memory
 from minitrain.heterogeneous.abstraction_layer import (
     DeviceFailure,
     Execution,
     HardwareAbstractionLayer,
     Placed,
 )
-from minitrain.heterogeneous.taxonomy import HardwareCapabilityProfile, HardwareClass, Key, class_named, profiles_of
+from minitrain.heterogeneous.taxonomy import (
+    GivenDevices,
+    HardwareCapabilityProfile,
+    HardwareClass,
+    Key,
+    class_named,
+    profiles_of,
+)
 from minitrain.heterogeneous.workload_manager import (
     HOST,
     DataMovementOptimizer,
@@ -55,7 +61,7 @@ from minitrain.platform.fair_sharing import FairSharing, Flow
 from minitrain.platform.links import Lane
 
 if TYPE_CHECKING:
-    from simpy import Environment, Event
+    from simpy import Event
 
 StepKind = Literal["compute", "move", "failure"]
 
@@ -139,13 +145,10 @@ def timeline(
         UsageError: a config does not say what its device draws, and there is a budget; or it is too small for the
             idle devices together with the working one that draws most.
     """
-    from simpy import Environment  # noqa: PLC0415 - where a timeline is made, it is loaded
-
-    env = Environment()
-    run = _TimelineSimulation(env, steps, devices, _power_left_mW(steps, devices, power_budget_W))
+    run = _TimelineSimulation(steps, devices, _power_left_mW(steps, devices, power_budget_W))
     for number in range(len(steps)):
-        env.process(run.step(number))
-    env.run()
+        run.env.process(run.step(number))
+    run.env.run()
     timed = tuple(TimedStep(step, *run.times[number]) for number, step in enumerate(steps))
     found = StepTimeline(timed, max((each.end_s for each in timed), default=0.0), None, None)
     if any(device.tdp_W is None for device in devices):
@@ -200,7 +203,6 @@ class _TimelineSimulation:
     """A timeline under way.
 
     Args:
-        env: whose clock counts.
         steps: what happens.
         devices: all that take part.
         power_mW: what they may draw beyond their rest, mW.
@@ -212,26 +214,26 @@ class _TimelineSimulation:
 
     def __init__(
         self,
-        env: Environment,
         steps: Sequence[Step],
         devices: Sequence[HardwareCapabilityProfile],
         power_mW: int,  # noqa: N803
     ) -> None:
-        from simpy import Container  # noqa: PLC0415 - as above
+        import simpy  # noqa: PLC0415 - where a timeline is made, it is loaded
 
-        self.env = env
+        self.env = simpy.Environment()
         self.steps = steps
         self.times: dict[int, tuple[float, float]] = {}
-        self.ended = [env.event() for _ in steps]
+        self.ended = [self.env.event() for _ in steps]
         self.more = {device.name: _more_mW(device) for device in devices}
-        self.power = Container(env, init=power_mW)
+        self.power = simpy.Container(self.env, init=power_mW)
         self.drawn_mW = self.peak_mW = 0
-        self.sharing = FairSharing(env)
-        self.lanes = {
-            (way, device.name): Lane(f"{device.name} {way} host", _best_rate(device.device.mem_pcie))
-            for device in devices
-            for way in ("to", "from")
-        }
+        self.sharing = FairSharing(self.env)
+        self.lanes: dict[tuple[str, str], Lane] = {}
+        for device in devices:
+            link = device.device.mem_pcie
+            rate = link.GBps * 1e9 * max(share for _, share in link.MB_efficiency)
+            for way in ("to", "from"):
+                self.lanes[way, device.name] = Lane(f"{device.name} {way} host", rate)
 
     def step(self, number: int) -> Generator[Event, None, None]:
         """Simulate one step."""
@@ -269,11 +271,6 @@ class _TimelineSimulation:
 
 def _succeed(event: Event) -> None:
     event.succeed()
-
-
-def _best_rate(memory: Memory) -> float:
-    """Return what a link carries at most, bytes/s."""
-    return memory.GBps * 1e9 * max(share for _, share in memory.MB_efficiency)
 
 
 class DeviceCoordinator(Protocol):
@@ -335,12 +332,10 @@ class WorkloadExecution:
     """A workload that is being computed.
 
     Args:
-        hal: what computes.
+        orchestrator: says what computes, and how long moves take.
         workload: its inputs are arrays.
         device_mapping: the device of each operation.
         devices: those and the spares, by name.
-        coordinators: by class of hardware, how its devices compute; others use the abstraction layer.
-        movement: says how long moves take.
 
     Attributes:
         steps: what has happened so far.
@@ -350,20 +345,18 @@ class WorkloadExecution:
 
     def __init__(
         self,
-        hal: HardwareAbstractionLayer,
+        orchestrator: MultiDeviceOrchestrator,
         workload: WorkloadProfile,
         device_mapping: DeviceMapping,
         devices: Mapping[str, HardwareCapabilityProfile],
-        coordinators: Mapping[HardwareClass, DeviceCoordinator],
-        movement: DataMovementOptimizer,
     ) -> None:
-        self.hal = hal
-        self.coordinators = coordinators
-        self.movement = movement
+        self.hal = orchestrator.workload_manager.hal
+        self.coordinators = orchestrator.device_coordinators
+        self.movement = orchestrator.data_movement_optimizer
         self.workload = workload
         self.mapping = dict(device_mapping)
         self.alive = dict(devices)
-        self.keys = {name: hal.key_of(device) for name, device in devices.items()}
+        self.keys = {name: self.hal.key_of(device) for name, device in devices.items()}
         self.steps: list[Step] = []
         self.recoveries: list[Recovery] = []
         self.pending = list(workload.by_name)
@@ -576,9 +569,9 @@ class MultiDeviceOrchestrator:
     def execute_multi_device_workload(
         self,
         workload: WorkloadProfile,
-        device_mapping: DeviceMapping | Sequence[HardwareCapabilityProfile | str],
+        device_mapping: DeviceMapping | GivenDevices,
         *,
-        spares: Sequence[HardwareCapabilityProfile | str] = (),
+        spares: GivenDevices = (),
         power_budget_W: float | None = None,  # noqa: N803 - a unit
     ) -> OrchestratedRun:
         """Compute a workload on several devices, and price it.
@@ -615,15 +608,12 @@ class MultiDeviceOrchestrator:
                     f"two devices are called {device.name!r}; give each a name of its own, as profiles_of does",
                     name=device.name,
                 )
-        hal, movement = self.workload_manager.hal, self.data_movement_optimizer
-        run = WorkloadExecution(hal, workload, mapping, devices, self.device_coordinators, movement)
+        run = WorkloadExecution(self, workload, mapping, devices)
         outputs = run.compute()
         times = timeline(run.steps, list(devices.values()), power_budget_W)
         return OrchestratedRun(outputs, plan, tuple(run.steps), times, waits, tuple(run.recoveries), run.peak_bytes)
 
-    def execute_task(
-        self, task: EnhancedTestTask, devices: Sequence[HardwareCapabilityProfile | str]
-    ) -> OrchestratedRun:
+    def execute_task(self, task: EnhancedTestTask, devices: GivenDevices) -> OrchestratedRun:
         """Compute a task's workload within its power budget, and fill in its plans."""
         run = self.execute_multi_device_workload(task.workload, devices, power_budget_W=task.power_budget)
         mapping = {step.name: step.device for step in run.steps if step.kind == "compute"}

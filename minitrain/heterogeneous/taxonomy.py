@@ -24,7 +24,7 @@ import importlib.util
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -186,6 +186,10 @@ class HardwareCapabilityProfile:
     def simulator(self) -> DeviceSimulator:
         """What prices programs on it."""
         return make_simulator(self.device)
+
+
+GivenDevices = Sequence[HardwareCapabilityProfile | str]
+"""Devices as users give them: profiles, or names of hardware configs."""
 
 
 def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
@@ -567,6 +571,19 @@ class EnhancedHardwareDetector:
             yield _gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
 
 
+def _gpu(nvml: Any, handle: Any) -> DetectedDevice:
+    """Return what NVIDIA's management library says of one GPU."""
+    name = nvml.nvmlDeviceGetName(handle)
+    said: dict[str, Callable[[], Any]] = {
+        "memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        "clock_Hz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+        "tdp_W": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3,
+        "temperature_C": lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+    }
+    known = {figure: _or_none(ask) for figure, ask in said.items()}
+    return DetectedDevice(name.decode() if isinstance(name, bytes) else name, HardwareClass.GPU, "NVIDIA", **known)
+
+
 def config_named_as(device: DetectedDevice) -> SystemConfig | None:
     """Return the shipped config that a device's name names, of several the one of the nearest memory; else None.
 
@@ -586,21 +603,6 @@ def _stem(config: str) -> str:
     """Return what a config's name says of the device: "rtx_3090" is rtx3090, "h100_80g_nvl8" is h100."""
     kept = re.sub(r"_(\d+g|nvl\d+|pcie\d+|\d)(?=_|$)", "", config)
     return kept.replace("_", "")
-
-
-def _gpu(nvml: Any, handle: Any) -> DetectedDevice:
-    """Return what NVIDIA's management library says of one GPU."""
-    name = nvml.nvmlDeviceGetName(handle)
-    hertz = _or_none(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6)
-    return DetectedDevice(
-        name=name.decode() if isinstance(name, bytes) else name,
-        hardware_class=HardwareClass.GPU,
-        vendor="NVIDIA",
-        memory_bytes=_or_none(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)),
-        clock_Hz=hertz,
-        tdp_W=_or_none(lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3),
-        temperature_C=_or_none(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
-    )
 
 
 def _imported(name: str) -> Any:

@@ -41,6 +41,7 @@ from minitrain.hardware import SystemConfig
 from minitrain.heterogeneous.abstraction_layer import HardwareAbstractionLayer
 from minitrain.heterogeneous.taxonomy import (
     EnhancedHardwareTaxonomy,
+    GivenDevices,
     HardwareCapabilityProfile,
     PrecisionType,
     profiles_of,
@@ -373,9 +374,7 @@ class HardwareAwareWorkloadManager:
         self.operation_fusion_rules: dict[str, FusionRule] = {rule.name: rule for rule in DEFAULT_RULES}
         self.memory_optimization_strategies: dict[str, MemoryStrategy] = dict(MEMORY_STRATEGIES)
 
-    def decompose_workload(
-        self, workload: WorkloadProfile, available_hardware: Sequence[HardwareCapabilityProfile | str]
-    ) -> dict[str, Any]:
+    def decompose_workload(self, workload: WorkloadProfile, available_hardware: GivenDevices) -> dict[str, Any]:
         """Say which device computes each operation, and how many samples each would get of the batch.
 
         Args:
@@ -403,9 +402,7 @@ class HardwareAwareWorkloadManager:
         }
         return {**found, "shares": self.share_samples(workload, devices)} if workload.batch_inputs else found
 
-    def share_samples(
-        self, workload: WorkloadProfile, available_hardware: Sequence[HardwareCapabilityProfile | str]
-    ) -> dict[str, int]:
+    def share_samples(self, workload: WorkloadProfile, available_hardware: GivenDevices) -> dict[str, int]:
         """Return how many samples of the batch each device gets: one after the other, to the first to finish it.
 
         A large batch is given out in steps of a 256th, the last ones sample by sample. On equal devices shares are
@@ -551,7 +548,7 @@ class HeterogeneousScheduler:
         HardwareConfigError: a config cannot be found or read, or is invalid.
     """
 
-    def __init__(self, devices: Sequence[HardwareCapabilityProfile | str]) -> None:
+    def __init__(self, devices: GivenDevices) -> None:
         self.devices = profiles_of(devices)
 
     def schedule(self, tasks: Sequence[EnhancedTestTask]) -> list[ScheduledTask]:

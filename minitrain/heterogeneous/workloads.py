@@ -34,16 +34,13 @@ from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.heterogeneous.operations import (
     OPERATIONS,
     OperationKind,
+    Request,
     Shape,
-    cost_of,
     datatype_named,
     datatype_of,
     flat,
     mapped,
     operation_named,
-    result_shape,
-    shape_of,
-    split_inputs,
 )
 from minitrain.heterogeneous.taxonomy import HardwareCapabilityProfile, HardwareClass, PrecisionType
 from minitrain.workloads.field_faults import closest
@@ -108,30 +105,6 @@ class WorkloadOperation:
 
         return {operand: mapped(given, value) for operand, value in self.inputs.items()}
 
-    def result(self, known: Mapping[str, ArraySpec]) -> ArraySpec:
-        """Return shape and datatype of its result, of those of what it reads.
-
-        Raises:
-            UsageError: there is no such operation, or its operands do not go together.
-        """
-        kind, shapes, options, datatype = self._priced(known)
-        shape = result_shape(kind, shapes, options)
-        return ArraySpec(shape, "bool" if kind.gives_truth else str(options.get("datatype", datatype)))
-
-    def cost(self, known: Mapping[str, ArraySpec]) -> Operation:
-        """Return what it costs, of shapes and datatypes of what it reads and of its result; errors as for `result`."""
-        kind, shapes, _, datatype = self._priced(known)
-        return cost_of(kind, shapes, known[self.name].shape, datatype)
-
-    def _priced(self, known: Mapping[str, ArraySpec]) -> tuple[OperationKind, list[Any], dict[str, Any], str]:
-        """Return its kind, the shapes of its operands, its options, and what it computes in."""
-        kind = operation_named(self.op_type)
-        operands, options = split_inputs(kind, self.with_arrays(known))
-        names = {known[name].datatype for name in self.reads()}
-        promote: Callable[..., Any] = np.result_type
-        widest = str(promote(*map(datatype_named, names))) if len(names) > 1 else next(iter(names), "float64")
-        return kind, [shape_of(each) for each in operands], options, widest
-
 
 @dataclass(frozen=True)
 class WorkloadProfile:
@@ -188,18 +161,25 @@ class WorkloadProfile:
     @cached_property
     def specs(self) -> dict[str, ArraySpec]:
         """Shape and datatype of all arrays by name, inputs and results."""
-        found = {
-            name: each if isinstance(each, ArraySpec) else ArraySpec(tuple(each.shape), datatype_of(each))
-            for name, each in self.inputs.items()
-        }
-        for operation in self.operations:
-            found[operation.name] = operation.result(found)
-        return found
+        return self._specs_and_costs[0]
 
     @cached_property
     def costs(self) -> dict[str, Operation]:
         """What each operation costs, by name."""
-        return {operation.name: operation.cost(self.specs) for operation in self.operations}
+        return self._specs_and_costs[1]
+
+    @cached_property
+    def _specs_and_costs(self) -> tuple[dict[str, ArraySpec], dict[str, Operation]]:
+        specs = {
+            name: each if isinstance(each, ArraySpec) else ArraySpec(tuple(each.shape), datatype_of(each))
+            for name, each in self.inputs.items()
+        }
+        costs: dict[str, Operation] = {}
+        for operation in self.operations:
+            asked = Request.of(operation.op_type, operation.with_arrays(specs))
+            specs[operation.name] = ArraySpec(asked.shape, asked.result_datatype)
+            costs[operation.name] = asked.cost
+        return specs, costs
 
     @property
     def program(self) -> Program:
@@ -248,12 +228,11 @@ class WorkloadProfile:
     def in_precision(self, precision: PrecisionType) -> Self:
         """Return the same workload with its real inputs in another datatype; arrays are converted."""
         given = dict(self.inputs)
-        for name, each in given.items():
-            if "float" in self.specs[name].datatype:
-                is_spec = isinstance(each, ArraySpec)
-                given[name] = (
-                    replace(each, datatype=precision.value) if is_spec else each.astype(datatype_named(precision.value))
-                )
+        for name in (name for name in given if "float" in self.specs[name].datatype):
+            if isinstance(given[name], ArraySpec):
+                given[name] = replace(given[name], datatype=precision.value)
+            else:
+                given[name] = given[name].astype(datatype_named(precision.value))
         return self.with_inputs(given)
 
     def with_inputs(self, inputs: Mapping[str, Any]) -> Self:

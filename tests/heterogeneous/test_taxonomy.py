@@ -17,7 +17,6 @@ from minitrain.heterogeneous import (
     PrecisionType,
     profiles_of,
 )
-from minitrain.heterogeneous.taxonomy import class_named
 
 CPU, GPU, TPU, ASIC, NPU = (HardwareClass(name) for name in ("cpu", "gpu", "tpu", "asic", "npu"))
 
@@ -27,15 +26,6 @@ def taxonomy_with(*capabilities: str) -> EnhancedHardwareTaxonomy:
     for name in capabilities:
         taxonomy.register_capability(name, {"unit": "matrix"})
     return taxonomy
-
-
-def test_capabilities_are_inherited_over_several_steps_and_factors_multiply() -> None:
-    taxonomy = taxonomy_with("dense")
-    taxonomy.assign_capability(ASIC, "dense", strength=0.9)
-    taxonomy.define_hardware_hierarchy(ASIC, TPU, 0.5)
-    taxonomy.define_hardware_hierarchy(TPU, NPU, 0.5)
-    found = taxonomy.capabilities_of_class(NPU)["dense"]
-    assert found == {"unit": "matrix", "strength": 0.9 * 0.25, "source": ASIC, "inherited": True}
 
 
 def test_of_several_ways_the_strongest_wins_and_what_a_class_has_itself_beats_them() -> None:
@@ -59,7 +49,9 @@ def test_a_chain_of_any_order_hands_on_the_product_of_its_factors(
     product = 1.0
     for child, factor in zip(order[1:], factors, strict=True):
         product *= factor
-        assert taxonomy.capabilities_of_class(child)["dense"]["strength"] == pytest.approx(product)
+        found = taxonomy.capabilities_of_class(child)["dense"]
+        expected = {"unit": "matrix", "strength": pytest.approx(product), "source": order[0], "inherited": True}
+        assert found == expected
 
 
 def test_a_circle_of_classes_is_refused_with_its_way() -> None:
@@ -96,6 +88,8 @@ def test_what_a_config_states_is_a_devices_own() -> None:
     assert (found["async_copies"]["strength"], found["async_copies"]["source"]) == (0.5, GPU)
     assert found["cache:2"]["capacity_bytes"] == 40 * 2**20
     assert taxonomy.profiles_of_class("gpu") == [a100]
+    with pytest.raises(mt.UsageError, match="no class of hardware 'gpus' did you mean \"gpu\""):
+        taxonomy.profiles_of_class("gpus")
 
 
 def test_two_devices_of_one_name_are_refused() -> None:
@@ -124,12 +118,8 @@ def test_a_profile_is_a_view_that_loses_nothing(config: str) -> None:
     assert profile.memory_bytes == load_config(config).mem1.capacity_bytes
     assert {precision.value for precision in profile.precisions} <= {*profile.peak_flop_per_s, "bfloat16"}
     assert profile.hardware_class.value == load_config(config).sheet.device_class
-
-
-def test_a_tpu_computes_in_bfloat16_and_not_in_double_precision() -> None:
-    precisions = HardwareCapabilityProfile.from_device("tpu_v5p").precisions
-    assert PrecisionType.BF16 in precisions
-    assert PrecisionType.FP64 not in precisions
+    is_tpu = config == "tpu_v5p"  # which computes in bfloat16 by its features, and not in double precision
+    assert not is_tpu or {PrecisionType.BF16, PrecisionType.FP64} & profile.precisions == {PrecisionType.BF16}
 
 
 def test_devices_of_one_kind_get_numbers_and_names_that_clash_are_refused() -> None:
@@ -151,8 +141,3 @@ def test_a_cluster_stands_for_all_of_its_devices_slowed_by_their_caps() -> None:
     assert slowed.compute_s == pytest.approx(alone.compute_s / groups[0].clock_share)
     assert slowed.memory_s == alone.memory_s
     assert (old.tdp_W, t4.tdp_W) == (200, 70)
-
-
-def test_an_unknown_class_is_refused_with_the_nearest() -> None:
-    with pytest.raises(mt.UsageError, match="no class of hardware 'gpus' did you mean \"gpu\""):
-        class_named("gpus")

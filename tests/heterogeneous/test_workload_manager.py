@@ -43,16 +43,13 @@ def test_branches_are_divided_and_quicker_than_on_one_device(manager: HardwareAw
     assert sorted(map(len, found["components"].values())) == [6, 9]
     assert found["seconds"] < 0.75 * alone["seconds"]
     assert set(found["device_mapping"]) == set(workload.by_name)
+    with pytest.raises(mt.UsageError, match=r"no device of h100_80g_nvl8, a100_80g, t4 computes matmul .* in float64"):
+        manager.decompose_workload(branches(count=1, datatype="float64"), DEVICES)
 
 
-def test_what_takes_longer_to_send_than_to_compute_stays(manager: HardwareAwareWorkloadManager) -> None:
-    found = manager.decompose_workload(priced_branches(), ["h100_80g_nvl8", "t4"])
-    assert list(found["components"]) == ["h100_80g_nvl8"]
-
-
-def test_a_chain_stays_on_one_device(manager: HardwareAwareWorkloadManager) -> None:
-    found = manager.decompose_workload(priced_branches(count=1), DEVICES)
-    assert list(found["components"]) == ["h100_80g_nvl8"]
+def test_a_chain_and_what_takes_longer_to_send_than_to_compute_stay(manager: HardwareAwareWorkloadManager) -> None:
+    for workload, devices in ((priced_branches(), ["h100_80g_nvl8", "t4"]), (priced_branches(count=1), DEVICES)):
+        assert list(manager.decompose_workload(workload, devices)["components"]) == ["h100_80g_nvl8"]
 
 
 @pytest.mark.parametrize(("size", "batch"), [(64, 32), (1024, 1024), (4096, 512)])
@@ -169,6 +166,16 @@ def test_a_result_that_somebody_else_reads_is_not_fused_away(manager: HardwareAw
     assert manager.fuse_operations(wanted, A100) == []
 
 
+def test_an_operation_is_fused_into_one_chain_at_most(manager: HardwareAwareWorkloadManager) -> None:
+    operations = (
+        WorkloadOperation("sine", "sin", {"x": "a"}),
+        WorkloadOperation("tangent", "tanh", {"x": "a"}),
+        WorkloadOperation("sum", "add", {"x": "sine", "y": "tangent"}),
+    )
+    workload = WorkloadProfile("join", operations, {"a": ArraySpec((8, 8))})
+    assert [fusion.operations for fusion in manager.fuse_operations(workload, A100)] == [("sine", "sum")]
+
+
 def test_a_rule_of_ones_own_comes_first() -> None:
     manager = HardwareAwareWorkloadManager(standard_layer(), EnhancedHardwareTaxonomy())
     manager.register_fusion_rule(FusionRule("mlp", ("matmul", "gelu", "matmul"), frozenset({HardwareClass.CPU})))
@@ -201,17 +208,8 @@ def test_an_operation_that_mixes_samples_is_not_cut(
     workload = WorkloadProfile("wrong", (operation,), {"x": np.ones((4, 4)), "w": np.ones((4, 4))}, batch_inputs=("x",))
     with pytest.raises(mt.UsageError, match=rf"wrong cannot be cut by samples, since mixed \({op_type}\) mixes"):
         split_by_samples(workload, {"a100_80g": 2, "t4": 2}, [A100, T4])
-
-
-def test_shares_must_make_the_batch() -> None:
-    with pytest.raises(mt.UsageError, match=r"shares must add up to the batch of branches \(32\).* got 30"):
-        split_by_samples(branches(), {"a100_80g": 30}, [A100])
-
-
-def test_an_operation_that_no_device_computes_is_named(manager: HardwareAwareWorkloadManager) -> None:
-    workload = branches(count=1, datatype="float64")
-    with pytest.raises(mt.UsageError, match=r"no device of h100_80g_nvl8, a100_80g, t4 computes matmul .* in float64"):
-        manager.decompose_workload(workload, DEVICES)
+    with pytest.raises(mt.UsageError, match=r"shares must add up to the batch of wrong \(4\).* got 3"):
+        split_by_samples(workload, {"a100_80g": 3}, [A100])
 
 
 def test_shares_beat_equal_ones_and_those_by_peak_on_a_mixed_cluster(manager: HardwareAwareWorkloadManager) -> None:

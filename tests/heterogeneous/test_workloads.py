@@ -35,18 +35,17 @@ def test_a_workload_knows_its_arrays_and_costs() -> None:
     assert workload.batch_size == 4
 
 
-def test_at_another_batch_only_what_depends_on_it_grows() -> None:
+def test_at_another_batch_or_precision_only_what_depends_on_it_changes() -> None:
     workload = branches(count=1, size=8, batch=4).at_batch(12)
     assert workload.specs["down0"].shape == (12, 8)
     assert workload.specs["w0"].shape == (8, 16)
     assert workload.costs["up0"].flops == 3 * branches(count=1, size=8, batch=4).costs["up0"].flops
-
-
-def test_in_another_precision_numbers_are_converted() -> None:
     half = branches(count=1).in_precision(PrecisionType.FP16)
     assert half.inputs["x"].dtype == np.float16
     assert {spec.datatype for spec in half.specs.values()} == {"float16"}
     assert half.costs["up0"].bytes == branches(count=1).costs["up0"].bytes / 2
+    with pytest.raises(mt.UsageError, match="twice has no batch; name the inputs with a row a sample"):
+        WorkloadProfile("twice", (operation("b", x="a", y="a"),), {"a": ArraySpec((4, 8))}).at_batch(8)
 
 
 def operation(name: str, **inputs: Any) -> WorkloadOperation:
@@ -70,12 +69,6 @@ def test_a_graph_that_cannot_be_computed_is_refused(operations: Any, named: Any,
         WorkloadProfile("wrong", operations, inputs, **named).specs  # noqa: B018
 
 
-def test_a_workload_without_a_batch_has_no_other_batch_size() -> None:
-    workload = WorkloadProfile("twice", (operation("b", x="a", y="a"),), {"a": ArraySpec((4, 8))})
-    with pytest.raises(mt.UsageError, match="twice has no batch; name the inputs with a row a sample"):
-        workload.at_batch(8)
-
-
 def test_what_the_specification_lists_is_worked_out_of_the_graph() -> None:
     found = EnhancedWorkloadProfile.of(branches(count=3))
     assert found.dependency_graph["sum2"] == ["sum1", "down2"]
@@ -86,17 +79,10 @@ def test_what_the_specification_lists_is_worked_out_of_the_graph() -> None:
     apart = WorkloadProfile("apart", (operation("b", x="a", y="a"), operation("c", x="a", y="a")), {"a": np.ones(3)})
     components = EnhancedWorkloadProfile.of(apart).decomposable_components
     assert [each["operations"] for each in components.values()] == [["b"], ["c"]]
-    grown = found.at_batch(64)
-    assert (
-        grown.decomposable_components["component-0"]["flops"]
-        == 2 * found.decomposable_components["component-0"]["flops"]
-    )
-
-
-def test_what_is_given_is_not_worked_out() -> None:
-    plain = branches(count=1)
-    named = EnhancedWorkloadProfile("own", plain.operations, plain.inputs, data_access_patterns={"x": "random"})
-    assert named.data_access_patterns == {"x": "random"}
+    before, grown = (each.decomposable_components["component-0"] for each in (found, found.at_batch(64)))
+    assert grown["flops"] == 2 * before["flops"]
+    named = EnhancedWorkloadProfile("own", apart.operations, apart.inputs, data_access_patterns={"x": "random"})
+    assert named.data_access_patterns == {"x": "random"}  # what is given is not worked out
 
 
 def test_compatibility_ranks_devices_by_what_they_take() -> None:
