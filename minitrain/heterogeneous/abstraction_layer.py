@@ -549,6 +549,8 @@ def _is_number(operand: Any) -> bool:
 
 def _as_array(value: Any) -> Any:
     """Return an operand as an array, a list of arrays, a plain number, or a placed array as it is."""
+    if isinstance(value, PlacedArray):
+        return value.placed
     if isinstance(value, Placed) or _is_number(value):
         return value
     if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
@@ -588,8 +590,7 @@ class Place:
 
     def compute(self, op_type: str, **inputs: Any) -> PlacedArray:
         """Return the result of an operation of the layer."""
-        found = {name: _operand(value) for name, value in inputs.items()}
-        return PlacedArray(self, self.layer.execute(op_type, found, self.key).result)
+        return PlacedArray(self, self.layer.execute(op_type, inputs, self.key).result)
 
     def by_numpy(self, function: Callable[..., Any], args: Any, named: Mapping[str, Any]) -> Any:
         """Compute with NumPy on the host, and place the result again if it is real."""
@@ -750,13 +751,6 @@ def _written(target: Any, result: Any) -> Any:
     else:
         target[...] = _home(result)
     return target
-
-
-def _operand(value: Any) -> Any:
-    """Return an operand as the layer takes it."""
-    if isinstance(value, list | tuple) and any(isinstance(each, PlacedArray) for each in value):
-        return [_operand(each) for each in value]
-    return value.placed if isinstance(value, PlacedArray) else value
 
 
 def _home(value: Any) -> Any:

@@ -395,13 +395,6 @@ _REAL = ("float64", "float32", "float16")
 _WHOLE = ("int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-def half_precision() -> Any:
-    """Return NumPy's datatype of bfloat16, which comes with JAX."""
-    import ml_dtypes  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - comes with JAX
-
-    return np.dtype(ml_dtypes.bfloat16)
-
-
 def datatype_named(name: str) -> Any:
     """Return NumPy's datatype of a name.
 
@@ -409,7 +402,8 @@ def datatype_named(name: str) -> Any:
         UsageError: no library here has numbers of it.
     """
     if name == "bfloat16":
-        return half_precision()
+        import ml_dtypes  # type: ignore[import-untyped, unused-ignore]  # noqa: F401, PLC0415 - gives NumPy this datatype
+
     try:
         return np.dtype(name)
     except TypeError:
@@ -510,7 +504,7 @@ class TorchLibrary(ArrayLibrary):
         """Return a copy in the host's memory."""
         torch, host = _torch(), array.detach().cpu()
         if host.dtype == torch.bfloat16:
-            return np.asarray(host.view(torch.int16).numpy()).view(half_precision())
+            return np.asarray(host.view(torch.int16).numpy()).view(datatype_named("bfloat16"))
         return np.asarray(host.numpy())
 
     def compute(self, kind: OperationKind, operands: Sequence[Any], options: Options) -> Any:

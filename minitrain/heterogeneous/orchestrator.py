@@ -420,7 +420,7 @@ class WorkloadExecution:
         """
         copies = self.copies[name]
         if dest not in copies:
-            seconds, source = self.movement.soonest(self.workload.num_bytes([name]), copies, dest, self.alive)
+            seconds, source = self.movement.soonest(self.workload.num_bytes(name), copies, dest, self.alive)
             array = copies[source].array
             if isinstance(array, Placed):
                 try:
@@ -436,7 +436,7 @@ class WorkloadExecution:
 
     def _count_bytes(self, device: HardwareCapabilityProfile) -> None:
         """Note what a device holds, and require that it has room."""
-        held = self.workload.num_bytes(name for name, copies in self.copies.items() if device.name in copies)
+        held = self.workload.num_bytes(*(name for name, copies in self.copies.items() if device.name in copies))
         self.peak_bytes[device.name] = max(self.peak_bytes[device.name], held)
         if held > device.memory_bytes:
             raise OutOfMemoryError(

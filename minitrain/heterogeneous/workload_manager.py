@@ -130,7 +130,7 @@ class DataMovementOptimizer:
 
         def move(name: str, dest: str, needed_by: str) -> None:
             if dest not in holders[name]:
-                size = workload.num_bytes([name])
+                size = workload.num_bytes(name)
                 _, source = self.soonest(size, holders[name], dest, devices)
                 moves.append(Move(name, source, dest, size, needed_by))
                 holders[name].append(dest)
@@ -143,7 +143,7 @@ class DataMovementOptimizer:
         for name in workload.wanted:
             move(name, HOST, "")
         touched = (name for operation in workload.operations for name in (*operation.reads(), operation.name))
-        return DataMovementPlan(tuple(moves), workload.num_bytes(touched))
+        return DataMovementPlan(tuple(moves), workload.num_bytes(*touched))
 
     def soonest(
         self, num_bytes: int, holders: Iterable[str], dest: str, devices: Mapping[str, HardwareCapabilityProfile]
@@ -337,7 +337,7 @@ class ListScheduler:
                 arrived[read][device] = at
             arrived[name], mapping[name] = {device: finish[name]}, self.devices[device]
         home = [
-            finish[name] + self._movement.seconds(self.workload.num_bytes([name]), mapping[name], None)
+            finish[name] + self._movement.seconds(self.workload.num_bytes(name), mapping[name], None)
             for name in self.workload.wanted
             if name in mapping
         ]
@@ -349,7 +349,7 @@ class ListScheduler:
 
     def _arrival(self, name: str, device: str, link_free: float, copies: Mapping[str, float]) -> float:
         """Return when an array could be on a device whose link is free from some moment on, s."""
-        size, dest = self.workload.num_bytes([name]), self.devices[device]
+        size, dest = self.workload.num_bytes(name), self.devices[device]
         return min(
             max(link_free, at) + self._movement.seconds(size, self.devices.get(place), dest)
             for place, at in copies.items()

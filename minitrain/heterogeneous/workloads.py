@@ -197,7 +197,7 @@ class WorkloadProfile:
         """Samples; 1 for a workload without a batch."""
         return int(self.inputs[self.batch_inputs[0]].shape[0]) if self.batch_inputs else 1
 
-    def num_bytes(self, names: Iterable[str]) -> int:
+    def num_bytes(self, *names: str) -> int:
         """Return how large some of its arrays are together, bytes."""
         return sum(self.specs[name].num_bytes for name in names)
 
@@ -305,7 +305,7 @@ class EnhancedWorkloadProfile(WorkloadProfile):
 
         Prices rank devices: a score of features would call an H100 and an A100 equally fit.
         """
-        if self.num_bytes(self.specs) > hardware_profile.memory_bytes:
+        if self.num_bytes(*self.specs) > hardware_profile.memory_bytes:
             return 0.0
         try:
             return 1 / hardware_profile.simulator.predict(self.program)
@@ -409,8 +409,8 @@ class EnhancedTestTask(TestTask):
             "bottleneck": result.bottleneck,
         }
         self.data_movement_plan = {
-            "inputs_bytes": workload.num_bytes(workload.inputs),
-            "outputs_bytes": workload.num_bytes(workload.wanted),
+            "inputs_bytes": workload.num_bytes(*workload.inputs),
+            "outputs_bytes": workload.num_bytes(*workload.wanted),
         }
 
 
@@ -511,19 +511,19 @@ MemoryStrategy = Callable[[WorkloadProfile, int], MemoryPlan | None]
 
 def keep_all(workload: WorkloadProfile, capacity_bytes: int) -> MemoryPlan:  # noqa: ARG001  (the form of strategies)
     """Keep everything until the end."""
-    return MemoryPlan("keep_all", workload.num_bytes(workload.specs))
+    return MemoryPlan("keep_all", workload.num_bytes(*workload.specs))
 
 
 def free_after_last_use(workload: WorkloadProfile, capacity_bytes: int) -> MemoryPlan:  # noqa: ARG001  (as above)
     """Free an array once no later operation reads it, unless it is a wanted result."""
     last = {name: readers[-1] for name, readers in workload.consumers().items() if readers}
-    wanted, held = set(workload.wanted), workload.num_bytes(workload.inputs)
+    wanted, held = set(workload.wanted), workload.num_bytes(*workload.inputs)
     peak, freed = held, dict[str, tuple[str, ...]]()
     for operation in workload.by_name:
-        held += workload.num_bytes([operation])
+        held += workload.num_bytes(operation)
         peak = max(peak, held)
         gone = tuple(name for name, reader in last.items() if reader == operation and name not in wanted)
-        held -= workload.num_bytes(gone)
+        held -= workload.num_bytes(*gone)
         freed |= {operation: gone} if gone else {}
     return MemoryPlan("free_after_last_use", peak, freed_after=freed)
 
@@ -645,7 +645,7 @@ def _fused(workload: WorkloadProfile, rule: str, chain: Sequence[str]) -> Fusion
     """Return a chain as one operation: what lies between its links is neither written nor read."""
     costs = [workload.costs[name] for name in chain]
     read = [each for name in chain for each in flat(workload.by_name[name].inputs.values())]
-    saved = sum(workload.num_bytes([name]) * (1 + read.count(name)) for name in chain[:-1])
+    saved = sum(workload.num_bytes(name) * (1 + read.count(name)) for name in chain[:-1])
     first = next((cost for cost in costs if cost.kind == "matmul"), costs[0])
     cost = replace(
         first,

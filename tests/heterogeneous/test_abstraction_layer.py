@@ -22,7 +22,7 @@ from minitrain.heterogeneous import (
     SimulatedBackend,
     standard_layer,
 )
-from minitrain.heterogeneous.operations import result_shape
+from minitrain.heterogeneous.operations import datatype_named, result_shape
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 RANDOM = np.random.default_rng(0)
@@ -183,9 +183,7 @@ def test_what_cannot_be_registered_is_refused(hal: HardwareAbstractionLayer) -> 
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=needs_torch), "a100_80g"])
 def test_half_precision_survives_the_way_there_and_back(hal: HardwareAbstractionLayer, backend: str) -> None:
-    from minitrain.heterogeneous.operations import half_precision
-
-    x = X.astype(half_precision())
+    x = X.astype(datatype_named("bfloat16"))
     found = hal.execute("multiply", {"x": x, "y": 2.0}, backend)
     assert (found.backend, found.result.datatype, found.result.num_bytes) == (backend, "bfloat16", 2 * X.size)
     np.testing.assert_array_equal(found.result.numpy().astype(float), 2 * x.astype(float))
