@@ -9,13 +9,7 @@ from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.per_rank_values import PerRankInt
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, OptState, Weight
-from minitrain.tensors.experts import (
-    ExpertOptState,
-    ExpertWeight,
-    RoutedTokens,
-    RouterOptState,
-    RouterWeight,
-)
+from minitrain.tensors.placed import ExpertOptState, ExpertWeight, RoutedTokens, RouterOptState, RouterWeight
 
 
 class FoldedExperts(Model):

@@ -26,7 +26,7 @@ from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
-from minitrain.tensors.context import ContextShard
+from minitrain.tensors.placed import ActivationShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
 
@@ -307,7 +307,7 @@ class FoldedModel(FoldedExperts):
         sample_laws.require_inside(self, list(found.bounds()))
         return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
         """Return the model's input for some samples, each rank its own, and shards that are the class's."""
         self._require_one("a number of shards", num_shards)
         found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards)

@@ -12,8 +12,7 @@ from typing import Any
 
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.per_rank_values import PerRankInt
-from minitrain.tensors.attention import KeysValues, KeysValuesGrad
-from minitrain.tensors.context import ContextWeightGrad
+from minitrain.tensors.placed import PARTIAL, SHARDS
 
 
 def keep_shards_apart(attempt: FoldAttempt, shards: Any) -> Any:
@@ -38,7 +37,5 @@ def keep_shards_apart(attempt: FoldAttempt, shards: Any) -> Any:
 
 def tells_classes_apart(value: Any) -> bool:
     """Return whether a tensor says what differs between classes: the shards of the sequence that their ranks have."""
-    if isinstance(value, ContextWeightGrad | KeysValues | KeysValuesGrad):
-        return True
-    sequence = getattr(value, "sequence", None)  # of tensors of layers with experts
-    return sequence is not None and sequence.num_shards > 1
+    sequence = getattr(value, "sequence", None)  # buckets have none
+    return sequence is not None and sequence.num_shards > 1 and not isinstance(value, (*SHARDS, *PARTIAL))

@@ -11,7 +11,8 @@ from typing import Any
 from minitrain.grading.recorded_attention import RecordedAttention
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, Weight
-from minitrain.tensors.experts import (
+from minitrain.tensors.expert_load import as_imbalance
+from minitrain.tensors.placed import (
     ExpertOptState,
     ExpertOutputsGrad,
     ExpertWeight,
@@ -19,7 +20,6 @@ from minitrain.tensors.experts import (
     RouterGrad,
     RouterOptState,
     RouterWeight,
-    as_imbalance,
 )
 
 _ROUTED_BY_DEFAULT: dict[str, Any] = {"imbalance": 1, "capacity_factor": None, "drop_tokens": True}

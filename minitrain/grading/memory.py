@@ -202,9 +202,11 @@ def _held(player: Player, now: int, kinds: Collection[str], place: Callable[[int
 def _part(tensor: Any) -> str:
     """Return which shards a tensor holds, "" if all."""
     num_shards = getattr(tensor, "num_shards", 1)
-    if num_shards == 1 or len(tensor.shards) == num_shards:
+    shards = tensor.shards if num_shards > 1 else tensor.sequence.shards
+    num_shards = max(num_shards, tensor.sequence.num_shards)
+    if len(shards) == num_shards:
         return ""
-    return f"{named('shard', tensor.shards)} of {num_shards} of "
+    return f"{named('shard', shards)} of {num_shards} of "
 
 
 def _ledger(player: Player) -> Any:

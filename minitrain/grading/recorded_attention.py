@@ -8,8 +8,7 @@ from typing import Any
 from minitrain.accounting.strict.model import StrictModel
 from minitrain.grading.recorded_program import Made, Program, name_of
 from minitrain.tensors import Activation, Tensor, Weight
-from minitrain.tensors.attention import KeysValues
-from minitrain.tensors.context import ContextShard
+from minitrain.tensors.placed import ActivationShard, KeysValues
 from minitrain.workloads.workload import Recompute
 
 
@@ -32,10 +31,10 @@ class RecordedAttention(StrictModel):
         named = (name_of(value) if isinstance(value, Tensor) else value for value in what)
         self._made(self.program.add(kind, *named), *made)
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
         """Record an input of some shards of the sequence."""
         made = super().get_input_shard(samples, shards, num_shards)
-        self._write("get_input_shard", sorted(made.samples), sorted(made.shards), num_shards, made=[made])
+        self._write("get_input_shard", sorted(made.samples), sorted(made.sequence.shards), num_shards, made=[made])
         return made
 
     def keys_values(

@@ -19,7 +19,7 @@ from minitrain.numerics.sequence_model import NumericSequences, carry
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.numerics.unit_weights import Part
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
-from minitrain.tensors.experts import (
+from minitrain.tensors.placed import (
     ExpertOptState,
     ExpertOutputsGrad,
     ExpertWeight,

@@ -17,8 +17,7 @@ from minitrain.numerics.problem import Problem
 from minitrain.numerics.sequence_model import carry
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.attention import KeysValuesGrad
-from minitrain.tensors.experts import COPIES, ExpertWeight
+from minitrain.tensors.placed import COPIES, ExpertWeight, KeysValuesGrad
 from minitrain.workloads.workload import Recompute
 
 _COMBINED = frozenset({"all_reduce", "reduce_scatter", "all_gather", "broadcast"})
@@ -100,7 +99,7 @@ class NumericModel(NumericExperts):
         for index, result in enumerate(results):
             mine = contents[index].mine(total) if hasattr(total, "mine") else total
             if result.__class__ is KeysValuesGrad:  # its shards need not be the index-th ones
-                mine = mine.at(self._layers.positions(result.shards, result.num_shards))
+                mine = mine.at(self._layers.positions(result.sequence.shards, result.sequence.num_shards))
             elif op == "reduce_scatter" and len(results) > 1:
                 mine = mine.shard(index, len(results))
             result._content = mine.finished() if hasattr(mine, "finished") else mine

@@ -14,8 +14,15 @@ from minitrain.numerics.problem import Problem
 from minitrain.numerics.transformer_problem import TransformerProblem
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, Tensor, Weight
-from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.context import ContextShard, ContextWeightGrad
+from minitrain.tensors.placed import (
+    ActivationShard,
+    Attended,
+    AttendedGrad,
+    KeysValues,
+    KeysValuesGrad,
+    QueriesGrad,
+    WeightGradPart,
+)
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import Recompute
 
@@ -51,10 +58,10 @@ class NumericSequences(Model):
         place = self.problem.backend
         return contents if place is None else [brought(content, place) for content in contents]
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
         """Return the inputs of some samples, for some shards of their sequence."""
         inputs = super().get_input_shard(samples, shards, num_shards)
-        positions = self._layers.positions(inputs.shards, num_shards)
+        positions = self._layers.positions(inputs.sequence.shards, num_shards)
         carry(inputs, self._layers.inputs(inputs.samples, self.global_batch_size, positions))
         return inputs
 
@@ -105,7 +112,7 @@ class NumericSequences(Model):
         weight: Weight,
         grad_queries: ActivationGrad,
         grad_keys_values: ActivationGrad,
-    ) -> tuple[ContextWeightGrad, Any]:
+    ) -> tuple[WeightGradPart, Any]:
         """Take gradients back to an attention's input, and return that of its weight."""
         found = self._contents("backward_keys_values", grad_queries, grad_keys_values)
         made = super().backward_keys_values(layer, inp, weight, grad_queries, grad_keys_values)

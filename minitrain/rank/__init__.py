@@ -8,9 +8,9 @@ communication starts and ends, and `stores` what a rank holds in memory.
 The rest, by what a reader looks for:
 
 - What all operations change: `state`, with `memory_by_kind` and `launched_memory`.
-- Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation), `parts`
-  (tensor parallelism), `context_shards` and `attention` with `attention_laws` (context parallelism), `experts` with
-  `expert_laws` (expert parallelism), and `host_memory` (offloading).
+- Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation),
+  `placed_passes` (parts of layers and shards of sequences), `attention` with `attention_laws` (context parallelism),
+  `experts` with `expert_laws` (expert parallelism), and `host_memory` (offloading).
 - Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` with `sample_laws` cuts the batch into
   samples and microbatches, and `shares` says who takes how much where ranks are not alike.
 - After the run: `final_weights` checks that every layer was trained.

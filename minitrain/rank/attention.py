@@ -25,14 +25,21 @@ from dataclasses import replace
 from typing import Any
 
 from minitrain.rank import attention_laws as steps
-from minitrain.rank import context_shards
+from minitrain.rank import placed_passes
 from minitrain.rank.computation import Computation
-from minitrain.rank.context_shards import gradients_of, mode_of_pass, output_of, record_pass
 from minitrain.rank.kept_for_backward import hold_core_again, keep_before_core, keep_of_steps
+from minitrain.rank.placed_passes import gradients_of, mode_of_pass, output_of, record_pass
 from minitrain.tensors import Activation, ActivationGrad
-from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.context import ContextShard, ContextWeightGrad
 from minitrain.tensors.kinds import Weight
+from minitrain.tensors.placed import (
+    ActivationShard,
+    Attended,
+    AttendedGrad,
+    KeysValues,
+    KeysValuesGrad,
+    QueriesGrad,
+    WeightGradPart,
+)
 from minitrain.workloads.context import Context
 from minitrain.workloads.workload import Recompute
 
@@ -44,9 +51,9 @@ class Attention(Computation):
 
     def has_attention(self, layer: int) -> bool:
         """Return whether tokens need one another in a layer, so that shards of a sequence take it in steps."""
-        return context_shards.has_attention(self, layer)
+        return placed_passes.has_attention(self, layer)
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
         """Return the model's input for some samples, and some shards of their sequence.
 
         Args:
@@ -57,7 +64,7 @@ class Attention(Computation):
         Raises:
             LawError: a sample is not of the global batch, or a shard not of the sequence.
         """
-        return context_shards.input_shard(self, samples, shards, num_shards)
+        return placed_passes.input_shard(self, samples, shards, num_shards)
 
     def keys_values(
         self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None
@@ -98,14 +105,14 @@ class Attention(Computation):
         """
         steps.attend(self, "attend", layer, inp, keys_values)
         self._record_core("attend", layer, inp, keys_values)
-        made = Attended(*_of_heads(self, layer, inp, keys_values, _shards(keys_values)))
+        made = Attended(*_of_heads(self, layer, inp, keys_values, keys_values.sequence.shards))
         self._account.size(made)
         return made
 
     def _record_core(self, typ: str, layer: int, inp: Any, keys_values: Any) -> None:
         """Log a step of the queries and some keys, priced by the pairs between them that the mask leaves."""
         mode = steps.mode_of_forward(self, typ, layer, inp)
-        context = Context(inp.shards, inp.num_shards, keys_values.shards)
+        context = _context(inp, keys_values)
         record_pass(self, typ, layer, inp, replace(mode, context=context))
 
     def project(self, layer: int, inp: Activation, weight: Weight, attended: Activation) -> Any:
@@ -127,7 +134,7 @@ class Attention(Computation):
         before = steps.mode_of_forward(self, "project", layer, inp)
         mode = replace(before, context=_context(inp, attended))
         record_pass(self, "project", layer, inp, mode)
-        out = output_of(self, layer, inp, weight, mode)
+        out = output_of(self, layer, inp, weight)
         keep_of_steps(self, layer, inp, out, mode)
         return out
 
@@ -171,8 +178,8 @@ class Attention(Computation):
         steps.backward_attend(self, layer, inp, grad)
         hold_core_again(self, layer, inp, keys_values)
         self._record_core("backward_attend", layer, inp, keys_values)
-        of_queries = QueriesGrad(*_of_heads(self, layer, inp, keys_values, _shards(keys_values)))
-        of_keys = KeysValuesGrad(*_of_heads(self, layer, keys_values, keys_values, _shards(inp)))
+        of_queries = QueriesGrad(*_of_heads(self, layer, inp, keys_values, keys_values.sequence.shards))
+        of_keys = KeysValuesGrad(*_of_heads(self, layer, keys_values, keys_values, inp.sequence.shards))
         self._account.size(of_queries)
         self._account.size(of_keys)
         return of_queries, of_keys
@@ -184,7 +191,7 @@ class Attention(Computation):
         weight: Weight,
         grad_queries: ActivationGrad,
         grad_keys_values: ActivationGrad,
-    ) -> tuple[ContextWeightGrad, Any]:
+    ) -> tuple[WeightGradPart, Any]:
         """Take the gradients of queries, keys and values back to an attention's input: the last step of its backward.
 
         Args:
@@ -206,27 +213,13 @@ class Attention(Computation):
         return gradients_of(self, layer, inp, weight)
 
 
-def _shards(value: Any) -> frozenset[int]:
-    """Return the shards of a tensor that the laws have found to be of some."""
-    shards: frozenset[int] = value.shards
-    return shards
-
-
-def _context(inp: Any, attended: Any) -> Context:
-    """Return the shards of queries, and of all keys that they have seen."""
-    return Context(inp.shards, inp.num_shards, attended.keys)
+def _context(inp: Any, seen: Any) -> Context:
+    """Return the shards of an input's queries, and of the keys that they have to do with, or have seen."""
+    keys: frozenset[int] = seen.keys if isinstance(seen, Attended) else seen.sequence.shards
+    return Context(inp.sequence.shards, inp.sequence.num_shards, keys)
 
 
 def _of_heads(model: Attention, layer: int, inp: Any, heads: Any, *summed: frozenset[int]) -> tuple[Any, ...]:
     """Return the fields of a tensor within an attention: shards as an input's, heads as a weight's or as keys'."""
-    return (
-        layer,
-        model._num_layers,
-        inp.samples,
-        model._global_batch_size,
-        inp.shards,
-        inp.num_shards,
-        getattr(heads, "parts", _ALL),
-        getattr(heads, "num_parts", 1),
-        *summed,
-    )
+    of_batch = layer, model._num_layers, inp.samples, model._global_batch_size
+    return (*of_batch, inp.sequence, heads.parts, heads.num_parts, *summed)

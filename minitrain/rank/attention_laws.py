@@ -10,19 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError
 from minitrain.rank import laws
-from minitrain.rank.context_shards import has_attention, missing, require_same_shards
 from minitrain.rank.kept_for_backward import mode_of_forward as known_mode
 from minitrain.rank.laws import broken, require_kind
+from minitrain.rank.placed_passes import has_attention, missing, require_same_shards
 from minitrain.tensors import ActivationGrad
-from minitrain.tensors.attention import Attended, AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.context import ContextGradShard, ContextShard
+from minitrain.tensors.placed import (
+    ActivationGradShard,
+    ActivationShard,
+    Attended,
+    AttendedGrad,
+    KeysValues,
+    KeysValuesGrad,
+    QueriesGrad,
+)
 from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import PassMode
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
-
-_ALL = frozenset([0])
 
 
 def keys_values(model: RankState, layer: int, inp: Any, weight: Any) -> None:
@@ -33,7 +38,7 @@ def keys_values(model: RankState, layer: int, inp: Any, weight: Any) -> None:
 
 def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
     """Require shards of the sequence that enter an attention, in storage."""
-    require_kind(model, op, "inp", inp, ContextShard)
+    require_kind(model, op, "inp", inp, ActivationShard)
     laws.require_layer(model, op, "inp", inp, layer, layer)
     if not has_attention(model, layer):
         raise broken(model, op, f"layer {layer} is no attention; take it by forward and backward", layer)
@@ -83,7 +88,7 @@ def attend(model: RankState, op: str, layer: int, inp: Any, keys_values: Any) ->
     require_kind(model, op, "keys_values", keys_values, KeysValues)
     laws.require_layer(model, op, "keys_values", keys_values, layer, layer)
     mode = mode_of_forward(model, op, layer, inp)
-    if keys_values.samples != inp.samples or keys_values.num_shards != inp.num_shards:
+    if keys_values.samples != inp.samples or keys_values.sequence.cut != inp.sequence.cut:
         raise broken(
             model,
             op,
@@ -110,7 +115,7 @@ def project(model: RankState, layer: int, inp: Any, weight: Any, attended: Any) 
     laws.forward(model, "project", layer, inp, weight)
     mode_of_forward(model, "project", layer, inp)
     _require_of_input(model, "project", "attended", layer, inp, weight, attended, Attended)
-    lacking = missing(attended.keys, range(max(inp.shards) + 1))
+    lacking = missing(attended.keys, range(max(inp.sequence.shards) + 1))
     if lacking:
         raise _lacks(model, "project", layer, attended, f"keys of {_shards(lacking, inp)}", "attend them too")
 
@@ -120,7 +125,7 @@ def backward_project(model: RankState, layer: int, inp: Any, grad: Any, weight: 
     _require_input(model, "backward_project", layer, inp)
     laws.backward(model, "backward_project", layer, inp, grad, weight)
     mode_of_backward(model, "backward_project", layer, inp)
-    require_kind(model, "backward_project", "grad", grad, ContextGradShard)
+    require_kind(model, "backward_project", "grad", grad, ActivationGradShard)
     require_same_shards(model, "backward_project", layer, inp, grad)
 
 
@@ -142,10 +147,10 @@ def backward_keys_values(
     mode_of_backward(model, op, layer, inp)
     _require_of_input(model, op, "grad_queries", layer, inp, weight, grad_queries, QueriesGrad)
     _require_of_input(model, op, "grad_keys_values", layer, inp, weight, grad_keys_values, KeysValuesGrad)
-    lacking = missing(grad_queries.keys, range(max(inp.shards) + 1))
+    lacking = missing(grad_queries.keys, range(max(inp.sequence.shards) + 1))
     if lacking:
         raise _lacks(model, op, layer, grad_queries, f"keys of {_shards(lacking, inp)}", "backward_attend them too")
-    lacking = missing(grad_keys_values.queries, range(min(inp.shards), inp.num_shards))
+    lacking = missing(grad_keys_values.queries, range(min(inp.sequence.shards), inp.sequence.num_shards))
     if lacking:
         remedy = "add what other ranks have: reduce_scatter it, or let it travel round the ring"
         raise _lacks(model, op, layer, grad_keys_values, f"queries of {_shards(lacking, inp)}", remedy)
@@ -158,7 +163,7 @@ def _require_of_input(
     require_kind(model, op, name, value, kind)
     laws.require_layer(model, op, name, value, layer, layer)
     require_same_shards(model, op, layer, inp, value)
-    same_part = (value.parts, value.num_parts) == (getattr(weight, "parts", _ALL), getattr(weight, "num_parts", 1))
+    same_part = (value.parts, value.num_parts) == (weight.parts, weight.num_parts)
     if value.samples != inp.samples or not same_part:
         raise broken(
             model,
@@ -177,4 +182,4 @@ def _lacks(model: RankState, op: str, layer: int, value: ActivationGrad | Attend
 
 def _shards(found: str, inp: Any) -> str:
     """Return shards in words."""
-    return f"{'shard' if found.isdigit() else 'shards'} {found} of {inp.num_shards}"
+    return f"{'shard' if found.isdigit() else 'shards'} {found} of {inp.sequence.num_shards}"

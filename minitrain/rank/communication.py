@@ -19,7 +19,7 @@ from minitrain.rank.host_memory import HostMemory
 from minitrain.rank.launched_memory import LaunchedMemory
 from minitrain.rank.operations import Launched, Operation, PeerStream
 from minitrain.tensors import FIELDS, Tensor
-from minitrain.tensors.experts import COPIES
+from minitrain.tensors.placed import COPIES
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:

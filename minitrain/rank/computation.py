@@ -20,11 +20,10 @@ from collections.abc import Iterable
 
 from minitrain.events import NO_SAMPLES, ON_COMPUTE
 from minitrain.rank import general_case, laws, sample_laws
-from minitrain.rank.context_shards import backward_shard, forward_shard, loss_of_shard
 from minitrain.rank.experts import backward_experts, forward_experts, update_piece
-from minitrain.rank.parts import (
-    backward_part,
-    forward_part,
+from minitrain.rank.placed_passes import (
+    backward_placed,
+    forward_placed,
     load_part,
     may_backward,
     may_forward,
@@ -33,10 +32,7 @@ from minitrain.rank.parts import (
 )
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.context import ContextGradShard, ContextShard
-from minitrain.tensors.experts import COPIES, PIECES
 from minitrain.tensors.index_sets import singleton
-from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.making import (
     make_activation,
     make_activation_grad,
@@ -44,7 +40,7 @@ from minitrain.tensors.making import (
     make_weight,
     make_weight_grad,
 )
-from minitrain.tensors.parts import WeightPart
+from minitrain.tensors.placed import COPIES, PIECES, ActivationGradShard, ActivationShard, WeightPart
 from minitrain.workloads.workload import Recompute
 
 
@@ -73,7 +69,7 @@ class Computation(RankState):
             shard: which shard of it, or of its part.
             num_shards: number of shards that the layer, or its part, is cut into.
             part: which part of it this rank computes (some heads, columns and rows, or rows of a vocabulary).
-            num_parts: number of parts that the layer is divided into; see `minitrain.tensors.parts`.
+            num_parts: number of parts that the layer is divided into; see `minitrain.tensors.placed`.
 
         Raises:
             LawError: there is no such layer, shard or part, or the layer has fewer rows than shards.
@@ -154,10 +150,8 @@ class Computation(RankState):
                 if weight.__class__ in PIECES or inp.__class__ in COPIES:
                     return forward_experts(self, layer, inp, weight)  # type: ignore[no-any-return]  # copies of tokens
                 laws.forward(self, "forward", layer, inp, weight)
-                if isinstance(inp, ContextShard):
-                    return forward_shard(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # a shard, or a part of one
-            if weight.__class__ is WeightPart:
-                return forward_part(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts
+            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard):
+                return forward_placed(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts, or a shard
             units = account.units_of(inp)
         samples = inp.samples
         price = self._remembered.forwards.get(len(samples))
@@ -175,15 +169,14 @@ class Computation(RankState):
             LawError: `inp` is not the model's output.
         """
         laws.loss(self, inp)
-        if isinstance(inp, ContextShard):
-            return loss_of_shard(self, inp, passage_of(inp).made_in)
-        samples = inp.samples
-        if self._is_uniform:
+        samples, in_shards = inp.samples, isinstance(inp, ActivationShard)
+        if self._is_uniform and not in_shards:
             price = self._runtime_predictor.compute("loss", len(samples), self._num_layers)
         else:
             price = price_of_loss(self, inp)
         self._record("loss", self._num_layers, price, samples)
-        return ActivationGrad(self._num_layers - 1, self._num_layers, samples, self._global_batch_size)
+        fields = self._num_layers - 1, self._num_layers, samples, self._global_batch_size
+        return ActivationGradShard(*fields, inp.sequence) if in_shards else ActivationGrad(*fields)
 
     def backward(
         self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
@@ -224,10 +217,8 @@ class Computation(RankState):
                 if weight.__class__ in PIECES or inp.__class__ in COPIES:
                     return backward_experts(self, "backward", layer, inp, grad, weight)
                 laws.backward(self, "backward", layer, inp, grad, weight)
-                if isinstance(inp, ContextShard) or isinstance(grad, ContextGradShard):
-                    return backward_shard(self, "backward", layer, inp, grad, weight)  # type: ignore[arg-type]  # judged there
-            if weight.__class__ is WeightPart:
-                return backward_part(self, "backward", layer, inp, grad, weight)
+            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
+                return backward_placed(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
         found = self._remembered.backwards.get(len(samples))
         if found is None:
@@ -252,10 +243,8 @@ class Computation(RankState):
             if weight.__class__ in PIECES or inp.__class__ in COPIES:
                 return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
             laws.backward(self, "backward_input", layer, inp, grad, weight)
-            if isinstance(inp, ContextShard):
-                return backward_shard(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[arg-type,no-any-return]  # judged there
-            if weight.__class__ is WeightPart:
-                return backward_part(self, "backward_input", layer, inp, grad, weight)[1]
+            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
+                return backward_placed(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[no-any-return]  # as above
         samples = inp.samples
         price = self._remembered.backward_inputs.get(len(samples))
         if price is None:
@@ -282,10 +271,8 @@ class Computation(RankState):
             if inp.__class__ in COPIES:
                 return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
             laws.backward(self, "backward_weight", layer, inp, grad, weight)
-            if isinstance(inp, ContextShard):
-                return backward_shard(self, "backward_weight", layer, inp, grad, weight)[0]  # type: ignore[arg-type]  # judged there
-            if weight.__class__ is WeightPart:
-                return backward_part(self, "backward_weight", layer, inp, grad, weight)[0]
+            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
+                return backward_placed(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples
         found = self._remembered.backward_weights.get(len(samples))
         if found is None:

@@ -14,11 +14,13 @@ from minitrain.errors import LawError
 from minitrain.rank import laws
 from minitrain.rank.laws import broken, require_kind
 from minitrain.tensors import Activation, ActivationGrad
-from minitrain.tensors.context import ContextGradPiece, ContextGradShard, ContextPiece, ContextShard
-from minitrain.tensors.experts import (
+from minitrain.tensors.expert_load import ExpertLoad
+from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.placed import (
     COPIES,
+    ActivationGradShard,
+    ActivationShard,
     ExpertGrad,
-    ExpertLoad,
     ExpertOptState,
     ExpertOutputs,
     ExpertOutputsGrad,
@@ -29,9 +31,6 @@ from minitrain.tensors.experts import (
     RouterOptState,
     RouterWeight,
 )
-from minitrain.tensors.index_sets import ranges
-from minitrain.tensors.parts import ActivationGradShard, ActivationShard
-from minitrain.tensors.sequence_parts import part_of_sequence
 from minitrain.transport.collectives import describe
 from minitrain.workloads.degrees import Cut
 
@@ -42,10 +41,6 @@ if TYPE_CHECKING:
 _OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(
     {ExpertWeight: (ExpertGrad, ExpertOptState), RouterWeight: (RouterGrad, RouterOptState)}
 )
-
-
-_INPUTS = frozenset({ActivationShard, ContextShard, ContextPiece})
-_GRADIENTS = frozenset({ActivationGradShard, ContextGradShard, ContextGradPiece})
 
 
 def experts_of(model: RankState) -> ExpertLayers | None:
@@ -129,7 +124,7 @@ def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
     require_kind(model, op, "inp", inp, Activation)
     _require_of_layer(model, op, "inp", inp, layer)
     _require_plain(model, op, "inp", inp, Activation)
-    if inp.__class__ not in _INPUTS:
+    if inp.__class__ is not ActivationShard:
         laws.require_whole(model, op, "inp", inp)
 
 
@@ -138,7 +133,7 @@ def _require_grad(model: RankState, op: str, layer: int, grad: Any) -> None:
     require_kind(model, op, "grad", grad, ActivationGrad)
     _require_of_layer(model, op, "grad", grad, layer)
     _require_plain(model, op, "grad", grad, ActivationGrad)
-    if grad.__class__ not in _GRADIENTS:
+    if grad.__class__ is not ActivationGradShard:
         laws.require_whole(model, op, "grad", grad)
 
 
@@ -181,7 +176,7 @@ def _require_all_parts(model: RankState, op: str, name: str, value: Any, inp: An
             value.layer,
             samples=(samples, value.samples),
         )
-    _require_same_part(model, op, f"{name} and inp", value.sequence, part_of_sequence(inp), value.layer)
+    _require_same_part(model, op, f"{name} and inp", value.sequence, inp.sequence, value.layer)
 
 
 def _require_same_part(model: RankState, op: str, names: str, one: Any, other: Any, layer: int) -> None:
@@ -238,7 +233,7 @@ def _require_same_samples(model: RankState, op: str, layer: int, names: str, one
             samples=(one.samples, other.samples),
         )
     if one.__class__ not in COPIES:
-        _require_same_part(model, op, names, part_of_sequence(one), part_of_sequence(other), layer)
+        _require_same_part(model, op, names, one.sequence, other.sequence, layer)
 
 
 def forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:

@@ -1,6 +1,6 @@
 """Expert parallelism: what a rank does with layers whose experts are divided among ranks (route, experts, combine).
 
-See `minitrain.tensors.experts` for the tensors. In the order of a step:
+See `minitrain.tensors.placed` for the tensors. In the order of a step:
 
 | forward | | backward | |
 |---|---|---|---|
@@ -24,9 +24,12 @@ from typing import Any
 
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank import expert_laws
+from minitrain.rank.placed_passes import stepped
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
-from minitrain.tensors.experts import (
+from minitrain.tensors.expert_load import as_imbalance, expert_load
+from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.placed import (
     ExpertGrad,
     ExpertOptState,
     ExpertOutputs,
@@ -37,12 +40,8 @@ from minitrain.tensors.experts import (
     RouterGrad,
     RouterOptState,
     RouterWeight,
-    as_imbalance,
-    expert_load,
     turned_into,
 )
-from minitrain.tensors.index_sets import singleton
-from minitrain.tensors.sequence_parts import part_of_sequence
 from minitrain.workloads.context import Context
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
 from minitrain.workloads.workload import USUAL, PassMode
@@ -135,7 +134,7 @@ class ExpertComputation(RankState):
         experts = _experts_of(self)
         load = expert_load(experts.num_experts, num_parts, as_imbalance(imbalance), capacity_factor)
         expert_laws.capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
-        samples, sequence = inp.samples, part_of_sequence(inp)
+        samples, sequence = inp.samples, inp.sequence
         self._record_around("route", layer, inp)
         of_batch = layer, self._num_layers, samples, self._global_batch_size
         tokens = RoutedTokens(*of_batch, _every(num_parts), num_parts, samples, load, sequence, sequence)
@@ -208,7 +207,7 @@ class ExpertComputation(RankState):
         expert_laws.backward_route(self, layer, inp, grad, tokens_grad, weight)
         self._record_around("backward_route", layer, inp)
         of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
-        weight_grad = RouterGrad(*of_batch, sequence=part_of_sequence(inp))
+        weight_grad = RouterGrad(*of_batch, sequence=inp.sequence)
         return self._sized(weight_grad), self._sized(replace(grad, layer=layer - 1))
 
     def _sized(self, tensor: Any) -> Any:
@@ -218,14 +217,14 @@ class ExpertComputation(RankState):
 
     def _record_around(self, typ: str, layer: int, inp: Activation) -> None:
         """Log a pass that goes before the experts or after them."""
-        mode = _mode_around(part_of_sequence(inp).share.denominator)
+        mode = _mode_around(inp.sequence.share.denominator)
         if mode is not USUAL:
             self.pass_modes[len(self._rows)] = mode
         self._record(typ, layer, self._runtime_predictor.compute(typ, len(inp.samples), layer, mode), inp.samples)
 
     def _keep_for_router(self, layer: int, inp: Activation, *, combined: bool) -> None:
         """Let the layer's input stand for what is kept beside the copies of tokens."""
-        num_parts = part_of_sequence(inp).share.denominator
+        num_parts = inp.sequence.share.denominator
         kept = _experts_of(self).kept_by_router(layer, len(inp.samples), num_parts, combined=combined)
         self._resize(inp, kept * UNITS_PER_ELEMENT)
 
@@ -267,14 +266,8 @@ def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) ->
     expert_laws.update(model, weight, weight_grad, state)
     layer, division = weight.layer, division_of(weight)
     price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer, division)  # type: ignore[arg-type]  # as workloads take it
-    units, state_units = model._account.units_of(weight), model._account.units_of(state)
     model._record("update", layer, price, weight_grad.samples)
-    parts = () if division == ROUTER else (weight.parts, weight.num_parts)
-    step, layers = weight.step + 1, weight.layers
-    updated = type(weight)(layer, layers, step, weight.shards, weight.num_shards, *parts)
-    next_state = type(state)(layer, layers, step, state.shards, state.num_shards, *parts)
-    updated._units, next_state._units = units, state_units
-    return updated, next_state
+    return stepped(model, weight), stepped(model, state)
 
 
 def _mode(model: RankState, tokens: Any) -> ExpertPass:

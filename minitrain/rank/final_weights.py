@@ -8,9 +8,8 @@ from typing import Protocol
 
 from minitrain.errors import LawError
 from minitrain.tensors import Weight
-from minitrain.tensors.experts import ExpertWeight, RouterWeight
 from minitrain.tensors.index_sets import ranges
-from minitrain.tensors.parts import WeightPart
+from minitrain.tensors.placed import ExpertWeight, RouterWeight, WeightPart
 from minitrain.transport.collectives import describe
 
 IN_PARTS = frozenset({WeightPart, ExpertWeight})
@@ -110,11 +109,11 @@ def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequen
                 layer=layer,
                 rank=rank,
             )
-        parts[weight.parts].append((rank, weight))  # type: ignore[attr-defined]  # all are parts, or none is
-    missing = ranges(set(range(first.num_parts)).difference(*parts))  # type: ignore[attr-defined]  # the same
+        parts[weight.parts].append((rank, weight))
+    missing = ranges(set(range(first.num_parts)).difference(*parts))
     if missing:
         raise LawError(
-            f"the final weight of layer {layer} is incomplete: part {missing} of {first.num_parts} is on no rank",  # type: ignore[attr-defined]  # the same
+            f"the final weight of layer {layer} is incomplete: part {missing} of {first.num_parts} is on no rank",
             layer=layer,
         )
     return parts.values()

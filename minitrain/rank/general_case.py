@@ -2,7 +2,7 @@
 
 The operations of `minitrain.rank.computation` come here after they have checked their laws, unless a table has their
 price (`minitrain.rank.remembered`). The tables are filled here, where the workload says that all layers are alike. A
-new feature of layers or of tensors belongs here or behind it (`minitrain.rank.parts`,
+new feature of layers or of tensors belongs here or behind it (`minitrain.rank.placed_passes`,
 `minitrain.rank.kept_for_backward`): there it costs nothing to those who do not use it.
 """
 

@@ -94,7 +94,7 @@ def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) ->
     if mode is None or mode.recompute == "none":
         return
     workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
-    share = len(keys_values.shards) / keys_values.num_shards
+    share = len(keys_values.sequence.shards) / keys_values.sequence.num_shards
     whole, kept = (workload.kept_elements(layer, num_samples, each) for each in (replace(mode, recompute="none"), mode))
     borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
     model._counted.grow(borrowed)
@@ -130,7 +130,7 @@ def _kept_units(model: RankState, layer: int, inp: Activation, keeper: Any, mode
     workload = model._runtime_predictor.workload
     elements = workload.kept_elements(layer, len(inp.samples), mode)
     if mode.recompute == "full" and not _is_made_again(inp):
-        shards = passage_of(inp).gathered_from.num_shards if mode.sequence_parallel else 1
+        shards = passage_of(inp).gathered_from.sequence.num_pieces if mode.sequence_parallel else 1
         elements = max(elements, workload.memory_elements(inp) / shards)
     if mode.sequence_parallel and keeper is inp:  # the whole sequence is kept where a shard would do
         elements += workload.memory_elements(inp) - workload.memory_elements(passage_of(inp).gathered_from)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.attention import OF_ATTENTION
-from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
 from minitrain.tensors.on_host import OnHost
-from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WeightGradPart
+from minitrain.tensors.placed import OF_ATTENTION, PARTIAL, WeightGradPart, in_pieces
+from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def require_whole(model: RankState, op: str, name: str, value: Any) -> None:
         )
     if isinstance(value, OF_ATTENTION):
         raise broken(model, op, f"{name} must be what goes from layer to layer, got {describe(value)}", value.layer)
-    if isinstance(value, SHARDS_OF_SEQUENCE):
+    if in_pieces(value):
         raise broken(
             model,
             op,
@@ -216,46 +215,33 @@ def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_stat
 def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
     """Require gradient and state of the weight's part, and a gradient that has seen the whole sequence."""
     for name, value in (("weight_grad", weight_grad), ("opt_state", opt_state)):
-        if _part_of(value) != _part_of(weight):
+        if (value.parts, value.num_parts) != (weight.parts, weight.num_parts):
             raise broken(
                 model,
                 "update",
                 f"{name} must be of the weight's part, got {describe(value)} for {describe(weight)}",
                 layer,
             )
-    if isinstance(weight_grad, WeightGradPart) and not weight_grad.covers_sequence():
-        missing = ranges(set(range(weight_grad.num_sequence_shards)) - weight_grad.sequence_shards)
-        if isinstance(weight_grad, ContextWeightGrad) and missing:
-            raise broken(
-                model,
-                "update",
-                f"the gradient of layer {layer} must cover the whole sequence, shards {missing} of "
-                f"{weight_grad.num_sequence_shards} are missing; reduce it over the ranks that hold them",
-                layer,
-                value=weight_grad,
-            )
-        if isinstance(weight_grad, ContextWeightGrad):
-            missing = f"pieces {ranges(set(range(weight_grad.num_pieces)) - weight_grad.pieces)}"
-            missing += f" of {weight_grad.num_pieces} of each shard"
-        else:
-            missing = f"shards {missing} of {weight_grad.num_sequence_shards}"
-        raise broken(
-            model,
-            "update",
-            f"the gradient of what all parts of layer {layer} hold (norms, biases) must cover the whole sequence, "
-            f"{missing} are missing; all_reduce the gradient over the "
-            "ranks that hold the parts",
-            layer,
-            value=weight_grad,
+    if isinstance(weight_grad, WeightGradPart) and weight_grad.sequence.share != 1:
+        raise broken(model, "update", _not_seen(layer, weight_grad.sequence), layer, value=weight_grad)
+
+
+def _not_seen(layer: int, covered: SequencePart) -> str:
+    """Return the rule for a gradient that has not seen the whole sequence."""
+    missing = ranges(set(range(covered.num_shards)) - covered.shards)
+    if missing:
+        return (
+            f"the gradient of layer {layer} must cover the whole sequence, shards {missing} of {covered.num_shards} "
+            "are missing; reduce it over the ranks that hold them"
         )
-
-
-def _part_of(value: Any) -> tuple[Any, int]:
-    """Return which part of a layer a tensor is of; the whole is the one part of one."""
-    return getattr(value, "parts", _ONLY), getattr(value, "num_parts", 1)
-
-
-_ONLY = frozenset([0])
+    missing = ranges(set(range(covered.num_pieces)) - covered.pieces)
+    pieces = f"pieces {missing} of {covered.num_pieces} of each shard"
+    if covered.num_shards == 1:
+        pieces = f"shards {missing} of {covered.num_pieces}"
+    return (
+        f"the gradient of what all parts of layer {layer} hold (norms, biases) must cover the whole sequence, {pieces} "
+        "are missing; all_reduce the gradient over the ranks that hold the parts"
+    )
 
 
 def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:

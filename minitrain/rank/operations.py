@@ -21,8 +21,7 @@ from minitrain.hardware.price import Price
 from minitrain.rank.kept_for_backward import keep_scattered
 from minitrain.rank.launched_memory import LaunchedMemory, mark_overlap
 from minitrain.tensors import Tensor, clone
-from minitrain.tensors.context import sums_what_all_hold
-from minitrain.tensors.parts import ActivationShard
+from minitrain.tensors.placed import ActivationShard, sums_what_all_hold
 from minitrain.transport.calls import Call
 
 T = TypeVar("T")
@@ -141,7 +140,7 @@ class Operation(Call):
         waited = start >= communicator.busy_until
         begin = start if waited else communicator.busy_until
         communicator.busy_until = end = begin + price.seconds
-        if isinstance(results[0], ActivationShard) and calls[0].op == "reduce_scatter":
+        if calls[0].op == "reduce_scatter" and isinstance(results[0], ActivationShard):
             for operation in calls:
                 keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:

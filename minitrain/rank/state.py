@@ -33,15 +33,12 @@ from minitrain.rank.shares import SharesOfRun
 from minitrain.rank.stores import Account, JournalledStore, Store, logits_of
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
-from minitrain.tensors.experts import ExpertWeight
+from minitrain.tensors.placed import ExpertWeight
 from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
 from minitrain.transport.protocol import Transport
 from minitrain.workloads.workload import PassMode, Recompute
-
-_IN_SHARDS = (Weight, WeightGrad)
-_WHOLE_LAYERS = frozenset(_IN_SHARDS)  # asked first: `isinstance` is slow for abstract classes
 
 
 @lru_cache
@@ -336,7 +333,7 @@ class RankState:
         if isinstance(value, list):
             return sum(map(self.held_bytes, value))
         size_bytes = self.wire_bytes(value)
-        if value.__class__ in _WHOLE_LAYERS or isinstance(value, _IN_SHARDS):
+        if isinstance(value, Weight | WeightGrad):
             return size_bytes * len(value.shards) // value.num_shards
         return size_bytes
 

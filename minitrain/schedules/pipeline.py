@@ -24,7 +24,7 @@ from minitrain.schedules.layer_passes import LayerPasses
 from minitrain.schedules.messages import Messages
 from minitrain.schedules.schedule import Schedule
 from minitrain.source_lines import count_as_strategy
-from minitrain.tensors.parts import kept_whole, share_of_sequence
+from minitrain.tensors.placed import kept_whole, share_of_sequence
 
 HIDDEN, BATCHED, PLAIN = "hidden", "batched", "plain"
 

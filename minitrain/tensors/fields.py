@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from minitrain.tensors.context import CONTEXT_KINDS
-from minitrain.tensors.experts import KINDS_OF_EXPERTS
 from minitrain.tensors.kinds import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
-from minitrain.tensors.parts import PARTED_KINDS
+from minitrain.tensors.placed import PLACED_KINDS
 
 T = TypeVar("T")
 
@@ -50,7 +48,7 @@ FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
     Activation: fields_of_activation,
     ActivationGrad: fields_of_activation_grad,
     WeightGrad: fields_of_weight_grad,
-    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in (*PARTED_KINDS, *CONTEXT_KINDS, *KINDS_OF_EXPERTS)},
+    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in PLACED_KINDS},
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

@@ -7,13 +7,14 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from minitrain.errors import LawError
 from minitrain.tensors.annotations import Content, combined, sharded, summed
-from minitrain.tensors.index_sets import singleton, union
+from minitrain.tensors.index_sets import ranges, singleton, union
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 
 HIDDEN_SIZE, BLOCK_SIZE = 4096, 1024
 DATATYPE = "float16"
@@ -66,9 +67,18 @@ class Tensor:
     Its slots take no part in equality, repr, copies or pickles. `_units` is the size of the tensor, unset until it is
     measured, and `_home` the account of the rank that stores it (see `minitrain.rank.stores`). `_content` and `_origin`
     are annotations (see `minitrain.tensors.annotations`).
+
+    Attributes:
+        parts: the parts of a layer that it is of, or that are summed into it; kinds beside the five have them.
+        num_parts: number of parts that the layer is divided into.
+        sequence: the part of each sequence that it is of, or that is summed into it.
     """
 
     __slots__ = ("__weakref__", "_content", "_home", "_origin", "_units")
+
+    parts: frozenset[int] = _UNSHARDED
+    num_parts: int = 1
+    sequence: SequencePart = WHOLE_SEQUENCE
 
     _content: Content
     _home: Any
@@ -102,7 +112,46 @@ def require_same(rule: str, left: Any, right: Any, *names: str) -> None:
             )
 
 
-class Sharded(Tensor, ABC, Generic[O]):
+def require_disjoint(tensor: Any, left: Any, right: Any, name: str, of: str) -> None:
+    """Raise a LawError if some shards are summed into both of two tensors.
+
+    Args:
+        tensor: one of them.
+        left: what has the shards of one.
+        right: what has those of the other.
+        name: the attribute that these are.
+        of: what they are shards of, for messages.
+    """
+    twice = getattr(left, name) & getattr(right, name)
+    if twice:
+        raise LawError(
+            f"sums over {of}: shard {ranges(twice)} of {tensor.sequence.num_shards} is in both (layer {tensor.layer}); "
+            "add what comes of each shard once",
+            left=left,
+            right=right,
+            layer=tensor.layer,
+        )
+
+
+def altered(tensor: T, **changes: Any) -> T:
+    """Return a tensor that differs from another one in some fields."""
+    kind: Any = tensor.__class__
+    made: T = kind(*[changes[name] if name in changes else getattr(tensor, name) for name in kind.__dataclass_fields__])
+    return made
+
+
+def fields_beside(kind: Any, *names: str) -> tuple[str, ...]:
+    """Return the fields in which tensors of a kind must agree, but for some that come together."""
+    return _fields_beside(kind, names)
+
+
+@lru_cache(maxsize=256)
+def _fields_beside(kind: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the same; each collective asks again."""
+    return tuple(name for name in kind.__dataclass_fields__ if name not in {*names, "layers", "total_samples"})
+
+
+class Sharded(Tensor, Generic[O]):
     """What can be cut into shards: the common base of weights, their gradients and optimizer states.
 
     A whole has `HIDDEN_SIZE ** 2` elements. A shard is one of `num_shards` equal parts of them.
@@ -113,16 +162,9 @@ class Sharded(Tensor, ABC, Generic[O]):
     _combines_as: ClassVar[str]
     """What messages call several tensors of this kind that combine."""
 
-    _must_agree: ClassVar[tuple[str, ...]]
-    """The fields that must be equal where tensors of this kind combine."""
-
     layer: int
     shards: frozenset[int]
     num_shards: int
-
-    @abstractmethod
-    def with_shards(self, shards: frozenset[int], num_shards: int) -> O:
-        """Return a tensor that differs from this one in its shards alone."""
 
     def shard(self, shard: int, num_shards: int) -> O:
         """Return one of `num_shards` parts of a complete tensor.
@@ -131,7 +173,12 @@ class Sharded(Tensor, ABC, Generic[O]):
             LawError: the tensor is not complete, or there is no such shard.
         """
         self._require_shardable(shard, num_shards)
-        return sharded(self.with_shards(singleton(shard), num_shards), self, shard, num_shards)
+        return sharded(self._with_shards(singleton(shard), num_shards), self, shard, num_shards)
+
+    def _with_shards(self, shards: frozenset[int], num_shards: int) -> O:
+        """Return a tensor that differs from this one in its shards alone."""
+        other: Any = altered(self, shards=shards, num_shards=num_shards)
+        return other  # type: ignore[no-any-return]  # of the same kind
 
     def combine(self, other: O) -> O:
         """Return a tensor that holds the shards of both.
@@ -139,17 +186,17 @@ class Sharded(Tensor, ABC, Generic[O]):
         Raises:
             LawError: the two are of different kinds, layers, steps or samples, or are cut differently.
         """
-        require_same(self._combines_as, self, other, *self._must_agree)
+        require_same(self._combines_as, self, other, *fields_beside(type(self), "shards"))
         others: Any = other
-        return combined(self.with_shards(self.shards | others.shards, self.num_shards), self, other)
+        return combined(self._with_shards(self.shards | others.shards, self.num_shards), self, other)
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
         return len(self.shards) == self.num_shards
 
     def memory(self) -> float:
-        """Return the size in elements: the share of shards held times H x H."""
-        return (len(self.shards) / self.num_shards) * HIDDEN_SIZE * HIDDEN_SIZE
+        """Return the size in elements: the share of shards held times H x H, of a part its share of that."""
+        return (len(self.shards) / self.num_shards) * HIDDEN_SIZE * HIDDEN_SIZE / self.num_parts
 
     def _require_shardable(self, shard: int, num_shards: int) -> None:
         """Raise a LawError unless this is whole and `shard` is one of `num_shards`."""
@@ -196,7 +243,7 @@ def passage_of(tensor: Any) -> Passage:
 
 
 class Sampled(Tensor):
-    """What holds values for samples and is never cut: the common base of activations and their gradients.
+    """What holds values for samples: the common base of activations and their gradients.
 
     Its slot `_passage` is unset where layers are alike and whole.
     """
@@ -205,14 +252,11 @@ class Sampled(Tensor):
 
     _passage: Passage
 
-    _must_agree: ClassVar[tuple[str, ...]]
-    """The fields that must be equal where tensors of this kind add, if they do."""
-
     samples: frozenset[int]
 
     def memory(self) -> int:
-        """Return the size in elements: samples x H x BLOCK_SIZE."""
-        return len(self.samples) * HIDDEN_SIZE * BLOCK_SIZE
+        """Return the size in elements: samples x H x BLOCK_SIZE, of a part of each sequence its share of that."""
+        return self.sequence.share_of(len(self.samples) * HIDDEN_SIZE * BLOCK_SIZE)
 
 
 @dataclass(slots=True)
@@ -234,11 +278,6 @@ class Weight(Sharded["Weight"]):
     num_shards: int = 1
 
     _combines_as = "weights that combine"
-    _must_agree = ("layer", "step", "num_shards")
-
-    def with_shards(self, shards: frozenset[int], num_shards: int) -> Weight:
-        """Return the same weight of other shards."""
-        return Weight(self.layer, self.layers, self.step, shards, num_shards)
 
 
 @dataclass(slots=True)
@@ -279,28 +318,40 @@ class WeightGrad(Sharded["WeightGrad"]):
     num_shards: int = 1
 
     _combines_as = "gradients that combine"
-    _must_agree = ("layer", "samples", "num_shards")
-
-    def with_shards(self, shards: frozenset[int], num_shards: int) -> WeightGrad:
-        """Return the same gradient of other shards."""
-        return WeightGrad(self.layer, self.layers, self.samples, self.total_samples, shards, num_shards)
 
     def __add__(self, other: WeightGrad) -> WeightGrad:
-        """Return the sum, which covers the samples of both; layer and shards must agree."""
-        layer, shards, num_shards = self.layer, self.shards, self.num_shards
-        if not (
-            self.__class__ is other.__class__ is WeightGrad
+        """Return the sum, which covers the samples of both, or the shards of the sequence of both; all else agrees.
+
+        Raises:
+            LawError: the two are of different kinds, layers, shards or parts, or a shard of the sequence is in both.
+        """
+        kind, layer, shards, num_shards = self.__class__, self.layer, self.shards, self.num_shards
+        if (
+            kind is other.__class__ is WeightGrad
             and other.layer == layer
             and other.num_shards == num_shards
             and (other.shards is shards or other.shards == shards)
         ):
-            require_same("gradients that add", self, other, "layer", "shards", "num_shards")
-        total = WeightGrad(
-            layer, self.layers, union(self.samples, other.samples), self.total_samples, shards, num_shards
-        )
+            samples = union(self.samples, other.samples)
+            total = WeightGrad(layer, self.layers, samples, self.total_samples, shards, num_shards)
+        else:
+            require_same("gradients that add", self, other, *fields_beside(kind, "samples", "sequence"))
+            total = self._sum_of_parts(other)
         if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
             total._units = self._units  # type: ignore[misc]  # a slot of the base
         return summed(total, self, other)
+
+    def _sum_of_parts(self, other: WeightGrad) -> WeightGrad:
+        """Return the sum with a gradient of the same parts and shards."""
+        of_shards = self.sequence.num_shards > 1 and self.samples == other.samples
+        if not of_shards:
+            require_same("gradients that add", self, other, *_SEQUENCE.intersection(fields_beside(type(self))))
+            return altered(self, samples=union(self.samples, other.samples))
+        require_disjoint(self, self.sequence, other.sequence, "shards", "the sequence")
+        return altered(self, sequence=self.sequence.with_shards(self.sequence.shards | other.sequence.shards))
+
+
+_SEQUENCE = frozenset(["sequence"])
 
 
 @dataclass(slots=True)
@@ -322,11 +373,6 @@ class OptState(Sharded["OptState"]):
     num_shards: int = 1
 
     _combines_as = "optimizer states that combine"
-    _must_agree = ("layer", "step", "num_shards")
-
-    def with_shards(self, shards: frozenset[int], num_shards: int) -> OptState:
-        """Return the same state of other shards."""
-        return OptState(self.layer, self.layers, self.step, shards, num_shards)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, final
@@ -16,9 +15,9 @@ class SequencePart:
     """Some shards of a sequence, and of each of them some pieces.
 
     Args:
-        shards: indices of the shards: context parallelism.
+        shards: indices of the shards, which go through the whole network: context parallelism.
         num_shards: number of shards that the sequence is cut into.
-        pieces: which pieces of these: sequence parallelism.
+        pieces: which pieces of these, between layers in parts: sequence parallelism.
         num_pieces: number of pieces that a rank's shards are cut into.
     """
 
@@ -42,27 +41,19 @@ class SequencePart:
         """Into how many shards and pieces the sequence is cut."""
         return self.num_shards, self.num_pieces
 
-    def with_pieces_of(self, shards: frozenset[int], pieces: frozenset[int]) -> SequencePart:
-        """Return another part of the same sequence."""
-        return SequencePart(shards, self.num_shards, pieces, self.num_pieces)
+    def share_of(self, size: int) -> int:
+        """Return this part's share of the size of something that a whole sequence has."""
+        if self is WHOLE_SEQUENCE:
+            return size
+        return size * len(self.shards) // self.num_shards * len(self.pieces) // self.num_pieces
+
+    def with_shards(self, shards: Any) -> SequencePart:
+        """Return other shards, each with the same pieces."""
+        return SequencePart(shards, self.num_shards, self.pieces, self.num_pieces)
+
+    def with_pieces(self, pieces: Any, num_pieces: int | None = None) -> SequencePart:
+        """Return other pieces of the same shards, or these shards cut into so many pieces."""
+        return SequencePart(self.shards, self.num_shards, pieces, num_pieces or self.num_pieces)
 
 
 WHOLE_SEQUENCE = SequencePart()
-
-
-def part_of_sequence(value: Any) -> SequencePart:
-    """Return which part of its sequences an activation, or the gradient of one, is of."""
-    if hasattr(value, "num_context"):
-        return SequencePart(value.context, value.num_context, value.shards, value.num_shards)
-    if not hasattr(value, "num_shards"):
-        return WHOLE_SEQUENCE
-    if hasattr(value, "piece"):
-        return SequencePart(value.shards, value.num_shards)
-    return SequencePart(pieces=value.shards, num_pieces=value.num_shards)
-
-
-def union_of_parts(parts: Sequence[SequencePart]) -> SequencePart:
-    """Return all shards and pieces of some parts of the same sequence."""
-    first = parts[0]
-    shards = first.shards.union(*(part.shards for part in parts[1:]))
-    return first.with_pieces_of(shards, first.pieces.union(*(part.pieces for part in parts[1:])))

@@ -3,9 +3,8 @@
 May import: `errors`, `source_lines`, `tensors`, `events`. It carries values and clocks, and knows no prices.
 Open `protocol` first: the interface that a model uses, with `calls` (one rank's part in an operation) and `groups`
 (process groups and meshes). `dist` implements it for ranks in one process. There, collectives meet in the
-`communicator` of their group and messages in one of the `channels`. `collectives`, where a new one begins, computes
-their results for whole layers, and `partial_sums`, `context_sums` and `expert_exchange` those of other tensors, which
-must fit together (`agreement`). `barrier` is the specified barrier.
+`communicator` of their group and messages in one of the `channels`. `collectives`, where a new one begins, says what
+members must bring and computes their results. `barrier` is the specified barrier.
 
 Tasks wait on futures (`waiting`) and belong to a run (`task_ownership`). `deadlocks` reports when no rank can go on, by
 the `wait_for_graph` of the tasks, and says where each of them waits (`waiting_places`).

@@ -1,7 +1,10 @@
-"""What collectives do to values: pure functions from the members' inputs, in rank order, to their results.
+"""What collectives do to values: pure functions from what the members bring to their results.
 
 Every member gets a result of its own; a reduction combines in rank order, so that the outcome never depends on who
 arrived first. A bucket (a list of tensors) is worked on tensor by tensor.
+
+A law of a collective asks `Brought` what the members bring, along the axes of `minitrain.tensors.placed`, and returns
+what makes each member's result. Folded runs ask the same laws with one value that stands for a class of ranks.
 
 A new collective begins with a function here. Its name then goes into `COLLECTIVES` (`minitrain.events.event`), its
 method into `minitrain.rank.communication`, and its price into `minitrain.hardware.network`. Where members get other
@@ -17,34 +20,112 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, final
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
-from minitrain.tensors import OptState, Sharded, Tensor, Weight, WeightGrad
-from minitrain.tensors.attention import KeysValues, KeysValuesGrad
-from minitrain.tensors.context import PIECES_OF_CONTEXT, ContextWeightGrad, PartialContextGradShard, PartialContextShard
-from minitrain.tensors.experts import COPIES, PIECES
-from minitrain.tensors.index_sets import singleton
-from minitrain.tensors.parts import PARTIAL, SHARDS_OF_SEQUENCE, WEIGHT_PARTS, WeightGradPart
-from minitrain.transport import context_sums, expert_exchange, partial_sums
+from minitrain.tensors import Activation, ActivationGrad, Sharded, Tensor, WeightGrad, clone
+from minitrain.tensors.index_sets import ranges, singleton
+from minitrain.tensors.kinds import altered, fields_beside
+from minitrain.tensors.placed import (
+    COPIES,
+    PARTIAL,
+    PIECES,
+    ExpertGrad,
+    KeysValues,
+    KeysValuesGrad,
+    gathered,
+    in_context,
+    in_pieces,
+    moved,
+    piece_of,
+    remember,
+    with_parts,
+    with_pieces,
+)
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 
 Results = list[Any]
 
-_REDUCED_IN: Mapping[type[Any], Any] = MappingProxyType(
-    {
-        **dict.fromkeys((*PARTIAL, PartialContextShard, PartialContextGradShard, WeightGradPart), partial_sums),
-        **dict.fromkeys((ContextWeightGrad, KeysValuesGrad), context_sums),
-        **dict.fromkeys(PIECES, expert_exchange),
-    }
-)
-_GATHERED_IN: Mapping[type[Any], Any] = MappingProxyType(
-    {
-        **dict.fromkeys((*SHARDS_OF_SEQUENCE, *PIECES_OF_CONTEXT, *WEIGHT_PARTS, ContextWeightGrad), partial_sums),
-        KeysValues: context_sums,
-        **dict.fromkeys(PIECES, expert_exchange),
-    }
-)
-"""The files that know tensors of parts and of shards of a sequence."""
+ResultOf = Callable[[Any, Any], Any]
+"""Makes a member's result of what it brought and its place in the group."""
+
+
+class Brought(Protocol):
+    """What the members of a collective bring, as far as laws ask.
+
+    Attributes:
+        op: the collective.
+        first: what the lowest member brings.
+        size: number of members.
+    """
+
+    op: str
+    first: Any
+    size: int
+
+    def mismatch(self, rule: str) -> Exception:
+        """Return the error of members that do not keep a rule."""
+        ...
+
+    def agree(self, *names: str) -> None:
+        """Require tensors of one kind that agree in some fields."""
+        ...
+
+    def is_one(self, name: str) -> bool:
+        """Return whether all bring the same in a field."""
+        ...
+
+    def union(self, name: str) -> Any:
+        """Return the union of a set that each brings."""
+        ...
+
+    def total(self, count: Callable[[Any], int]) -> int:
+        """Return the sum of a number over what each brings."""
+        ...
+
+
+@final
+class Values:
+    """What members bring, one value each.
+
+    Args:
+        op: the collective.
+        values: in rank order.
+        ranks: the members.
+    """
+
+    def __init__(self, op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
+        self.op, self.values, self.ranks = op, values, ranks
+        self.first, self.size = values[0], len(values)
+
+    def mismatch(self, rule: str) -> Exception:
+        """Return the error that lists what each rank brought."""
+        return mismatch(self.op, self.values, self.ranks, rule)
+
+    def agree(self, *names: str) -> None:
+        """Require tensors of one kind that agree in some fields."""
+        first, fields_of = self.first, attrgetter(*names)
+        kind, fields = first.__class__, fields_of(first)
+        for value in self.values:
+            if value.__class__ is not kind or fields_of(value) != fields:
+                known = [name for name in names if first.sequence != WHOLE_SEQUENCE or "sequence" not in name]
+                told = ", ".join(known).replace("sequence.", "")
+                raise self.mismatch(f"must bring the same kind of tensor with the same {told}")
+
+    def is_one(self, name: str) -> bool:
+        """Return whether all bring the same in a field."""
+        field_of = attrgetter(name)
+        field = field_of(self.first)
+        return all(field_of(value) == field for value in self.values)
+
+    def union(self, name: str) -> Any:
+        """Return the union of a set that each brings."""
+        first, *others = map(attrgetter(name), self.values)
+        return first.union(*others)
+
+    def total(self, count: Callable[[Any], int]) -> int:
+        """Return the sum of a number over what each brings."""
+        return sum(map(count, self.values))
 
 
 def describe(value: Any) -> str:
@@ -60,28 +141,28 @@ def describe(value: Any) -> str:
 
 def _facts(tensor: Any) -> Iterator[str]:
     """Yield the fields of a tensor that must agree, in words."""
+    fields = tensor.__dataclass_fields__
     yield f"layer {tensor.layer}"
-    for name, total in _SETS:
-        if hasattr(tensor, name) and (name not in _COVERED or getattr(tensor, _COVERED[name]) > 1):
-            of = f" of {getattr(tensor, total)}" if total is not None else ""
-            yield f"{name.replace('_', ' ')} {_brief(getattr(tensor, name))}{of}"
+    yield from (f"{name} {_brief(getattr(tensor, name))}" for name in ("step", "samples") if name in fields)
+    yield from (f"{name} {_of(tensor, name)}" for name in ("shards", "parts") if name in fields)
+    if "sequence" in fields:
+        sequence, name = tensor.sequence, "sequence shards" if "shards" in fields else "shards"
+        is_cut, in_pieces = sequence.num_shards > 1, sequence.num_pieces > 1
+        if is_cut or (name == "shards" and not in_pieces and tensor.__class__ not in _OFTEN_WHOLE):
+            yield f"{name} {_of(sequence, 'shards')}"
+        if in_pieces:
+            yield f"{'pieces' if is_cut else name} {_of(sequence, 'pieces')}"
+    for name in ("keys", "queries"):
+        if name in fields:
+            yield f"{name} {_brief(getattr(tensor, name))} of {tensor.sequence.num_shards}"
 
 
-_SETS = (
-    ("step", None),
-    ("samples", None),
-    ("shards", "num_shards"),
-    ("parts", "num_parts"),
-    ("sequence_shards", "num_sequence_shards"),
-    ("context", "num_context"),
-    ("pieces", "num_pieces"),
-    ("keys", "num_shards"),
-    ("queries", "num_shards"),
-)
+_OFTEN_WHOLE = frozenset((*PARTIAL, *COPIES))
 
 
-_COVERED = {"sequence_shards": "num_sequence_shards", "pieces": "num_pieces"}
-"""The sets that are told where they are no wholes, with the fields of their numbers."""
+def _of(holder: Any, name: str) -> str:
+    """Return a set and the number of the whole."""
+    return f"{_brief(getattr(holder, name))} of {getattr(holder, f'num_{name}')}"
 
 
 def _brief(value: Any) -> str:
@@ -93,41 +174,6 @@ def _brief(value: Any) -> str:
         return f"{{{numbers[0]}..{numbers[-1]}}}"
     more = ", ..." if len(numbers) > 8 else ""
     return "{" + ", ".join(str(number) for number in numbers[:8]) + more + "}"
-
-
-def _agree_on(name: str, op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
-    """Raise a CollectiveMismatchError unless all are gradients of one layer that agree in samples, or in shards.
-
-    Args:
-        name: the field that they must agree in: "samples" or "shards".
-        op: the operation.
-        values: what the members brought.
-        ranks: the members.
-    """
-    first, numbers_of = values[0], attrgetter(name)
-    layer, num_shards, numbers = first.layer, first.num_shards, numbers_of(first)
-    for value in values:
-        if (
-            value.__class__ is not WeightGrad
-            or value.layer != layer
-            or value.num_shards != num_shards
-            or (numbers_of(value) is not numbers and numbers_of(value) != numbers)
-        ):
-            raise _mismatch(op, values, ranks, f"layer, {name}, num_shards")
-
-
-def _agree_on_step(op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
-    """Raise a CollectiveMismatchError unless all are weights, or optimizer states, of one layer and step."""
-    first = values[0]
-    kind, layer, step, num_shards = first.__class__, first.layer, first.step, first.num_shards
-    for value in values:
-        if value.__class__ is not kind or value.layer != layer or value.step != step or value.num_shards != num_shards:
-            raise _mismatch(op, values, ranks, "layer, step, num_shards")
-
-
-def _mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], names: str) -> CollectiveMismatchError:
-    """Return the error of members that do not agree in some fields."""
-    return mismatch(op, values, ranks, f"must bring the same kind of tensor with the same {names}")
 
 
 def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) -> CollectiveMismatchError:
@@ -148,87 +194,175 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {_brief(frozenset(ranks))[1:-1]}"
 
 
-def all_reduce(values: Sequence[Any], ranks: Sequence[int]) -> Results:
-    """Return the sum of all values, once for each member."""
-    first = values[0]
-    if type(first) in _REDUCED_IN:
-        found: Results = _REDUCED_IN[type(first)].all_reduce(values, ranks, mismatch)
-        return found
-    if type(first) is not WeightGrad:
-        total = _sum("all_reduce", values)
-        return [copy.copy(total) for _ in values]
-    _agree_on("shards", "all_reduce", values, ranks)
-    layer, layers, total_samples = first.layer, first.layers, first.total_samples
-    samples = _union([value.samples for value in values])
-    return [WeightGrad(layer, layers, samples, total_samples, first.shards, first.num_shards) for _ in values]
+def all_reduce(brought: Brought) -> ResultOf:
+    """Sum what all bring; each member gets the sum."""
+    first = brought.first
+    if isinstance(first, PARTIAL):
+        sum_of_parts = _sum_of_parts(brought)
+        return lambda value, _: remember(clone(sum_of_parts), value)
+    if isinstance(first, KeysValuesGrad):
+        sum_of_queries = _sum_over_queries(brought)
+        return lambda *_: clone(sum_of_queries)
+    if not isinstance(first, WeightGrad):
+        other = _combined(brought, operator.add, "add (a WeightGrad)")
+        return lambda *_: copy.copy(other)
+    if first.__class__ is not WeightGrad and first.__class__ is not ExpertGrad and not brought.is_one("parts"):
+        pieces = _pieces_of_what_all_hold(brought)
+        return lambda value, _: altered(value, sequence=value.sequence.with_pieces(pieces))
+    total = _sum_of_gradients(brought)
+    return lambda *_: clone(total)
 
 
-def reduce_scatter(values: Sequence[Any], ranks: Sequence[int]) -> Results:
-    """Return to the k-th member the k-th shard of the sum of all values."""
-    num_shards = len(values)
-    first = values[0]
-    if type(first) in _REDUCED_IN:
-        found: Results = _REDUCED_IN[type(first)].reduce_scatter(values, ranks, mismatch)
-        return found
-    if type(first) is not WeightGrad:
-        total = _sum("reduce_scatter", values)
-        return [total.shard(index, num_shards) for index in range(num_shards)]
-    _agree_on("shards", "reduce_scatter", values, ranks)
-    if not first.is_complete():
-        raise mismatch("reduce_scatter", values, ranks, "must bring complete gradients")
-    layer, layers, total_samples = first.layer, first.layers, first.total_samples
-    samples = _union([value.samples for value in values])
-    return [
-        WeightGrad(layer, layers, samples, total_samples, singleton(index), num_shards) for index in range(num_shards)
-    ]
+def reduce_scatter(brought: Brought) -> ResultOf:
+    """Sum what all bring; the k-th member gets the k-th shard of the sum, or what is its own of it."""
+    first, size = brought.first, brought.size
+    if isinstance(first, PARTIAL):
+        sum_of_parts = _sum_of_parts(brought)
+        if isinstance(sum_of_parts, PARTIAL):
+            missing = ranges(set(range(sum_of_parts.num_parts)) - sum_of_parts.parts)
+            raise brought.mismatch(f"must together bring every part; {missing} is missing")
+        return lambda value, place: remember(piece_of(sum_of_parts, place, size), value)
+    if isinstance(first, KeysValuesGrad):
+        return _scattered_keys(brought)
+    if not isinstance(first, WeightGrad):
+        other = _combined(brought, operator.add, "add (a WeightGrad)")
+        return lambda _, place: other.shard(place, size)
+    total = _sum_of_gradients(brought)
+    if not total.is_complete():
+        raise brought.mismatch("must bring complete gradients")
+    return lambda _, place: altered(total, shards=singleton(place), num_shards=size)
 
 
-def _sum(op: str, values: Sequence[Any]) -> Any:
-    """Return the sum in rank order."""
-    try:
-        return reduce(operator.add, values)
-    except TypeError as error:
-        raise TensorTypeError(
-            f"{op} needs values that add (a WeightGrad), got {type(values[0]).__name__}", value=values[0]
-        ) from error
+def all_gather(brought: Brought) -> ResultOf:
+    """Put the shards of all together; each member gets what holds them."""
+    first = brought.first
+    if isinstance(first, Activation | ActivationGrad) and in_pieces(first):
+        brought.agree("layer", "samples", "sequence.shards", "sequence.cut")
+        whole = with_pieces(first, brought.union("sequence.pieces"))
+        return lambda value, _: gathered(clone(whole), value)
+    if isinstance(first, KeysValues):
+        brought.agree("layer", "samples", "sequence.cut", "parts", "num_parts")
+        both: Any = altered(first, sequence=first.sequence.with_shards(brought.union("sequence.shards")))
+    elif isinstance(first, Sharded):
+        brought.agree(*fields_beside(first.__class__, "shards"))
+        both = altered(first, shards=brought.union("shards"))
+    else:
+        both = _combined(brought, _combine, "combine (a Weight, WeightGrad or OptState)")
+        return lambda *_: copy.copy(both)
+    return lambda *_: clone(both)
 
 
-def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    """Return the union of all sets."""
-    return sets[0].union(*sets[1:])
+def exchange(brought: Brought) -> ResultOf:
+    """Give the k-th member the copies for the k-th part of the experts; or those of its own samples, back.
+
+    Members bring copies of their own samples for all parts, or copies for a part each, of the samples of all.
+    """
+    first, size = brought.first, brought.size
+    if first.__class__ not in COPIES or not brought.is_one("__class__"):
+        raise brought.mismatch("must bring copies of tokens, or a list of one tensor a rank each")
+    brought.agree("layer", "num_parts", "load", "sequence.cut")
+    if first.num_parts != size:
+        rule = f"must be as many as there are parts of the experts ({first.num_parts}), which are {size}"
+        raise brought.mismatch(rule)
+    if brought.total(lambda value: len(value.parts) == value.num_parts) == size:
+        samples, sequence = _covered(brought, "copies of different samples, or different parts of all of them")
+        return lambda value, place: moved(value, samples, singleton(place), sequence)
+    parts = brought.union("parts")
+    if len(parts) != brought.total(lambda value: len(value.parts)) or len(parts) != size:
+        raise brought.mismatch("must bring copies for all parts of the experts, or for another part each")
+    brought.agree("samples", "sequence")
+    return lambda value, _: moved(value, value.own, parts, value.own_sequence)
 
 
-def all_gather(values: Sequence[Any], ranks: Sequence[int]) -> Results:
-    """Return what holds the shards of all values, once for each member."""
-    first = values[0]
-    kind = first.__class__
-    if kind is WeightGrad:
-        _agree_on("samples", "all_gather", values, ranks)
-        shards = _union([value.shards for value in values])
-        return [
-            WeightGrad(first.layer, first.layers, first.samples, first.total_samples, shards, first.num_shards)
-            for _ in values
-        ]
-    if kind is Weight or kind is OptState:
-        _agree_on_step("all_gather", values, ranks)
-        layer, layers, step, num_shards = first.layer, first.layers, first.step, first.num_shards
-        shards = _union([value.shards for value in values])
-        return [kind(layer, layers, step, shards, num_shards) for _ in values]
-    if kind in _GATHERED_IN:
-        found: Results = _GATHERED_IN[kind].all_gather(values, ranks, mismatch)
-        return found
-    whole = _combine(values)
-    return [copy.copy(whole) for _ in values]
+def _sum_of_parts(brought: Brought) -> Any:
+    """Return the sum of partial sums of different parts."""
+    brought.agree(*fields_beside(brought.first.__class__, "parts"))
+    parts = brought.union("parts")
+    if len(parts) != brought.total(lambda value: len(value.parts)):
+        raise brought.mismatch("must bring different parts of one sum, so that each is added once")
+    return with_parts(brought.first, parts)
 
 
-def _combine(values: Sequence[Any]) -> Any:
-    """Return the combination in rank order."""
-    if not hasattr(values[0], "combine"):
-        raise TensorTypeError(
-            f"all_gather needs values that combine (a Weight, WeightGrad or OptState), got {type(values[0]).__name__}",
-            value=values[0],
+def _sum_of_gradients(brought: Brought) -> Any:
+    """Return the sum of gradients of one weight: over samples, over parts of the sequence, or over both at once."""
+    first = brought.first
+    if first.__class__ is WeightGrad:
+        brought.agree("layer", "shards", "num_shards")
+        return altered(first, samples=brought.union("samples"))
+    if first.__class__ is ExpertGrad and not brought.is_one("parts"):
+        raise brought.mismatch(
+            "must bring gradients of one part of the experts: those of different parts have nothing to add, and hold "
+            "the samples of all ranks that exchange tokens already; reduce them over the ranks that hold the same part"
         )
-    return reduce(lambda left, right: left.combine(right), values)
+    of_pieces = () if first.__class__ in PIECES else ("sequence.pieces",)
+    brought.agree("layer", "shards", "num_shards", "parts", "num_parts", "sequence.cut", *of_pieces)
+    if first.sequence.share == 1:
+        return altered(first, samples=brought.union("samples"))
+    samples, sequence = _covered(
+        brought,
+        "gradients of the same shards of the sequence, or of the same samples in different shards, so that each sample "
+        "is added once in each shard",
+    )
+    return altered(first, samples=samples, sequence=sequence)
+
+
+def _covered(brought: Brought, what: str) -> tuple[Any, SequencePart]:
+    """Return the samples and the part of their sequences that the members bring together, each token once."""
+    samples, sequence = brought.union("samples"), brought.first.sequence
+    sequence = sequence.with_shards(brought.union("sequence.shards")).with_pieces(brought.union("sequence.pieces"))
+    if len(samples) * sequence.count != brought.total(lambda value: len(value.samples) * value.sequence.count):
+        raise brought.mismatch(f"must bring {what}")
+    return samples, sequence
+
+
+def _pieces_of_what_all_hold(brought: Brought) -> Any:
+    """Return the pieces of each sequence over which members, with a part each, sum what all parts hold (norms)."""
+    brought.agree(*fields_beside(brought.first.__class__, "parts", "sequence"), "sequence.shards", "sequence.cut")
+    pieces = brought.union("sequence.pieces")
+    if len(pieces) != brought.total(lambda value: len(value.sequence.pieces)):
+        raise brought.mismatch(
+            "must bring gradients of one part, or of parts that have each seen other shards of the sequence; parts "
+            "that have seen all of it have nothing to add"
+        )
+    return pieces
+
+
+def _sum_over_queries(brought: Brought) -> KeysValuesGrad:
+    """Return the sum of gradients of the same keys and values, each over other queries."""
+    brought.agree(*fields_beside(KeysValuesGrad, "queries"))
+    queries = brought.union("queries")
+    if len(queries) != brought.total(lambda value: len(value.queries)):
+        raise brought.mismatch("must bring sums over different queries, so that each is added once")
+    found: KeysValuesGrad = altered(brought.first, queries=queries)
+    return found
+
+
+def _scattered_keys(brought: Brought) -> ResultOf:
+    """Give each member the sum of the gradients of its own keys and values: those of the shards of its queries."""
+    total = _sum_over_queries(brought)
+    shards = total.sequence.shards
+    if total.queries != shards:
+        raise brought.mismatch(
+            "must together have queries of the same shards as the keys are of, so that each gets its own; "
+            f"{ranges(shards ^ total.queries)} is not in both"
+        )
+    return lambda value, _: altered(total, sequence=total.sequence.with_shards(value.queries))
+
+
+def _combined(brought: Brought, together: Callable[[Any, Any], Any], what: str) -> Any:
+    """Return what values come to that are no tensors of ours, in rank order: those of a bare `Dist` may be any."""
+    try:
+        return reduce(together, getattr(brought, "values", [brought.first]))
+    except (TypeError, AttributeError) as error:
+        kind = type(brought.first).__name__
+        raise TensorTypeError(f"{brought.op} needs values that {what}, got {kind}", value=brought.first) from error
+
+
+def _combine(left: Any, right: Any) -> Any:
+    """Return what holds the shards of both."""
+    if in_context(left):
+        raise TypeError("shards of a sequence go through the whole network, and are not put together")
+    return left.combine(right)
 
 
 def require_whole(results: Results, values: Sequence[Any], ranks: Sequence[int]) -> None:
@@ -250,9 +384,7 @@ def _duplicate(value: Any) -> Any:
 
 
 def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
-    """Return to the k-th member the k-th item of every member's list; or copies of tokens to experts, and back."""
-    if any(value.__class__ in COPIES for value in values):
-        return expert_exchange.exchange(values, ranks, mismatch)
+    """Return to the k-th member the k-th item of every member's list."""
     for rank, value in zip(ranks, values, strict=True):
         if len(value) != len(values):
             raise LawError(
@@ -262,14 +394,19 @@ def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
     return [[_duplicate(value[index]) for value in values] for index in range(len(values))]
 
 
-_FUNCTIONS: Mapping[str, Callable[[Sequence[Any], Sequence[int]], Results]] = MappingProxyType(
-    {
-        "all_reduce": all_reduce,
-        "reduce_scatter": reduce_scatter,
-        "all_gather": all_gather,
-        "all_to_all": all_to_all,
-    }
+_LAWS: Mapping[str, Callable[[Brought], ResultOf]] = MappingProxyType(
+    {"all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather, "all_to_all": exchange}
 )
+
+
+def result_of(op: str, brought: Brought) -> ResultOf:
+    """Return what makes each member's result of a collective of tensors.
+
+    Raises:
+        CollectiveMismatchError: what the members bring does not belong together.
+        TensorTypeError: the operation is not defined for such values.
+    """
+    return _LAWS[op](brought)
 
 
 def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *, whole: bool) -> Results:
@@ -292,7 +429,10 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
         return broadcast(values, ranks, detail)
     if op != "all_to_all" and any(map(_is_bucket, values)):
         return _bucket(op, values, ranks, whole=whole)
-    results = _FUNCTIONS[op](values, ranks)
+    if op == "all_to_all" and not any(value.__class__ in COPIES for value in values):
+        return all_to_all(values, ranks)
+    make = _LAWS[op](Values(op, values, ranks))
+    results = [make(value, place) for place, value in enumerate(values)]
     if whole and op == "all_gather":
         require_whole(results, values, ranks)
     return results

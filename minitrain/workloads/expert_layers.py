@@ -18,13 +18,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Literal, final
 
-from minitrain.tensors.experts import (
-    COPIES,
-    EXPERT_PIECES,
-    ROUTER_PIECES,
-    ExpertOutputs,
-    ExpertOutputsGrad,
-)
+from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES, ExpertOutputs, ExpertOutputsGrad
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import WHOLE, Degrees, Work
 from minitrain.workloads.expert_kernels import kernels_around_experts, kernels_of_experts

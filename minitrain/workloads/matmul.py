@@ -27,8 +27,7 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
-from minitrain.tensors.context import CONTEXT_KINDS
-from minitrain.tensors.parts import PARTED_KINDS
+from minitrain.tensors.placed import PLACED_KINDS
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ NOTES: Mapping[str, str] = MappingProxyType(
     {SPECIFIED: "backward counts as many FLOPs as forward, as specified (--model dense: twice)"}
 )
 """What a reader of figures should know of a workload, by its name."""
-
-_DIVIDED = frozenset((*PARTED_KINDS, *CONTEXT_KINDS))
 
 
 class MatmulLayer:
@@ -137,7 +134,7 @@ class MatmulLayer:
         if kind is OptState:
             num_shards: int = tensor.num_shards
             return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
-        if kind in _DIVIDED:
+        if kind in PLACED_KINDS:
             return _parted_bytes(tensor)
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
@@ -174,7 +171,7 @@ class DenseLayer(MatmulLayer):
 
 def _parted_bytes(tensor: Any) -> int:
     """Return the bytes on the wire of a part, which counts whole, of a partial sum, or of a shard of a sequence."""
-    num_parts: int = getattr(tensor, "num_parts", 1)
+    num_parts: int = tensor.num_parts
     if isinstance(tensor, Weight | WeightGrad):
         return HIDDEN_SIZE * HIDDEN_SIZE // num_parts * BYTES_PER_ELEMENT
     if isinstance(tensor, OptState):

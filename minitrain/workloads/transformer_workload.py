@@ -19,8 +19,7 @@ from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.attention import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.parts import PartialActivation
+from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
 from minitrain.workloads import attention_steps
 from minitrain.workloads.attention_step_kernels import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
@@ -164,7 +163,7 @@ class TransformerWorkload:
         """
         if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
             num_tokens: int = self.seq_len * len(tensor.samples)
-            return 3 * STATISTIC_BYTES * _share_of_size(tensor, num_tokens)
+            return 3 * STATISTIC_BYTES * tensor.sequence.share_of(num_tokens)
         if is_copies(tensor):
             return self.experts.exchanged_bytes(tensor)
         if isinstance(tensor, _SAMPLED):
@@ -255,7 +254,7 @@ class TransformerWorkload:
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
         if after < 0:
             return 0
-        return _share_of_size(tensor, self._output_bytes[after] * len(tensor.samples))
+        return tensor.sequence.share_of(self._output_bytes[after] * len(tensor.samples))
 
     def _bytes_within_attention(self, tensor: Any) -> int:
         """Return the bytes of what lies within an attention that is taken in steps."""
@@ -263,7 +262,8 @@ class TransformerWorkload:
         found = self._within.get(key)
         if found is None:
             found = self._within[key] = self._bytes_of_sample(*key)
-        return _share_of_size(tensor, found * len(tensor.samples))
+        size_bytes: int = tensor.sequence.share_of(found * len(tensor.samples))
+        return size_bytes
 
     def _bytes_of_sample(self, kind: type[Any], layer: int, num_parts: int) -> int:
         """Return the bytes of such a tensor for one whole sample."""
@@ -274,16 +274,6 @@ class TransformerWorkload:
             return attention_steps.queries_bytes(unit, work)
         size_bytes = attention_steps.attended_bytes(self.model, unit, work)
         return size_bytes + (attention_steps.log_sum_exp_bytes(unit, work) if kind is Attended else 0)
-
-
-def _share_of_size(tensor: Any, size: int) -> int:
-    """Return what a tensor has of a size, where it is cut along the sequence."""
-    if not hasattr(tensor, "num_shards"):
-        return size
-    if hasattr(tensor, "num_context"):  # pieces of some shards of the sequence
-        size = size * len(tensor.context) // tensor.num_context
-    share: int = size * len(tensor.shards) // tensor.num_shards
-    return share
 
 
 def _require_length(model: Transformer, seq_len: int) -> None:

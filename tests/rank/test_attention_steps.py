@@ -11,9 +11,10 @@ import minitrain as mt
 from minitrain.errors import MinitrainError
 from minitrain.events import EVENT_TYPES
 from minitrain.lib import Model
-from minitrain.tensors import clone
-from minitrain.tensors.attention import Attended, KeysValues, KeysValuesGrad
-from minitrain.tensors.context import CONTEXT_KINDS, ContextShard, ContextWeightGrad
+from minitrain.tensors import Activation, ActivationGrad, clone
+from minitrain.tensors.kinds import altered
+from minitrain.tensors.placed import PLACED_KINDS, ActivationShard, Attended, KeysValues, KeysValuesGrad, WeightGradPart
+from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.workloads.attention_steps import STEPS
 
 Program = Callable[[Model], Any]
@@ -67,9 +68,9 @@ async def to_backward(model: Model) -> tuple[Any, Any]:
 
 def mt_grad(out: Any) -> Any:
     """Return the gradient of an output, made by hand."""
-    from minitrain.tensors.context import ContextGradShard
+    from minitrain.tensors.placed import ActivationGradShard
 
-    return ContextGradShard(out.layer - 1, out.layers, out.samples, out.total_samples, out.shards, out.num_shards)
+    return ActivationGradShard(out.layer - 1, out.layers, out.samples, out.total_samples, out.sequence)
 
 
 async def takes_an_attention_as_any_layer(model: Model) -> None:
@@ -77,12 +78,12 @@ async def takes_an_attention_as_any_layer(model: Model) -> None:
 
 
 async def takes_an_mlp_in_steps(model: Model) -> None:
-    model.activations[MLP] = ContextShard(MLP, 6, SAMPLES, 1, frozenset([0, 3]), 4)
+    model.activations[MLP] = ActivationShard(MLP, 6, SAMPLES, 1, SequencePart(frozenset([0, 3]), 4))
     model.keys_values(MLP, model.activations[MLP], model.weights[MLP])
 
 
 async def attends_before_queries_are_made(model: Model) -> None:
-    model.activations["all"] = KeysValues(ATTENTION, 6, SAMPLES, 1, frozenset(range(4)), 4)
+    model.activations["all"] = KeysValues(ATTENTION, 6, SAMPLES, 1, SequencePart(frozenset(range(4)), 4))
     model.attend(ATTENTION, x_of(model), model.activations["all"])
 
 
@@ -98,7 +99,7 @@ async def merges_a_block_twice(model: Model) -> None:
 
 async def splits_queries_and_keys_differently(model: Model) -> None:
     own(model)
-    model.activations["other"] = KeysValues(ATTENTION, 6, SAMPLES, 1, frozenset([model.rank]), 2)
+    model.activations["other"] = KeysValues(ATTENTION, 6, SAMPLES, 1, SequencePart(frozenset([model.rank]), 2))
     model.attend(ATTENTION, x_of(model), model.activations["other"])
 
 
@@ -110,7 +111,7 @@ async def mixes_keys_of_layers(model: Model) -> None:
 
 async def keeps_keys_outside_the_stores(model: Model) -> None:
     own(model)
-    model.attend(ATTENTION, x_of(model), KeysValues(ATTENTION, 6, SAMPLES, 1, frozenset([1, 2]), 4))
+    model.attend(ATTENTION, x_of(model), KeysValues(ATTENTION, 6, SAMPLES, 1, SequencePart(frozenset([1, 2]), 4)))
 
 
 async def attends_to_an_activation(model: Model) -> None:
@@ -126,7 +127,7 @@ async def goes_on_with_keys(model: Model) -> None:
 
 async def keeps_gradients_of_keys_to_itself(model: Model) -> None:
     queries, keys = await to_backward(model)
-    mine = keys.with_sums(x_of(model).shards, keys.queries)
+    mine = altered(keys, sequence=x_of(model).sequence)
     model.backward_keys_values(ATTENTION, x_of(model), model.weights[ATTENTION], queries, mine)
 
 
@@ -143,14 +144,13 @@ async def adds_gradients_of_the_same_queries(model: Model) -> None:
 
 
 async def updates_without_the_other_shards(model: Model) -> None:
-    grad = ContextWeightGrad(0, 6, SAMPLES, 1, sequence_shards=frozenset([0, 3]), num_sequence_shards=4)
+    grad = WeightGradPart(0, 6, SAMPLES, 1, sequence=SequencePart(frozenset([0, 3]), 4))
     model.update(0, grad, model.weights[0], model.opt_states[0])
 
 
 async def adds_replicas_as_if_they_were_shards(model: Model) -> None:
-    grad = ContextWeightGrad(
-        0, 6, frozenset([model.rank]), 2, sequence_shards=frozenset([model.rank, 3 - model.rank]), num_sequence_shards=4
-    )
+    seen = SequencePart(frozenset([model.rank, 3 - model.rank]), 4)
+    grad = WeightGradPart(0, 6, frozenset([model.rank]), 2, sequence=seen)
     await model.all_reduce(grad, 0)
 
 
@@ -181,7 +181,7 @@ async def waits_for_a_block_that_nobody_sends(model: Model) -> None:
 
 MISTAKES: list[tuple[Program, str]] = [
     (takes_an_attention_as_any_layer, r"forward on rank 0: an attention needs the keys and values of the whole "
-     r"sequence, and inp is ContextShard\(layer 1, samples \{0\}, shards \{0, 3\} of 4\); take it in steps: "
+     r"sequence, and inp is ActivationShard\(layer 1, samples \{0\}, shards \{0, 3\} of 4\); take it in steps: "
      r"keys_values, attend and project .*\(layer 1 is attention 0\)"),
     (takes_an_mlp_in_steps, r"keys_values on rank 0: layer 2 is no attention; take it by forward and backward"),
     (attends_before_queries_are_made, "attend on rank 0: the queries of .* have not been made; call keys_values of the "
@@ -190,15 +190,15 @@ MISTAKES: list[tuple[Program, str]] = [
      "attend them too"),
     (merges_a_block_twice, r"sums over keys: shard 0,3 of 4 is in both \(layer 1\); add what comes of each shard once"),
     (splits_queries_and_keys_differently, "queries and keys must be of the same samples, whose sequence is cut alike, "
-     r"got ContextShard\(.*of 4\) and KeysValues\(.*shards \{0\} of 2"),
+     r"got ActivationShard\(.*of 4\) and KeysValues\(.*shards \{0\} of 2"),
     (mixes_keys_of_layers, r"keys_values must be of layer 1 for layer 1, got KeysValues\(layer 3"),
     (keeps_keys_outside_the_stores, "keys_values must be in one of the rank's stores, so that its memory counts"),
-    (attends_to_an_activation, r"keys_values must be a KeysValues, got ContextShard\(layer 1"),
+    (attends_to_an_activation, r"keys_values must be a KeysValues, got ActivationShard\(layer 1"),
     (goes_on_with_keys, r"inp must be what goes from layer to layer, got KeysValues\(layer 2"),
     (keeps_gradients_of_keys_to_itself, r"KeysValuesGrad\(.*queries \{0, 3\} of 4\) lacks queries of shards 1-2 of 4; "
      "add what other ranks have: reduce_scatter it, or let it travel round the ring"),
-    (takes_the_gradient_of_all_keys, r"all must be of the same shards of the sequence, got ContextShard\(.*\{0, 3\} of "
-     r"4\) and KeysValuesGrad"),
+    (takes_the_gradient_of_all_keys, r"all must be of the same shards of the sequence, got ActivationShard\("
+     r".*\{0, 3\} of 4\) and KeysValuesGrad"),
     (adds_gradients_of_the_same_queries, "all ranks of all_reduce must bring sums over different queries, so that each "
      "is added once"),
     (updates_without_the_other_shards, "the gradient of layer 0 must cover the whole sequence, shards 1-2 of 4 are "
@@ -232,44 +232,40 @@ def test_events_and_workloads_name_the_same_steps() -> None:
 def test_gradients_of_keys_come_home_by_a_reduce_scatter() -> None:
     async def strategy(model: Model) -> Model:
         shards = frozenset([model.rank, 3 - model.rank])
-        grad = KeysValuesGrad(ATTENTION, 6, SAMPLES, 1, frozenset(range(4)), 4, queries=shards)
+        grad = KeysValuesGrad(ATTENTION, 6, SAMPLES, 1, SequencePart(frozenset(range(4)), 4), queries=shards)
         home = await model.reduce_scatter(grad, ATTENTION)
-        assert (home.shards, home.queries) == (shards, frozenset(range(4)))
+        assert (home.sequence.shards, home.queries) == (shards, frozenset(range(4)))
         return model
 
     mt.simulate(strategy, world_size=2, workload="tiny", global_batch_size=1, check=False)
 
 
 def test_gradients_cover_samples_and_shards_in_any_order() -> None:
-    def grad(samples: set[int], shards: set[int]) -> ContextWeightGrad:
-        return ContextWeightGrad(
-            0, 1, frozenset(samples), 2, sequence_shards=frozenset(shards), num_sequence_shards=2
-        )  # fmt: skip
+    def grad(samples: set[int], shards: set[int]) -> WeightGradPart:
+        return WeightGradPart(0, 1, frozenset(samples), 2, sequence=SequencePart(frozenset(shards), 2))
 
     over_samples = (grad({0}, {0}) + grad({1}, {0})) + (grad({0}, {1}) + grad({1}, {1}))
     over_shards = (grad({0}, {0}) + grad({0}, {1})) + (grad({1}, {0}) + grad({1}, {1}))
     assert over_samples == over_shards == grad({0, 1}, {0, 1})
     with pytest.raises(mt.LawError, match="sums over the sequence: shard 0 of 2 is in both"):
         grad({0}, {0}) + grad({0}, {0})
-    with pytest.raises(mt.LawError, match="sequence_shards must be equal"):
+    with pytest.raises(mt.LawError, match="sequence must be equal"):
         grad({0}, {0}) + grad({1}, {1})
 
 
-@pytest.mark.parametrize("kind", CONTEXT_KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in PLACED_KINDS if "sequence" in kind.__dataclass_fields__])
 def test_tensors_of_a_cut_sequence_copy_and_have_their_share_of_the_size(kind: Any) -> None:
     names = kind.__dataclass_fields__
     layers = {"layer": 1, "layers": 2, "samples": frozenset([0]), "total_samples": 1}
-    cut = {"num_sequence_shards": 4} if kind is ContextWeightGrad else {"num_shards": 4, "shards": frozenset([1])}
-    tensor = kind(**layers, **cut)
+    tensor = kind(**layers, sequence=SequencePart(frozenset([1]), 4))
     assert clone(tensor) == tensor
-    assert set(names) >= {*layers, *cut}
-    if kind is not ContextWeightGrad:
-        whole = kind(**layers, shards=frozenset(range(4)), num_shards=4)
-        assert 4 * tensor.memory() == whole.memory() > 0
+    assert set(names) >= {*layers, "sequence"}
+    whole = kind(**layers, sequence=SequencePart(frozenset(range(4)), 4))
+    assert (4 if issubclass(kind, Activation | ActivationGrad) else 1) * tensor.memory() == whole.memory() > 0
 
 
 def test_what_queries_got_adds_in_any_order() -> None:
-    blocks = [Attended(1, 2, SAMPLES, 1, frozenset([0]), 3, keys=frozenset([key])) for key in range(3)]
+    blocks = [Attended(1, 2, SAMPLES, 1, SequencePart(num_shards=3), keys=frozenset([key])) for key in range(3)]
     assert blocks[0] + blocks[1] + blocks[2] == blocks[2] + (blocks[1] + blocks[0])
-    with pytest.raises(mt.LawError, match="shards must be equal"):
-        blocks[0] + Attended(1, 2, SAMPLES, 1, frozenset([1]), 3, keys=frozenset([1]))
+    with pytest.raises(mt.LawError, match="sequence must be equal"):
+        blocks[0] + Attended(1, 2, SAMPLES, 1, SequencePart(frozenset([1]), 3), keys=frozenset([1]))

@@ -16,8 +16,9 @@ import minitrain as mt
 from minitrain.errors import MinitrainError
 from minitrain.lib import Activation, ActivationGrad, Model, OptState, Weight, WeightGrad
 from minitrain.rank import laws
-from minitrain.rank.parts import may_backward, may_forward
-from minitrain.tensors.parts import ActivationShard, PartialActivation, PartialActivationGrad, WeightPart
+from minitrain.rank.placed_passes import may_backward, may_forward
+from minitrain.tensors.placed import ActivationShard, PartialActivation, PartialActivationGrad, WeightPart
+from minitrain.tensors.sequence_parts import SequencePart
 
 NUM_LAYERS, BATCH = 2, 2
 EVERYTHING = frozenset(range(BATCH))
@@ -128,7 +129,7 @@ def variants_of_part(value: Any) -> list[Any]:
     """Return a tensor of a pass through a part, and everything that may be wrong with it."""
     samples: dict[str, Any] = {"layers": NUM_LAYERS, "samples": EVERYTHING, "total_samples": BATCH}
     halves: list[Any] = [kind(layer=1, **samples, num_parts=2) for kind in (PartialActivation, PartialActivationGrad)]
-    halves += [ActivationShard(1, NUM_LAYERS, EVERYTHING, BATCH, num_shards=2)]
+    halves += [ActivationShard(1, NUM_LAYERS, EVERYTHING, BATCH, SequencePart(num_pieces=2))]
     return [value, *wrong(value), *halves]
 
 

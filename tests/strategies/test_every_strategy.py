@@ -18,7 +18,7 @@ import minitrain as mt
 from minitrain import schedules
 from minitrain.events import Event
 from minitrain.tensors import HIDDEN_SIZE, WeightGrad
-from minitrain.tensors.context import num_summed
+from minitrain.tensors.placed import num_summed
 from minitrain.transport import collectives
 from tests.small_transformers import MIXTRAL_LIKE
 

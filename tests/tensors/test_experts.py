@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.lib import Model
 from minitrain.tensors import Activation, ActivationGrad, WeightGrad, clone
-from minitrain.tensors.experts import (
+from minitrain.tensors.expert_load import ExpertLoad, expert_load
+from minitrain.tensors.placed import (
     ExpertGrad,
-    ExpertLoad,
     ExpertOptState,
     ExpertOutputs,
     ExpertOutputsGrad,
@@ -23,7 +23,6 @@ from minitrain.tensors.experts import (
     RoutedTokens,
     RoutedTokensGrad,
     RouterGrad,
-    expert_load,
     turned_into,
 )
 from minitrain.transport.collectives import perform

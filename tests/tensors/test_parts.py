@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.lib import Model
 from minitrain.tensors import Activation, ActivationGrad, Weight, WeightGrad, clone
-from minitrain.tensors.parts import (
+from minitrain.tensors.kinds import altered
+from minitrain.tensors.placed import (
     ActivationGradShard,
     ActivationShard,
     OptStatePart,
@@ -20,8 +22,9 @@ from minitrain.tensors.parts import (
     PartialActivationGrad,
     WeightGradPart,
     WeightPart,
-    shard_of_sequence,
+    piece_of,
 )
+from minitrain.tensors.sequence_parts import SequencePart
 
 SAMPLES = frozenset(range(4))
 WHOLE = {PartialActivation: Activation, PartialActivationGrad: ActivationGrad}
@@ -62,46 +65,46 @@ def test_parts_of_different_layers_or_divisions_do_not_add(kind: Any) -> None:
 @given(count=st.integers(1, 6), data=st.data())
 def test_shards_of_a_sequence_make_the_whole_again(kind: Any, count: int, data: st.DataObject) -> None:
     whole: Any = CUT[kind](3, 8, SAMPLES, 8)
-    shards = [shard_of_sequence(whole, shard, count) for shard in data.draw(st.permutations(range(count)))]
+    shards = [piece_of(whole, shard, count) for shard in data.draw(st.permutations(range(count)))]
     assert sum(shard.memory() for shard in shards) == pytest.approx(whole.memory(), abs=count)
     total = shards[0]
     for shard in shards[1:]:
         total = total.combine(shard)
-    assert total == (whole if count > 1 else shards[0])
+    assert total == whole
 
 
 def test_only_complete_activations_are_cut_along_the_sequence() -> None:
     with pytest.raises(mt.LawError, match="only a complete activation or gradient is cut along the sequence"):
-        shard_of_sequence(partial(PartialActivation, 0), 0, 2)
+        piece_of(partial(PartialActivation, 0), 0, 2)
     with pytest.raises(mt.LawError, match=r"shard must lie in 0..num_shards-1, got shard 2 of 2"):
-        shard_of_sequence(Activation(0, 1, SAMPLES, 8), 2, 2)
+        piece_of(Activation(0, 1, SAMPLES, 8), 2, 2)
 
 
 def test_parts_of_a_weight_combine_shards_of_the_same_part_alone() -> None:
     first = WeightPart(1, 2, 0, frozenset([0]), 2, frozenset([3]), 4)
-    assert first.combine(first.with_shards(frozenset([1]), 2)).is_complete()
+    assert first.combine(altered(first, shards=frozenset([1]))).is_complete()
     other = WeightPart(1, 2, 0, frozenset([1]), 2, frozenset([2]), 4)
     with pytest.raises(mt.LawError, match="parts must be equal"):
         first.combine(other)
     whole = WeightPart(1, 2, 0, parts=frozenset([3]), num_parts=4)
-    assert whole.shard(1, 2) == first.with_shards(frozenset([1]), 2)
+    assert whole.shard(1, 2) == altered(first, shards=frozenset([1]))
     state = OptStatePart(1, 2, 0, parts=frozenset([3]), num_parts=4)
-    assert state.shard(0, 2) == state.with_shards(frozenset([0]), 2)
+    assert state.shard(0, 2) == altered(state, num_shards=2)
     assert whole.memory() * 4 == Weight(1, 2, 0).memory()
 
 
 def test_gradients_add_over_samples_within_a_part() -> None:
     def grad(*samples: int, part: int = 1, seen: int = 0) -> WeightGradPart:
         return WeightGradPart(
-            1, 2, frozenset(samples), 4, parts=frozenset([part]), num_parts=2, sequence_shards=frozenset([seen]),
-            num_sequence_shards=2,
+            1, 2, frozenset(samples), 4, parts=frozenset([part]), num_parts=2,
+            sequence=SequencePart(pieces=frozenset([seen]), num_pieces=2),
         )  # fmt: skip
 
     total = grad(0) + grad(1, 2)
-    assert (total.samples, total.parts, total.covers_sequence()) == (frozenset(range(3)), frozenset([1]), False)
+    assert (total.samples, total.parts, total.sequence.share) == (frozenset(range(3)), frozenset([1]), Fraction(1, 2))
     with pytest.raises(mt.LawError, match="parts must be equal"):
         grad(0) + grad(1, part=0)
-    with pytest.raises(mt.LawError, match="sequence_shards must be equal"):
+    with pytest.raises(mt.LawError, match="sequence must be equal"):
         grad(0) + grad(1, seen=1)
     with pytest.raises(mt.LawError, match="both must be WeightGradPart"):
         grad(0) + WeightGrad(1, 2, frozenset([1]), 4)
@@ -170,7 +173,8 @@ async def updates_with_another_part(model: Model, out: Any) -> None:
 
 async def updates_norms_that_saw_a_shard(model: Model, out: Any) -> None:
     parts = frozenset([model.rank])
-    grad = WeightGradPart(1, 4, SAMPLES, 4, parts=parts, num_parts=2, sequence_shards=parts, num_sequence_shards=2)
+    seen = SequencePart(pieces=parts, num_pieces=2)
+    grad = WeightGradPart(1, 4, SAMPLES, 4, parts=parts, num_parts=2, sequence=seen)
     model.update(1, grad, model.weights[1], model.opt_states[1])
 
 

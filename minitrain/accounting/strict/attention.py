@@ -14,8 +14,14 @@ from minitrain.accounting.strict.communication import StrictCommunication
 from minitrain.accounting.strict.laws import require_step, require_valid
 from minitrain.accounting.strict.provenance import new_origin
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, Weight
-from minitrain.tensors.attention import AttendedGrad, KeysValues, KeysValuesGrad, QueriesGrad
-from minitrain.tensors.context import ContextShard, ContextWeightGrad
+from minitrain.tensors.placed import (
+    ActivationShard,
+    AttendedGrad,
+    KeysValues,
+    KeysValuesGrad,
+    QueriesGrad,
+    WeightGradPart,
+)
 from minitrain.workloads.workload import Recompute
 
 _frame = sys._getframe
@@ -50,7 +56,7 @@ class StrictAttention(StrictCommunication):
         for tensor in made:
             tensor._origin = new_origin(ledger, ledger.units_of(tensor), FIELDS[tensor.__class__](tensor), step, line)
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ContextShard:
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
         """Return the model's input for some shards of the sequence; see `Model.get_input_shard`."""
         made = super().get_input_shard(samples, shards, num_shards)
         self._follow(None, made)
@@ -102,7 +108,7 @@ class StrictAttention(StrictCommunication):
         weight: Weight,
         grad_queries: ActivationGrad,
         grad_keys_values: ActivationGrad,
-    ) -> tuple[ContextWeightGrad, Any]:
+    ) -> tuple[WeightGradPart, Any]:
         """Take gradients back to an attention's input; see `Model.backward_keys_values`."""
         step = self._begin("backward_keys_values", weight, inp, grad_queries, grad_keys_values)
         made = super().backward_keys_values(layer, inp, weight, grad_queries, grad_keys_values)

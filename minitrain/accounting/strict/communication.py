@@ -31,11 +31,15 @@ from minitrain.events import OFFLOAD, STRIDE
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.operations import Launched, Operation
 from minitrain.tensors import FIELDS, KINDS, WeightGrad, clone
-from minitrain.tensors.attention import KeysValuesGrad
-from minitrain.tensors.context import ContextWeightGrad, PartialContextGradShard, PartialContextShard
-from minitrain.tensors.experts import COPIES, ExpertGrad, RouterGrad
 from minitrain.tensors.on_host import OnHost
-from minitrain.tensors.parts import PARTIAL, WeightGradPart
+from minitrain.tensors.placed import (
+    COPIES,
+    PARTIAL,
+    ExpertGrad,
+    KeysValuesGrad,
+    RouterGrad,
+    WeightGradPart,
+)
 
 T = TypeVar("T")
 
@@ -46,8 +50,9 @@ _LAWS = {
 }
 _FOLLOWED = frozenset({*_LAWS, "broadcast", "all_to_all"})
 _WHOLE = frozenset(KINDS)  # kinds of which all members get equal results, unless these are shards
-_OF_CONTEXT = (ContextWeightGrad, KeysValuesGrad, PartialContextShard, PartialContextGradShard)
-_SUMMANDS = frozenset({WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL, *_OF_CONTEXT})
+_SUMMANDS: frozenset[type[Any]] = frozenset(
+    {WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL, KeysValuesGrad}
+)
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 _frame = sys._getframe
 
@@ -81,8 +86,8 @@ class StrictCommunication(StrictExperts):
         member = self._world if group is None else self._member(group)
         self._lines[len(self._rows)] = line = ledger.calling_line(_frame(1))
         if op in _REDUCTIONS and member.communicator.size > 1:
-            for value in [v] if v.__class__ is WeightGrad else tensors_in(v):
-                if value.__class__ in _SUMMANDS:
+            for value in tensors_in(v):
+                if value.__class__ in _SUMMANDS:  # each has an origin, as it is valid
                     value._origin.begin_overwrite(value, Overwrite(op, line))
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:

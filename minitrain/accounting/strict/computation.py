@@ -30,7 +30,6 @@ from minitrain.rank.laws import require_all_samples
 from minitrain.rank.model import Model
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
-from minitrain.tensors.context import ContextWeightGrad
 from minitrain.tensors.fields import (
     fields_of_activation,
     fields_of_activation_grad,
@@ -38,12 +37,13 @@ from minitrain.tensors.fields import (
     fields_of_weight,
     fields_of_weight_grad,
 )
+from minitrain.tensors.placed import WeightGradPart
 from minitrain.workloads.expert_layers import Piece, division_of
 from minitrain.workloads.workload import Recompute
 
 R = TypeVar("R")
 
-_WHOLE_GRADS = frozenset({WeightGrad, ContextWeightGrad})
+_WHOLE_GRADS = frozenset({WeightGrad, WeightGradPart})
 
 _frame = sys._getframe
 

@@ -18,7 +18,7 @@ from minitrain.accounting.strict.provenance import new_origin
 from minitrain.accounting.strict.unusable_tensors import HANDMADE_DETECTION
 from minitrain.events import STRIDE
 from minitrain.tensors import FIELDS, Activation, ActivationGrad, Weight
-from minitrain.tensors.experts import (
+from minitrain.tensors.placed import (
     ExpertOptState,
     ExpertOutputsGrad,
     ExpertWeight,

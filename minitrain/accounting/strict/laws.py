@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from minitrain.accounting.strict.ledger import Ledger
 from minitrain.errors import LawError
-from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.context import ContextWeightGrad, num_summed
-from minitrain.tensors.experts import COPIES
+from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlaps_any
+from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
 from minitrain.transport.collectives import describe
 
 Fields = tuple[Any, ...]
@@ -193,7 +193,7 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
 
     Sums over the parts of a layer are of the same samples; that no part is counted twice is a law of every run.
     """
-    of_one_part = getattr(values[0], "parts", None) == getattr(values[-1], "parts", None)
+    of_one_part = values[0].parts == values[-1].parts
     if of_one_part and sum(map(num_summed, values)) != num_summed(result):
         found, first, second = _first_twice([_added(value) for value in values], operations)
         sample = found[0] if isinstance(found, tuple) else found
@@ -209,20 +209,26 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
 
 def _added(value: Any) -> Set[Any]:
     """Return what a gradient adds up: samples, or each sample in each shard of the sequence."""
-    if isinstance(value, ContextWeightGrad):
-        return set(product(value.samples, value.sequence_shards))
+    if isinstance(value, WeightGradPart):
+        return set(product(value.samples, value.sequence.shards))
     samples: frozenset[int] = value.samples
     return samples
 
 
 def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: Sequence[Any]) -> None:
     """Require that no shard comes twice in a gather, and that gradients stem from one step."""
-    is_in_shards = result.__class__ is values[0].__class__  # and no whole sequence, or all pieces of some shards
-    num_gathered = len(result.shards) if is_in_shards else values[0].num_shards
-    if sum([len(value.shards) for value in values]) != num_gathered:
-        shard, first, second = _first_twice([value.shards for value in values], operations)
+    first_value = values[0]
+    if isinstance(first_value, Sharded):
+        held, num_shards = attrgetter("shards"), first_value.num_shards
+    elif in_pieces(first_value):
+        held, num_shards = attrgetter("sequence.pieces"), first_value.sequence.num_pieces
+    else:
+        held, num_shards = attrgetter("sequence.shards"), first_value.sequence.num_shards
+    num_gathered = num_shards if in_pieces(first_value) and not in_pieces(result) else len(held(result))
+    if sum(map(len, map(held, values))) != num_gathered:
+        shard, first, second = _first_twice(list(map(held, values)), operations)
         raise LawError(
-            f"{op}: shard {shard} of {values[0].num_shards} of layer {result.layer} comes twice, from {first} and from "
+            f"{op}: shard {shard} of {num_shards} of layer {result.layer} comes twice, from {first} and from "
             f"{second}; each shard comes from one rank of the group",
             op=op,
             layer=result.layer,

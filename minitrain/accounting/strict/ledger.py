@@ -9,10 +9,7 @@ from typing import Any
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank.stores import Account
 from minitrain.source_lines import ENGINE, OWNERS, strategy_frame
-from minitrain.tensors.context import CONTEXT_KINDS, ContextWeightGrad
-from minitrain.tensors.parts import SHARDS_OF_SEQUENCE
-
-_ALONG_SEQUENCE = frozenset((*SHARDS_OF_SEQUENCE, *CONTEXT_KINDS)) - {ContextWeightGrad}
+from minitrain.tensors import Sharded
 
 
 class Line:
@@ -132,10 +129,10 @@ class Ledger(Account):
         units: int | None = getattr(tensor, "_units", None)
         if units is not None:
             return units
-        if not hasattr(tensor, "num_shards") or tensor.__class__ in _ALONG_SEQUENCE:
+        if not isinstance(tensor, Sharded):
             return self.size(tensor)
         layer = 0 if self.is_uniform else tensor.layer
-        key = tensor.__class__, layer, len(tensor.shards), tensor.num_shards, getattr(tensor, "num_parts", 1)
+        key = tensor.__class__, layer, len(tensor.shards), tensor.num_shards, tensor.num_parts
         units = self._sizes.get(key)
         if units is None:
             units = self._sizes[key] = self.size(tensor)

@@ -19,7 +19,7 @@ from minitrain.events import COMM, LAYER, PASSES, PRICE, SAMPLES, STREAM, STRIDE
 from minitrain.hardware.collective_algorithms import ALGORITHMS
 from minitrain.hardware.price import PENDING, Predictor, Price
 from minitrain.tensors import FIELDS
-from minitrain.tensors.context import sums_what_all_hold
+from minitrain.tensors.placed import sums_what_all_hold
 
 Moved = Any
 """What an operation moved: class and fields of a tensor, a list of such, the lists of all members, or None."""
@@ -74,7 +74,7 @@ def facts_of(value: Any) -> Moved:
 
 _COMMON = "what all parts hold"
 _IN_SHARDS = (
-    *("Weight", "WeightGrad", "WeightPart", "WeightGradPart", "ContextWeightGrad"),
+    *("Weight", "WeightGrad", "WeightPart", "WeightGradPart"),
     *("RouterWeight", "RouterGrad", "ExpertWeight", "ExpertGrad"),
 )
 

@@ -28,9 +28,8 @@ from minitrain.accounting.strict.laws import (
     require_valid,
 )
 from minitrain.accounting.strict.ledger import Ledger, Line
-from minitrain.tensors import FIELDS
-from minitrain.tensors.context import num_summed
-from minitrain.tensors.parts import PARTIAL
+from minitrain.tensors import FIELDS, Sharded
+from minitrain.tensors.placed import PARTIAL, num_summed
 
 _frame = sys._getframe
 
@@ -105,8 +104,7 @@ class Origin(Buffer):
             if whole is not None:
                 whole.make_view(result, fields, step, line)
                 return
-        (shard,) = result.shards
-        place = shard, result.num_shards
+        place = _place_of(result)
         if self.views is None:
             self.views = {}
         elif not len(self.views) & (len(self.views) - 1):  # at 2**n views: drop dead ones
@@ -328,6 +326,15 @@ def _require_valid_whole(origin: Origin | Alias, shard: Any, whole: Any) -> None
     """Require a valid tensor to cut a shard from; other shards of it may have been overwritten since."""
     ledger, version = origin.buffer.ledger, origin.buffer.version
     if not is_surely_valid(ledger, whole):
-        (number,) = shard.shards
-        is_kept = version is not None and version.keeps(number, shard.num_shards, origin.tensor_version)
+        is_kept = version is not None and version.keeps(*_place_of(shard), origin.tensor_version)
         require_valid(ledger, "shard", (whole,), whatever_version=is_kept)
+
+
+def _place_of(shard: Any) -> tuple[int, int]:
+    """Return which shard of how many a tensor is, of what it was cut from."""
+    sequence = shard.sequence
+    held, count = sequence.pieces, sequence.num_pieces
+    if isinstance(shard, Sharded):
+        held, count = shard.shards, shard.num_shards
+    (number,) = held
+    return number, count

@@ -1,0 +1,116 @@
+"""How copies of tokens fall on the parts of a layer's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, final
+
+from minitrain.errors import UsageError
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """Which shares of all copies of tokens go to the parts of a layer's experts.
+
+    Args:
+        num_parts: parts that the experts are divided into.
+        shares: the share that each part gets; () where all get the same.
+        dropped: the share that no expert takes.
+    """
+
+    num_parts: int
+    shares: tuple[Fraction, ...] = ()
+    dropped: Fraction = Fraction(0)
+
+    def share(self, parts: frozenset[int]) -> Fraction:
+        """Return the share that some parts get together."""
+        if not self.shares:
+            return (1 - self.dropped) * Fraction(len(parts), self.num_parts)
+        return sum((self.shares[part] for part in parts), Fraction(0))
+
+    @property
+    def busiest(self) -> Fraction:
+        """The share of the part that gets most."""
+        return max(self.shares) if self.shares else (1 - self.dropped) / self.num_parts
+
+
+@lru_cache(maxsize=256)
+def expert_load(
+    num_experts: int, num_parts: int, imbalance: float | tuple[float, ...] = 1, capacity_factor: float | None = None
+) -> ExpertLoad:
+    """Return how copies of tokens fall on parts of experts, each of which has `num_experts` / `num_parts` neighbours.
+
+    Args:
+        num_experts: experts of the layer.
+        num_parts: parts, a divisor of them.
+        imbalance: how many times the mean the busiest expert (the first one) gets, the others sharing the rest; or a
+            number for each expert, to which its tokens are proportional.
+        capacity_factor: how many times the mean an expert takes at most, the rest being dropped; None for all.
+
+    Raises:
+        UsageError: a number is outside its rule.
+
+    >>> expert_load(4, 2, imbalance=2).shares
+    (Fraction(2, 3), Fraction(1, 3))
+    >>> expert_load(4, 2, imbalance=2, capacity_factor=1).dropped
+    Fraction(1, 4)
+    """
+    sent = _by_expert(num_experts, imbalance)
+    if capacity_factor is not None:
+        taken = [min(share, _capacity(capacity_factor) / num_experts) for share in sent]
+    else:
+        taken = sent
+    size = num_experts // num_parts
+    shares = tuple(sum(taken[part * size : (part + 1) * size], Fraction(0)) for part in range(num_parts))
+    return ExpertLoad(num_parts, shares if len(set(shares)) > 1 else (), 1 - sum(shares, Fraction(0)))
+
+
+def _by_expert(num_experts: int, imbalance: Any) -> list[Fraction]:
+    """Return the share of all copies that each expert is sent."""
+    if isinstance(imbalance, tuple):
+        if len(imbalance) != num_experts or not all(map(_is_amount, imbalance)) or not sum(imbalance):
+            raise UsageError(
+                f"imbalance must be a factor, or a number of at least 0 for each of the {num_experts} experts, got "
+                f"{imbalance!r:.80}",
+                imbalance=imbalance,
+            )
+        amounts = [_exactly(amount) for amount in imbalance]
+        return [amount / sum(amounts) for amount in amounts]
+    if not _is_amount(imbalance) or not 1 <= imbalance <= num_experts:
+        raise UsageError(
+            f"imbalance must lie in 1..{num_experts}, the number of experts, since the busiest expert gets so many "
+            f"times the mean; got {imbalance!r:.80}",
+            imbalance=imbalance,
+        )
+    first = _exactly(imbalance) / num_experts
+    return [first, *[(1 - first) / max(num_experts - 1, 1)] * (num_experts - 1)]
+
+
+def _capacity(factor: Any) -> Fraction:
+    """Return a capacity factor, once it is one."""
+    if not _is_amount(factor) or not factor:
+        raise UsageError(
+            f"capacity_factor must be a number above 0, or None for experts that take all tokens, got {factor!r:.80}; "
+            "use 1.25",
+            capacity_factor=factor,
+        )
+    return _exactly(factor)
+
+
+def _is_amount(value: Any) -> bool:
+    """Return whether a value is a finite number of at least 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _exactly(value: float) -> Fraction:
+    """Return the number that a float shows: 1.3 as 13/10."""
+    return Fraction(str(value))
+
+
+def as_imbalance(imbalance: float | Sequence[float]) -> float | tuple[float, ...]:
+    """Return a factor as it is, and numbers of a sequence as a tuple, which is hashable."""
+    return tuple(imbalance) if isinstance(imbalance, Sequence) and not isinstance(imbalance, str) else imbalance
