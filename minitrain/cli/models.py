@@ -145,6 +145,7 @@ def _ends(model: Transformer) -> str:
     at_most = "" if model.max_seq_len is None else f" (its config allows {model.max_seq_len})"
     tied = "tied" if model.tied_embeddings else "not tied"
     positions = f"{model.positions} positions" if model.positions != "none" else "no positions"
+    positions += f" scaled by {model.rope_scaling:g}" if model.rope_scaling != 1 else ""
     return f"vocabulary {model.vocab_size}, {tied}, {positions}, sequences of {model.seq_len}{at_most}"
 
 

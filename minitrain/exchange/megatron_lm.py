@@ -87,7 +87,8 @@ OPTIONS: tuple[Option, ...] = (
         virtual_pipeline_model_parallel_size="num-virtual-stages-per-pipeline-rank",
     ),
     *_options(
-        "number", "moe_expert_capacity_factor", "rotary_base", "rotary_percent", "hidden_dropout", "attention_dropout",
+        "number", "moe_expert_capacity_factor", "rotary_base", "rotary_percent", "rope_scaling_factor",
+        "hidden_dropout", "attention_dropout",
         layernorm_epsilon="norm-epsilon",
     ),
     *_options(
@@ -102,6 +103,7 @@ OPTIONS: tuple[Option, ...] = (
         "moe_router_enable_expert_bias", "bf16", "fp16", "sequence_parallel", "use_distributed_optimizer",
         "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "recompute_activations", "use_torch_fsdp2",
         "use_megatron_fsdp", "group_query_attention", "use_flash_attn", gated_linear_unit="swiglu",
+        rope_scaling="use-rope-scaling",
     ),
     *_options(
         "off", add_bias_linear="disable-bias-linear", overlap_p2p_comm="no-overlap-p2p-communication",

@@ -30,6 +30,7 @@ _BIASES = {
     (True, False, False): (False, True),
 }
 _USUAL_DROPOUT = 0.1
+_LLAMA_SCALING = 8.0
 
 
 def faults_of(model: Transformer) -> list[str]:
@@ -74,6 +75,7 @@ def fields_of(model: Transformer) -> Fields:
         "position_embedding_type": _POSITIONS[model.positions],
         "rotary_base": _whole(model.rope_theta),
         "rotary_percent": model.rope_share,
+        **({"rope_scaling": True, "rope_scaling_factor": model.rope_scaling} if model.rope_scaling != 1 else {}),
         "share_embeddings_and_output_weights": model.tied_embeddings,
         "hidden_dropout": model.dropout,
         "attention_dropout": model.attention_dropout,
@@ -200,6 +202,7 @@ def _transformer_fields(given: Mapping[str, Any]) -> Fields:
         "num_positions": given.get("max_position_embeddings") if positions == "learned" else None,
         "rope_theta": given.get("rotary_base", 10000),
         "rope_share": given.get("rotary_percent", 1.0),
+        "rope_scaling": given.get("rope_scaling_factor", _LLAMA_SCALING) if given.get("rope_scaling") else 1.0,
         "bias": bias or norm == "layernorm",
         "qkv_bias": bias or given.get("add_qkv_bias", False),
         "output_bias": bias,

@@ -2,7 +2,7 @@
 
 torchtitan trains models that it has, so that only those can be said. Its `selective` recomputation is read as ours,
 of the attention core, which flash attention does in any case: with `selective_ac_option = "op"` it computes all but
-matrix multiplications again, and keeps less.
+matrix multiplications again, and keeps less. Its flavors of llama3 scale rotary positions as Llama 3.1 does.
 
 Source: `torchtitan/config/job_config.py` (0.2) and the `flavors` in `torchtitan/models/*/__init__.py`;
 `torchtitan/distributed/pipeline_parallel.py` for layers a stage: the first and the last have one less by default.
@@ -24,8 +24,8 @@ from minitrain.workloads.transformer import Transformer
 TOOL = "torchtitan"
 STRATEGIES = ("megatron", "fsdp")
 FLAVORS = {
-    ("llama3", "8B"): "llama3-8b",
-    ("llama3", "70B"): "llama3-70b",
+    ("llama3", "8B"): "llama3.1-8b",
+    ("llama3", "70B"): "llama3.1-70b",
     ("llama3", "405B"): "llama3.1-405b",
     ("deepseek_v3", "671B"): "deepseek-v3",
 }
@@ -52,8 +52,13 @@ _READ = frozenset(
 
 
 def flavor_of(model: Transformer) -> tuple[str, str] | None:
-    """Return torchtitan's name and flavor of a model, None where it has no such model."""
-    return next((words for words, name in FLAVORS.items() if same_model(model, models()[name])), None)
+    """Return torchtitan's name and flavor of a model but for its scaling of positions, None where it has none such."""
+    found = {words: models()[name] for words, name in FLAVORS.items()}
+    return next((words for words, one in found.items() if same_model(_scaled(model, one), one)), None)
+
+
+def _scaled(model: Transformer, other: Transformer) -> Transformer:
+    return replace(model, rope_scaling=other.rope_scaling)
 
 
 def model_faults(model: Transformer) -> list[str]:
@@ -117,7 +122,12 @@ def _model_lines(recipe: Recipe) -> list[str]:
         return []
     words = flavor_of(recipe.model)
     assert words is not None  # `model_faults` has been asked
-    return ["[model]", f'name = "{words[0]}"', f'flavor = "{words[1]}"', ""]
+    lines = ["[model]", f'name = "{words[0]}"', f'flavor = "{words[1]}"', ""]
+    factor = models()[FLAVORS[words]].rope_scaling
+    if factor != recipe.model.rope_scaling:
+        what = f"rotary positions by {factor:g}; this model has {recipe.model.rope_scaling:g}"
+        lines.insert(-1, f"# this flavor scales {what}, which its args.py must be told")
+    return lines
 
 
 def _pipeline_lines(recipe: Recipe, pp: int) -> list[str]:

@@ -51,6 +51,8 @@ class Architecture:
         num_positions: rows of the table of learned positions. Follows as seq_len.
         rope_theta: base of rotary positions.
         rope_share: share of a head that is rotated.
+        rope_scaling: factor by which its low frequencies are stretched as Llama 3.1 does (`low_freq_factor` 1,
+            `high_freq_factor` 4, beyond 8,192 tokens); 1 for none. It costs nothing.
         bias: whether projections, MLP and layernorms have biases. Follows from `norm`. An rmsnorm and the head never
             do.
         qkv_bias: whether queries, keys and values have them. Follows as bias.
@@ -99,6 +101,7 @@ class Architecture:
     num_positions: int = _FOLLOWS
     rope_theta: float = 10000.0
     rope_share: float = 1.0
+    rope_scaling: float = 1.0
     bias: bool = _FOLLOWS_FLAG
     qkv_bias: bool = _FOLLOWS_FLAG
     output_bias: bool = _FOLLOWS_FLAG

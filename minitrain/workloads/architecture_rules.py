@@ -40,7 +40,9 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-_USUAL: Mapping[str, float] = MappingProxyType({"norm_epsilon": 1e-5, "rope_theta": 500000.0, "score_cap": 50.0})
+_USUAL: Mapping[str, float] = MappingProxyType(
+    {"norm_epsilon": 1e-5, "rope_theta": 500000.0, "rope_scaling": 8.0, "score_cap": 50.0}
+)
 
 Fields = dict[str, Any]
 
@@ -126,6 +128,7 @@ _OTHERS: Mapping[str, Callable[[str, Any], str | None]] = MappingProxyType(
         "window_layers": _layers_fault,
         "norm_epsilon": _positive_fault,
         "rope_theta": _positive_fault,
+        "rope_scaling": _positive_fault,
         "rope_share": _share_fault,
         "score_cap": _positive_fault,
         "logit_cap": _positive_fault,
@@ -145,7 +148,7 @@ def _normalised(given: Mapping[str, Any], faults: Mapping[str, str]) -> Fields:
         value: Any = fields[name]
         if value is not None:
             fields[name] = USUAL_DROPOUT if value is True else float(value)
-    for name in ("norm_epsilon", "rope_theta", "rope_share", "score_cap", "logit_cap"):
+    for name in ("norm_epsilon", "rope_theta", "rope_share", "rope_scaling", "score_cap", "logit_cap"):
         number: Any = fields[name]
         fields[name] = None if number is None else float(number)
     for name in (*_LAYERS, "taken_as"):

@@ -33,12 +33,17 @@ def rotary(config: ConfigReader, theta: float = 10000.0, share_key: str = "parti
     newer = config.object("rope_parameters")
     scaling = {**newer, **config.object("rope_scaling")}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    is_of_llama = kind == "llama3" and all(scaling.get(key, value) == value for key, value in _LLAMA_SCALING.items())
     return {
         "positions": "rotary",
+        "rope_scaling": scaling.get("factor", 8.0) if is_of_llama else 1.0,
         "rope_theta": config.positive("rope_theta", newer.get("rope_theta", theta)),
         "rope_share": config.positive(share_key, newer.get(share_key, 1.0)),
-        "taken_as": () if kind in (None, "default") else (f"rope_scaling {kind}",),
+        "taken_as": () if is_of_llama or kind in (None, "default") else (f"rope_scaling {kind}",),
     }
+
+
+_LLAMA_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def factors(config: ConfigReader, *keys: str) -> Iterator[str]:

@@ -128,11 +128,12 @@ def _llama2() -> Iterator[Transformer]:
 def _llama3() -> Iterator[Transformer]:
     """Yield the sizes of Llama 3, 3.1 and 3.2."""
     usual: dict[str, Any] = {"num_kv_heads": 8, "rope_theta": 500000.0}
-    for version in ("llama3", "llama3.1"):
-        yield _llama(f"{version}-8b", 32, 4096, 14336, 32, 128256, 8192, _LLAMA3, **usual)
-        yield _llama(f"{version}-70b", 80, 8192, 28672, 64, 128256, 8192, _LLAMA3, **usual)
-    yield _llama("llama3.1-405b", 126, 16384, 53248, 128, 128256, 8192, _LLAMA3, **usual)
-    source, tied = "huggingface.co/meta-llama/Llama-3.2-", {**usual, "tied_embeddings": True}
+    released: dict[str, Any] = {**usual, "rope_scaling": 8.0}
+    for version, fields in (("llama3", usual), ("llama3.1", released)):
+        yield _llama(f"{version}-8b", 32, 4096, 14336, 32, 128256, 8192, _LLAMA3, **fields)
+        yield _llama(f"{version}-70b", 80, 8192, 28672, 64, 128256, 8192, _LLAMA3, **fields)
+    yield _llama("llama3.1-405b", 126, 16384, 53248, 128, 128256, 8192, _LLAMA3, **released)
+    source, tied = "huggingface.co/meta-llama/Llama-3.2-", {**usual, "tied_embeddings": True, "rope_scaling": 32.0}
     yield _llama("llama3.2-1b", 16, 2048, 8192, 32, 128256, 8192, f"{source}1B", **tied)
     yield _llama("llama3.2-3b", 28, 3072, 8192, 24, 128256, 8192, f"{source}3B", **tied)
 

@@ -21,7 +21,7 @@ LLAMA = mt.models()["llama3-8b"]
 CAN_SAY = {
     "megatron-lm": [*mt.models()],
     "megatron-bridge": [*mt.models()],
-    "torchtitan": ["llama3-8b", "llama3-70b", "llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "deepseek-v3"],
+    "torchtitan": ["llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "deepseek-v3"],
 }
 PAIRS = [(tool, name) for tool, names in CAN_SAY.items() for name in names]
 TOML = """
@@ -126,7 +126,7 @@ def test_experts_that_are_divided_as_other_layers_are_read_whole_with_a_note() -
         {"window": 4096}, {"qk_norm": "head", "head_dim": 64}, {"qkv_bias": True}, {"rope_share": 0.5},
         {"mlp": "relu2", "norm": "layernorm", "bias": True, "qkv_bias": False, "output_bias": False, "mlp_bias": False},
         {"dropout": 0.2, "attention_dropout": 0.0, "attention": "unfused"},
-        {"precision": "fp16"}, {"precision": "fp32"},
+        {"precision": "fp16"}, {"precision": "fp32"}, {"rope_scaling": 8.0}, {"rope_scaling": 32.0},
         {"precision": Precision("fp8", weight_datatype="float8")},
         {"num_experts": 64, "experts_per_token": 6, "num_shared_experts": 2, "moe_ffn_hidden_size": 1408,
          "moe_layers": range(1, 32)},
@@ -137,6 +137,38 @@ def test_every_part_of_a_model_is_written_and_read(tool: str, changes: dict[str,
     model = replace(LLAMA, **changes)
     written = mt.write_recipe(mt.Recipe("megatron", {"microbatch_size": 1}, model, 8, 8), tool)
     assert anonymous(mt.read_recipe(written).model) == anonymous(model)
+
+
+def test_positions_that_llama_3_1_scales_are_written_and_read(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False, "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = mt.Transformer.from_hf(tmp_path)
+    recipe = mt.Recipe("megatron", {"microbatch_size": 1}, model, 8, 8)
+    written = mt.write_recipe(recipe, "megatron-lm")
+    assert "--use-rope-scaling" in written
+    assert "--rope-scaling-factor 8.0" in written
+    assert "rope_scaling: true" in mt.write_recipe(recipe, "megatron-bridge")
+    read = mt.read_recipe(written).model
+    assert read is not None
+    assert (read.name, read.rope_scaling) == ("llama3.1-8b", 8.0)
+    (tmp_path / "config.json").write_text(
+        json.dumps(config).replace('"low_freq_factor": 1.0', '"low_freq_factor": 2.0')
+    )
+    with pytest.raises(mt.UsageError, match="it has no words for rope_scaling llama3"):
+        require_words(mt.Transformer.from_hf(tmp_path), "megatron-lm")
+
+
+def test_a_flavor_that_scales_positions_says_so_of_a_model_that_does_not() -> None:
+    options = {"microbatch_size": 1}
+    remark = "# this flavor scales rotary positions by 8; this model has 1"
+    assert remark in mt.write_recipe(mt.Recipe("fsdp", options, LLAMA, 8, 8), "torchtitan")
+    assert remark not in mt.write_recipe(mt.Recipe("fsdp", options, mt.models()["llama3.1-8b"], 8, 8), "torchtitan")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.exchange.recipe import same_model
+from minitrain.run.chosen_strategy import choose_strategy
+from minitrain.run.strategy_loading import options_of
 from minitrain.tuning.findings import Choice
 from minitrain.tuning.problem import TuningProblem
 from minitrain.tuning.rows import row_of
-from minitrain.tuning.space import Candidate
+from minitrain.tuning.space import Candidate, axes_of, candidates
 from minitrain.tuning.words import of_calculon
 from minitrain.tuning.worker_tasks import Figures
 from tests.tuning.models import SMALL
@@ -146,3 +149,39 @@ def test_files_that_are_no_executions_are_refused(tmp_path: Path) -> None:
 def test_what_a_tool_cannot_say_is_refused(tool: str, strategy: str, message: str) -> None:
     with pytest.raises(mt.UsageError, match=message):
         choice(strategy, _MEGATRON if strategy == "megatron" else _FSDP).words(tool)
+
+
+WINNERS: list[tuple[str, str, int, int, int | None, dict[str, Any]]] = [
+    ("llama3-70b", "h100_80g_nvl8", 64, 128, None, {"tp": 4, "pp": 4, "cp": 2, "num_chunks": 10}),
+    ("llama3.1-405b", "h100_80g_nvl8", 8192, 2048, None, {"tp": 8, "pp": 8, "cp": 2, "num_chunks": 8}),
+    ("llama3.1-405b", "gb200_nvl72", 512, 256, None, {"tp": 4, "pp": 8, "cp": 2, "num_chunks": 8}),
+    ("mixtral-8x7b", "h100_80g_nvl8", 64, 256, 4096, {"tp": 1, "pp": 2, "ep": 8, "num_chunks": 8}),
+    ("deepseek-v3", "h100_80g_nvl8", 2048, 15360, None, {"tp": 1, "pp": 16, "ep": 64, "num_chunks": 4}),
+]
+"""What is found for models that many train, and a layout of DeepSeek-V3."""
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
+@pytest.mark.parametrize(("name", "hardware", "ranks", "batch", "seq_len", "layout"), WINNERS)
+def test_words_of_large_models_are_read_as_the_same_model_and_layout(
+    name: str, hardware: str, ranks: int, batch: int, seq_len: int | None, layout: dict[str, Any], tool: str,
+    precision: str,
+) -> None:  # fmt: skip
+    of = TuningProblem(name, hardware, ranks, batch, {"seq_len": seq_len, "precision": precision}).by("megatron")
+    space = {option: [value] for option, value in layout.items()}
+    space |= {
+        "recompute": ["full"],
+        "overlap_replicas": [True],
+        "overlap_parts": [layout["tp"] > 1],
+        "microbatch_size": [1],
+    }
+    all_found = candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
+    one = [one for one in all_found if one.illegal is None][-1]
+    again = mt.read_recipe(Choice(one, row_of(one, None, of.machine, 0.0)).words(tool))
+    assert again.model is not None
+    assert same_model(again.model, of.machine.model)
+    assert (again.model.seq_len, again.model.precision) == (of.machine.workload.seq_len, of.machine.model.precision)
+    usual = {option: known.default for option, known in options_of(choose_strategy("megatron").function).items()}
+    assert {**usual, **again.options} == {**usual, **one.options}
+    assert again.global_batch_size == batch
