@@ -20,6 +20,8 @@ from minitrain.tuning.piece_cutting import StageReader, end_piece
 from minitrain.tuning.recording import PricesOfFirst, record
 
 _LONGEST = 7
+_LONGEST_RING = 4
+"""Beyond so many ranks that share a sequence, each further one adds a step like the last."""
 _SMALL_LAYERS = 5  # transformer layers of a short pipeline
 
 
@@ -29,14 +31,18 @@ class Pieces:
     Args:
         workload: what is trained, a transformer.
         predictor: what prices its operations on the whole machine.
+        ring: ranks that share a sequence, where fewer stand for them; those of a `PassKey` if None.
     """
 
-    def __init__(self, workload: Any, predictor: Any) -> None:
-        self.workload = workload
+    def __init__(self, workload: Any, predictor: Any, ring: int | None = None) -> None:
+        self.workload, self._ring = workload, ring
+        self._shorter: dict[
+            tuple[int, int], Pieces
+        ] = {}  # by ranks that share a sequence, and those that stand for them
         self.predictor = predictor.training(workload)
         self._short = _short_workload(workload)
         self._of_short = predictor.training(self._short)
-        self._of_neighbours: dict[int, PricesOfFirst] = {}  # by ranks of a stage
+        self._of_neighbours: dict[tuple[int, int], PricesOfFirst] = {}  # by `tp` and `cp`
         self._kind_of: list[int] = [*map(workload.first_like, range(workload.num_layers))]
         self._figures: dict[tuple[EndKey, int], Sequence[float]] = {}
         self._passes: dict[PassKey, Passes] = {}
@@ -114,12 +120,16 @@ class Pieces:
 
     def _execute(self, key: PassKey, passes: Passes, start: int, stop: int) -> None:
         """Execute a pipeline that has a stage of the short model, and keep the pieces of all its stages."""
+        if key.cp > _LONGEST_RING:
+            self._execute_shorter(key, passes, start, stop)
+            return
         num_layers = self._short.num_layers
         borders = sorted({0, start, stop, num_layers})
         stages = [range(*pair) for pair in itertools.pairwise(borders)]
         pp, num_neighbours = len(stages), key.cp * key.tp
         sharing = {"cp": key.cp} if key.cp > 1 else {}
-        prices = self._of_neighbours.setdefault(num_neighbours, PricesOfFirst(self._of_short, num_neighbours))
+        ring = key.tp, self._ring or key.cp
+        prices = self._of_neighbours.setdefault((key.tp, key.cp), PricesOfFirst(self._of_short, num_neighbours, ring))
         noted = record(
             "megatron",
             {"pp": pp, "dp": 1, **sharing, "tp": key.tp},
@@ -139,10 +149,21 @@ class Pieces:
             overlap_messages=False,  # so that pieces follow one another
         )
         for place, layers in enumerate(stages):
-            of_ring = noted[place * key.cp : (place + 1) * key.cp]
-            operations = max(of_ring, key=lambda each: each[-1].start)  # the others wait for it sooner or later
+            operations = noted[place * key.cp]  # all of a ring do the same at the same time
             kinds = [NOTHING, *map(self._kind_of_short, layers), NOTHING]
             StageReader(operations, key, layers, num_layers, kinds).read(passes, min(pp - 1 - place, 2))
+
+    def _execute_shorter(self, key: PassKey, passes: Passes, start: int, stop: int) -> None:
+        """Execute rings of fewer ranks with as many tokens a rank, and add the steps that they lack."""
+        tokens, found = self.workload.seq_len // key.cp, list[Passes]()
+        for cp in (_LONGEST_RING - 1, _LONGEST_RING):
+            if (key.cp, cp) not in self._shorter:
+                workload = type(self.workload)(self.workload.model, tokens * cp)
+                self._shorter[key.cp, cp] = Pieces(workload, self.predictor, key.cp)
+            shorter = self._shorter[key.cp, cp]
+            found.append(shorter._passes.setdefault(replace(key, cp=cp), Passes()))
+            shorter._execute(replace(key, cp=cp), found[-1], start, stop)
+        passes.extend(found[0], found[1], key.cp - _LONGEST_RING)
 
     def end_figures(self, key: EndKey, kind: int) -> Sequence[float]:
         """Return what a kind of layer takes beside its passes, in the order of `layouts.END_FIGURES`."""

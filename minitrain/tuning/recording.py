@@ -110,12 +110,15 @@ class PricesOfFirst:
     Args:
         predictor: the prices.
         num_neighbours: ranks of a stage.
+        ring: ranks from one that shares a sequence to the next, and how many do: all messages of a ring take as long as
+            its slowest, for which the others wait.
     """
 
     world_size = None  # of any number of ranks
 
-    def __init__(self, predictor: Any, num_neighbours: int) -> None:
+    def __init__(self, predictor: Any, num_neighbours: int, ring: tuple[int, int]) -> None:
         self._predictor, self._num_neighbours = predictor, num_neighbours
+        self._hops = [(place * ring[0], (place + 1) % ring[1] * ring[0]) for place in range(ring[1])]
         self.workload, self.compute = predictor.workload, predictor.compute
         self.update, self.load = predictor.update, predictor.load
         self.topology = None  # so that groups are those of neighbours from rank 0 on
@@ -130,12 +133,10 @@ class PricesOfFirst:
         return price
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
-        """Price a message within a stage as if that began at rank 0; of one between stages, return the bytes."""
-        size = self._num_neighbours
-        if source // size != dest // size:
+        """Price a message of a ring; of one between stages, return the bytes."""
+        if source // self._num_neighbours != dest // self._num_neighbours:
             return Price(0.0, size_bytes)
-        price: Price = self._predictor.p2p(op, size_bytes, source % size, dest % size)
-        return price
+        return Price(max(self._predictor.p2p(op, size_bytes, *hop).seconds for hop in self._hops), size_bytes)
 
 
 def record(strategy: str, axes: dict[str, int], kept: frozenset[str], **parameters: Any) -> list[list[Noted]]:

@@ -242,7 +242,7 @@ class _Megatron:
         return self._stages[key]
 
 
-_OF_LONG: Mapping[str, Any] = {"microbatch_size": 1, "sequence_parallel": True, "zero": 1}
+_OF_LONG: Mapping[str, Any] = {"microbatch_size": 1, "sequence_parallel": True, "zero": 1, "overlap_parts": True}
 """What is tried beside a divided sequence, as recipes have it: one sample is long enough."""
 _OF_MESSAGES = ("overlap_messages", "batch_messages", "scatter_gather")
 _SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", *_OF_MESSAGES)

@@ -78,6 +78,18 @@ def test_rings_within_a_node_or_between_nodes_are_put_together_from_pieces(of_ri
         assert figures.needed_memory_bytes == pytest.approx(run.needed_memory_bytes, rel=0.005)
 
 
+@pytest.mark.parametrize(("cp", "seq_len"), [(8, 1024), (8, 32768)])
+def test_longer_rings_take_further_steps_like_the_last(cp: int, seq_len: int) -> None:
+    of = TuningProblem(replace(SMALL, seq_len=seq_len), "h100_80g_nvl8", 16, 4, {}).by("megatron")
+    space: dict[str, Any] = {"tp": [1], "cp": [cp], "pp": [2], "num_chunks": [1], "recompute": ["none", "full"]}
+    all_found = candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
+    for one in [one for one in all_found if one.illegal is None and one.options.get("overlap_replicas")]:
+        assert one.pipeline is not None
+        (figures,), run = price_pipelines(of, [one.pipeline]), simulated(of, one.options)
+        assert figures.step_time_s == pytest.approx(run.step_time, rel=1e-12)
+        assert figures.needed_memory_bytes == pytest.approx(run.needed_memory_bytes, rel=0.02)
+
+
 def test_long_sequences_are_divided_among_ranks() -> None:
     of = TuningProblem(replace(SMALL, seq_len=32768), "h100_80g_nvl8", 16, 4, {}).by("megatron")
     found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {}), 1))
