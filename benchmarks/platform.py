@@ -15,7 +15,7 @@ from statistics import median
 import minitrain as mt
 from minitrain.hardware import load_config
 from minitrain.platform import VirtualHardwarePlatform
-from minitrain.platform.cluster_links import ClusterLinks
+from minitrain.platform.links import ClusterLinks
 
 _DEVICE = {
     "device_id": "gpu0",

@@ -11,7 +11,7 @@ them under one name.
 from minitrain.devices import DeviceSimulator, DeviceSpec, SimulationResult, make_simulator
 from minitrain.devices.calibration import calibrate
 from minitrain.devices.layer import layer
-from minitrain.devices.simulating import program, simulate
+from minitrain.devices.simulator import program, simulate
 from minitrain.devices.validation import Case, validate
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 

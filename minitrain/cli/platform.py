@@ -13,7 +13,7 @@ from minitrain.analysis.labels import duration
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
-from minitrain.platform.scenario import Scenario
+from minitrain.platform.platform import Scenario
 from minitrain.trace.tables import plain_table
 
 platform = typer.Typer(no_args_is_help=True, help="Simulate tasks that share devices, memories and links.")

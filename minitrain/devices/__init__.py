@@ -3,31 +3,41 @@
 May import: `errors`, `files`, `tensors`, `workloads`, `hardware`. Nothing here knows ranks or events.
 
 Open `simulator` first: it predicts a program from its FLOPs and bytes, as the specification does (fidelity="seed") or
-operation by operation (the default). `spec` is what it knows of a device, `operations` the program, `result` the
-prediction. `kinds` has a simulator of programs for each kind of device (GPU, TPU, CPU, ASIC; a training step is
-priced by hardware/device.py), and `occupancy` counts what keeps
-them full.
-Programs come from JAX functions (`jax_programs`, with `jax_flops`, `jax_linear_algebra` and `fusion`) or torch graphs
-(`torch_programs`); `programs` tells them apart.
+operation by operation (the default), for each kind of device (GPU, TPU, CPU, ASIC); a training step is priced by
+hardware/device.py. There also stands what it knows of a device (`DeviceSpec`).
 
-`calibration` measures the machine at hand (with `backends` and `measuring`) and writes its config; `validation`
-compares predictions with it, on `sample_networks` too. `simulating` is simulate of `hw`, and `layer` lets a simulator
-price a JAX function as the layer of a training step.
+| module | what it does |
+|---|---|
+| `operations` | programs as lists of operations, and how full each keeps the units of a device |
+| `jax_programs`, `torch_programs` | a JAX function, or a graph of torch, as a program |
+| `layer` | a JAX function as the layer of a training step |
+| `calibration` | measures the machine at hand and writes its config |
+| `validation` | compares predictions with the machine at hand, on networks too |
 """
 
-from minitrain.devices.kinds import (
+from minitrain.devices.operations import (
+    Analysis,
+    KernelLaunch,
+    MatmulShape,
+    Operation,
+    Program,
+    matmul,
+    occupancy,
+    wave_efficiency,
+)
+from minitrain.devices.simulator import (
+    A100_SPEC,
     AsicSimulator,
     CpuSimulator,
+    DeviceSimulator,
+    DeviceSpec,
     GpuSimulator,
     NvidiaA100Simulator,
+    OperationTime,
+    SimulationResult,
     TpuSimulator,
     make_simulator,
 )
-from minitrain.devices.occupancy import occupancy, wave_efficiency
-from minitrain.devices.operations import Analysis, KernelLaunch, MatmulShape, Operation, Program, matmul
-from minitrain.devices.result import OperationTime, SimulationResult
-from minitrain.devices.simulator import DeviceSimulator
-from minitrain.devices.spec import A100_SPEC, DeviceSpec
 
 __all__ = [
     "A100_SPEC",

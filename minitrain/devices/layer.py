@@ -18,42 +18,30 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
-from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import ELEMENT_BYTES, Program, known_datatype
-from minitrain.devices.simulator import DeviceSimulator
+from minitrain.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.errors import TensorTypeError, UsageError, require_count
-from minitrain.hardware import SystemConfig, load_config
+from minitrain.hardware import Processor, SystemConfig, load_config
 from minitrain.hardware.device import RooflineDevice
 from minitrain.hardware.predictor import DevicePredictor, make_topology
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 _OPTIMIZER_ARRAYS = 3  # a step reads and writes as the specified layer's does
+_NOTHING = Program(())
 _PASSES = ("forward", "backward", "backward_input", "backward_weight")
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ProgramCost:
+class ProgramCost(Cost):
     """What a pass of a layer costs: a program.
 
     Args:
         program: what runs.
-        share: the share of that cost which the operation pays.
     """
 
-    program: Program
-    share: float = 1.0
-
-    @property
-    def work_flop(self) -> float:
-        """Its floating-point operations."""
-        return self.program.flops
-
-    @property
-    def traffic_bytes(self) -> float:
-        """The bytes it reads and writes."""
-        return self.program.bytes
+    program: Program = _NOTHING
 
 
 @final
@@ -76,6 +64,8 @@ class JaxLayer:
     def __init__(
         self, function: Callable[[Any, Any], Any], weights: Any, sample: tuple[int, ...], dtype: str = "float16"
     ) -> None:
+        from minitrain.devices.jax_programs import traced  # noqa: PLC0415 - JAX is heavy
+
         self.function = function
         self.weights = weights
         self.sample = _sample(sample)
@@ -84,42 +74,21 @@ class JaxLayer:
         self.datatype = "float16" if known == "bfloat16" else known
         self.bytes_per_element = ELEMENT_BYTES[known]
         self.sample_elements = math.prod(self.sample)
-        self.program = cache(self._program)
-        self.weight_elements = self._count_weights()
         self.tokens_per_sample = self.sample[0] if len(self.sample) > 1 else 1  # a sequence of them, or one
-        self._require_same_shape()
-
-    def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike, as below)
-        """Return how many elements the weights have."""
-        return self.weight_elements
-
-    def _count_weights(self) -> int:
-        """Return how many elements all weights have."""
-        import jax  # noqa: PLC0415 - JAX is heavy
-
-        from minitrain.devices.jax_programs import as_arguments  # noqa: PLC0415
-
-        leaves = jax.tree.leaves(as_arguments(self.weights, self.dtype))
-        return sum(math.prod(leaf.shape) for leaf in leaves)
-
-    def _require_same_shape(self) -> None:
-        """Raise a UsageError unless the function returns activations of the shape that it takes."""
-        import jax  # noqa: PLC0415
-
-        from minitrain.devices.jax_programs import as_arguments, why_untraced, wide_enough  # noqa: PLC0415
-
+        self.program = cache(self._program)
         taken = (1, *self.sample)
-        given = [as_arguments(shapes, self.dtype) for shapes in (self.weights, taken)]
-        try:
-            with wide_enough(given):
-                found = jax.eval_shape(self.function, *given)
-        except Exception as error:  # whatever the user's function raises
-            said = why_untraced(error)
-            raise UsageError(f"the layer cannot be traced with weights {self.weights} and {taken}: {said}") from error
+        fault = f"the layer cannot be traced with weights {weights} and {taken}"
+        jaxpr, found = traced(fault, function, weights, taken, dtype=self.dtype)
         if getattr(found, "shape", None) != taken:
             raise UsageError(
                 f"a layer returns activations of the shape that it takes, {taken}, got {getattr(found, 'shape', found)}"
             )
+        *of_weights, _ = jaxpr.in_avals
+        self.weight_elements: int = sum(math.prod(array.shape) for array in of_weights)
+
+    def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike, as below)
+        """Return how many elements the weights have."""
+        return self.weight_elements
 
     def _program(self, typ: str, num_samples: int) -> Program:
         """Return what a pass runs."""
@@ -130,10 +99,13 @@ class JaxLayer:
             return program_of(self.function, self.weights, activations, dtype=self.dtype)
         return program_of(_derivative(self.function, typ), self.weights, activations, activations, dtype=self.dtype)
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Any:  # noqa: ARG002
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
         """Return the cost of a pass; the loss is free."""
         _require_whole(mode.num_parts)
-        return ProgramCost(self.program(typ, num_samples)) if typ in _PASSES else Cost(0, 0)
+        if typ not in _PASSES:
+            return Cost(0, 0)
+        found = self.program(typ, num_samples)
+        return ProgramCost(found.flops, found.bytes, program=found)
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> Cost:  # noqa: ARG002
         """Return the cost of an optimizer step: one FLOP and three arrays of traffic an element."""
@@ -237,6 +209,8 @@ def _derivative(function: Callable[[Any, Any], Any], typ: str) -> Callable[[Any,
 class SimulatedDevice:
     """A device on which a simulator prices programs, and a roofline everything else.
 
+    Matrix units compute the datatypes that they have, vector units the others.
+
     Args:
         system: the hardware config.
         simulator: what prices programs.
@@ -245,27 +219,19 @@ class SimulatedDevice:
     def __init__(self, system: SystemConfig, simulator: DeviceSimulator) -> None:
         self.system = system
         self.simulator = simulator
-        self._roofline = RooflineDevice(system.processor, system.mem_hbm, system.mem_pcie)
-
-    @property
-    def capacity_bytes(self) -> float:
-        """The device's own memory."""
-        return self._roofline.capacity_bytes
+        rates = Processor({**system.vector, **system.matrix}, system.vector)
+        self._roofline = RooflineDevice(rates, system.mem_hbm, system.mem_pcie)
+        self.capacity_bytes = self._roofline.capacity_bytes
 
     def peak_flop_per_s(self, datatype: str) -> float:
-        """Return the peak rate for a datatype, FLOP/s: the matrix units' where they have it, else the vector units'."""
-        unit = "matrix" if datatype in self.system.matrix else "vector"
-        return self.system.processor.peak(datatype, unit=unit)  # type: ignore[arg-type]  # one of the two
+        """Return the peak rate for a datatype, FLOP/s."""
+        return self._roofline.peak_flop_per_s(datatype)
 
-    def seconds(self, cost: Any, datatype: str) -> float:
+    def seconds(self, cost: Cost, datatype: str) -> float:
         """Return how long an operation takes, s."""
         if isinstance(cost, ProgramCost):
             return self.simulator.simulate(cost.program).time_seconds
-        unit = "matrix" if datatype in self.system.matrix else "vector"
-        if unit == "matrix":
-            return self._roofline.seconds(cost, datatype)
-        arithmetic: float = cost.work_flop / self.system.processor.throughput(datatype, cost.work_flop, unit="vector")
-        return max(arithmetic, self._roofline.traffic_seconds(cost.traffic_bytes))
+        return self._roofline.seconds(cost, datatype)
 
     def load_seconds(self, size_bytes: float) -> float:
         """Return how long it takes to load weights from the host, s."""

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
 from itertools import zip_longest
-from types import MappingProxyType
 from typing import Any
 
 from minitrain.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, Program, known_datatype
@@ -28,15 +26,13 @@ _FREE_FLOP = frozenset({
     "clone", "cat", "stack", "embedding", "index", "copy", "_to_copy", "to", "constant_pad_nd", "arange", "full",
     "zeros", "ones"
 })  # fmt: skip
-
-
 _COMPOSITES = frozenset({
     "einsum", "tensordot", "inner", "outer", "chain_matmul", "gru", "lstm", "rnn_tanh", "rnn_relu", "baddbmm",
     "multi_head_attention_forward"
 })  # fmt: skip
-_MATRIX = 2  # dimensions
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", "dot", "vdot"))
+_CONVOLUTIONS = frozenset(("convolution", "conv1d", "conv2d", "conv3d"))
 _TRANSPOSED = 6  # which argument of aten.convolution says so
-_FOLLOWED = ("cond", "while_loop")
 
 
 def program_of_export(exported: Any) -> Program:
@@ -68,24 +64,24 @@ def _taken_apart(exported: Any) -> Any:
 
 def _program(module: Any) -> Program:
     """Return a graph as a program, with the graphs that it holds."""
-    operations: list[Operation] = []
-    loops: list[str] = []
+    programs: list[Program] = []
     for node in module.graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or _name(node) in _VIEWS:
             continue
-        graphs = [getattr(module, other.target) for other in node.all_input_nodes if _is_graph(module, other)]
+        held = (getattr(module, str(other.target), None) for other in node.all_input_nodes if other.op == "get_attr")
+        graphs = [_program(graph) for graph in held if hasattr(graph, "graph")]
+        results = _tensors(node.meta.get("val"))
         if graphs:
-            inner = _held(_name(node), [_program(graph) for graph in graphs])
-            operations += inner.operations
-            loops += inner.unknown_loops
-        elif (operation := _operation(node)) is not None:
-            operations.append(operation)
-    return Program(tuple(operations), tuple(loops))
+            programs.append(_held(_name(node), graphs))
+        elif results:
+            programs.append(Program((_operation(node, results),)))
+    return _joined(programs)
 
 
-def _is_graph(module: Any, node: Any) -> bool:
-    """Whether a node stands for a graph."""
-    return node.op == "get_attr" and hasattr(getattr(module, str(node.target), None), "graph")
+def _joined(programs: list[Program], *loops: str) -> Program:
+    """Return programs that run one after the other as one."""
+    operations = tuple(operation for program in programs for operation in program.operations)
+    return Program(operations, (*loops, *(loop for program in programs for loop in program.unknown_loops)))
 
 
 def _held(name: str, programs: list[Program]) -> Program:
@@ -97,49 +93,12 @@ def _held(name: str, programs: list[Program]) -> Program:
     if name == "cond":
         return max(programs, key=lambda program: (program.flops, program.bytes))
     if name == "while_loop":
-        inner = [operation for program in programs for operation in program.operations]
-        loops = [loop for program in programs for loop in program.unknown_loops]
-        return Program(tuple(inner), ("a while_loop of unknown length", *loops))
+        return _joined(programs, "a while_loop of unknown length")
     raise UsageError(
-        f"a graph may hold {' and '.join(_FOLLOWED)}, but this one holds {name}, whose cost nobody knows; "
+        f"a graph may hold cond and while_loop, but this one holds {name}, whose cost nobody knows; "
         "export a program without it, or give its operations as a list",
         operator=name,
     )
-
-
-def _operation(node: Any) -> Operation | None:
-    """Return a node as a kernel; None for a view."""
-    name = _name(node)
-    if name in _VIEWS:
-        return None
-    results, inputs = _tensors(node.meta.get("val")), _inputs(node)
-    if not results:
-        return None
-    operands = _operands(node)
-    for tensor in (*inputs, *results):
-        _size(tensor)
-    shape = _shape(node, name, operands, results[0])
-    moved = sum(map(_bytes, inputs)) + sum(map(_bytes, results))
-    if name == "embedding":
-        moved = 2 * sum(map(_bytes, results)) + _bytes(inputs[1])
-    kind = "other" if shape is None else "convolution" if "conv" in name else "matmul"
-    return Operation(
-        name=f"{name} {' x '.join(str(list(tensor.shape)) for tensor in inputs[:2])}".strip(),
-        flops=_flops(name, shape, operands, results),
-        bytes=moved,
-        datatype=_datatype((inputs or results)[0]),
-        kind=kind,  # type: ignore[arg-type]  # one of the three
-        shape=shape,
-    )
-
-
-def _shape(node: Any, name: str, inputs: list[Any], result: Any) -> MatmulShape | None:
-    """Return the matrix multiplication that a node amounts to."""
-    if name.startswith("conv_transpose") or (name == "convolution" and node.args[_TRANSPOSED]):
-        return _transposed_convolution(inputs, result)
-    if name in ("convolution", "conv1d", "conv2d", "conv3d"):
-        return _convolution(inputs, result)
-    return _MATMULS[name](inputs) if name in _MATMULS else None
 
 
 def _name(node: Any) -> str:
@@ -154,17 +113,24 @@ def _tensors(value: Any) -> list[Any]:
     return [item for item in values if hasattr(item, "shape")]
 
 
-def _inputs(node: Any) -> list[Any]:
-    """Return the tensors that a node reads, each once."""
-    return [tensor for other in node.all_input_nodes for tensor in _tensors(other.meta.get("val"))]
-
-
-def _operands(node: Any) -> list[Any]:
-    """Return the tensors that a node is given, in order; the same one twice comes twice."""
-    given = [
-        item for argument in node.args for item in (argument if isinstance(argument, list | tuple) else [argument])
-    ]
-    return [tensor for item in given if hasattr(item, "meta") for tensor in _tensors(item.meta.get("val"))]
+def _operation(node: Any, results: list[Any]) -> Operation:
+    """Return a node as a kernel."""
+    name = _name(node)
+    inputs = [tensor for other in node.all_input_nodes for tensor in _tensors(other.meta.get("val"))]  # each once
+    given = [one for each in node.args for one in (each if isinstance(each, list | tuple) else [each])]
+    operands = [tensor for one in given if hasattr(one, "meta") for tensor in _tensors(one.meta.get("val"))]
+    moved = sum(map(_bytes, inputs)) + sum(map(_bytes, results))
+    if name == "embedding":
+        moved = 2 * sum(map(_bytes, results)) + _bytes(inputs[1])
+    shape = _shape(node, name, operands, results[0])
+    return Operation(
+        name=f"{name} {' x '.join(str(list(tensor.shape)) for tensor in inputs[:2])}".strip(),
+        flops=_flops(name, shape, operands, results),
+        bytes=moved,
+        datatype=_datatype((inputs or results)[0]),
+        kind="other" if shape is None else "convolution" if "conv" in name else "matmul",
+        shape=shape,
+    )
 
 
 def _datatype(tensor: Any) -> str:
@@ -189,50 +155,41 @@ def _bytes(tensor: Any) -> int:
     return _size(tensor) * ELEMENT_BYTES[_datatype(tensor)]
 
 
-def _flops(name: str, shape: MatmulShape | None, inputs: list[Any], results: list[Any]) -> float:
+def _flops(name: str, shape: MatmulShape | None, operands: list[Any], results: list[Any]) -> float:
     """Return a node's floating-point operations."""
     if name.lstrip("_").startswith("scaled_dot_product"):
-        query, key, value = inputs[:3]
+        query, key, value = operands[:3]
         pairs = math.prod(query.shape[:-1]) * key.shape[-2]
         return float(2 * pairs * (query.shape[-1] + value.shape[-1]))
     if shape is not None:
-        biased = _size(results[0]) if len(inputs) > 2 else 0
-        return 2.0 * shape.batch * shape.m * shape.n * shape.k + biased
+        return float(shape.flops + (_size(results[0]) if len(operands) > 2 else 0))  # and a bias
     return 0.0 if name in _FREE_FLOP else float(sum(map(_size, results)))
 
 
-def _matmul(inputs: list[Any]) -> MatmulShape:
-    """Return the shape of a product of the last two operands; vectors are rows or columns, and batches broadcast."""
-    left, right = (tuple(tensor.shape) for tensor in inputs[-2:])
-    rows, columns = (left[-2] if len(left) > 1 else 1), (right[-1] if len(right) > 1 else 1)
-    if len(right) <= _MATRIX:  # one matrix, or vector, for all rows of all batches
+def _shape(node: Any, name: str, operands: list[Any], result: Any) -> MatmulShape | None:
+    """Return the matrix multiplication that a node amounts to; None for anything else.
+
+    A convolution multiplies places of its result by channels, summed over the kernel. A transposed one multiplies
+    places of its image by what each spreads to. Of a product count the last two operands: vectors are rows or columns,
+    and batches broadcast.
+    """
+    shapes = [tuple(operand.shape) for operand in operands]
+    if name.startswith("conv_transpose") or (name == "convolution" and node.args[_TRANSPOSED]):
+        image, kernel = shapes[:2]
+        groups = result.shape[1] // kernel[1]
+        return MatmulShape(image[0] * math.prod(image[2:]), math.prod(kernel[1:]), kernel[0] // groups, groups)
+    if name in _CONVOLUTIONS:
+        image, kernel = shapes[:2]
+        groups, places = image[1] // kernel[1], result.shape[0] * math.prod(result.shape[2:])
+        return MatmulShape(places, kernel[0] // groups, math.prod(kernel[1:]), groups)
+    if name == "linear":
+        left, weight = shapes[:2]
+        return MatmulShape(math.prod(left[:-1]), weight[0], left[-1])
+    if name not in _PRODUCTS:
+        return None
+    left, right = shapes[-2:]
+    columns = right[-1] if len(right) > 1 else 1
+    if len(right) <= 2:  # one matrix, or vector, for all rows of all batches
         return MatmulShape(math.prod(left[:-1]), columns, left[-1])
     batch = zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)
-    return MatmulShape(rows, columns, left[-1], math.prod(max(pair) for pair in batch))
-
-
-def _linear(inputs: list[Any]) -> MatmulShape:
-    left, weight = inputs[:2]
-    return MatmulShape(math.prod(left.shape[:-1]), weight.shape[0], left.shape[-1])
-
-
-def _convolution(inputs: list[Any], result: Any) -> MatmulShape:
-    """Return a convolution as a matrix multiplication: places of the result by channels, summed over the kernel."""
-    image, kernel = inputs[:2]
-    groups = image.shape[1] // kernel.shape[1]
-    places = result.shape[0] * math.prod(result.shape[2:])
-    return MatmulShape(places, kernel.shape[0] // groups, math.prod(kernel.shape[1:]), groups)
-
-
-def _transposed_convolution(inputs: list[Any], result: Any) -> MatmulShape:
-    """Return a transposed convolution as a matrix multiplication: places of the image by what each spreads to."""
-    image, kernel = inputs[:2]
-    places = image.shape[0] * math.prod(image.shape[2:])
-    groups = result.shape[1] // kernel.shape[1]
-    return MatmulShape(places, math.prod(kernel.shape[1:]), kernel.shape[0] // groups, groups)
-
-
-_MATMULS: Mapping[str, Callable[[list[Any]], MatmulShape]] = MappingProxyType(
-    {"linear": _linear}
-    | dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", "dot", "vdot"), _matmul)
-)
+    return MatmulShape(left[-2] if len(left) > 1 else 1, columns, left[-1], math.prod(max(pair) for pair in batch))

@@ -6,6 +6,10 @@ between two probes, small kernels whose prediction is known. Where a case's samp
 compared with the prediction. Where they scatter, the machine was busy: then what is compared is the case over its
 probes, measured and predicted, which a slow moment changes little.
 
+The networks are like ResNet-50, BERT-base and GPT-2 small: plain JAX functions of their weights, with layers of the
+sizes of the originals. Weights are constants, since their values do not change how long anything takes. Left out: batch
+norm's statistics (it is a scale and a shift, as in inference), dropout, and tokenizers.
+
 Criteria: the median error of compute-bound cases is under 15 %, that of memory-bound ones under 20 %, and the
 bottleneck is named rightly in more than 90 %. What a polynomial is truly bound by is measured: if twice its arithmetic
 on the same bytes takes more than 2 ** 0.5 times as long, it is bound by compute. A criterion whose samples scatter more
@@ -14,35 +18,44 @@ than it allows is inconclusive, and so is one by a config whose calibration did.
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import log2
 from typing import Any, Literal, final
 
-from minitrain.devices.backends import Backend, JaxBackend, Kernel, horner
-from minitrain.devices.calibration import PROBE_MATMUL, PROBE_STREAM_BYTES, noise_of
+from minitrain.devices.calibration import (
+    PROBE_MATMUL,
+    PROBE_STREAM_BYTES,
+    Backend,
+    JaxBackend,
+    Kernel,
+    Limit,
+    Notebook,
+    Progress,
+    horner,
+    noise_of,
+    relative_iqr,
+    sample_rounds,
+)
 from minitrain.devices.jax_programs import as_arguments, program_of
-from minitrain.devices.kinds import make_simulator
-from minitrain.devices.measuring import calls_a_sample, relative_iqr, sample_between
-from minitrain.devices.sample_networks import SampleNetwork, all_networks
-from minitrain.devices.simulator import DeviceSimulator
+from minitrain.devices.simulator import DeviceSimulator, aligned, make_simulator
 from minitrain.errors import UsageError, require_count
 
 PHASES = ("synthetic", "models", "all")
 MOST_NOISE = 0.15
-LIMITS = {"compute": 0.15, "memory": 0.20}
+LIMITS: dict[Limit, float] = {"compute": 0.15, "memory": 0.20}
 LEAST_RIGHT = 0.9
 _COMPUTE_ELASTICITY = 0.5
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _POLYNOMIAL_BYTES = (2**18, 2**22, 2**25)
 _MATMULS = ((128, 128, 128), (512, 512, 512), (2048, 2048, 2048), (1000, 300, 700), (1, 2048, 2048))
 _STREAMS = (2**20, 2**24, 2**27)
-_PROBES = {"compute": PROBE_MATMUL, "memory": PROBE_STREAM_BYTES}
+_STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # He et al. (2016), table 1, 50 layers: width and blocks
+_EXPANSION = 4
+_NHWC = ("NHWC", "HWIO", "NHWC")
 
 Verdict = Literal["pass", "fail", "inconclusive"]
-Progress = Callable[[int, int, str], None]
 
 
 @final
@@ -141,12 +154,10 @@ class ValidationReport:
     def __str__(self) -> str:
         """Return the report as text."""
         head = ("case", "bound by", "measured ms", "predicted ms", "error", "noise", "compared")
-        lines = [head, *map(_line, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         judged = [f"{criterion.name}: {criterion.verdict} ({criterion.reason})" for criterion in self.criteria]
         stopped = "" if self.is_complete else " (stopped before all rounds were made)"
-        return "\n".join([*text, "", *judged, f"{self.device}: {self.verdict}{stopped}"])
+        lines = [*aligned([head, *map(_line, self.rows)]), "", *judged, f"{self.device}: {self.verdict}{stopped}"]
+        return "\n".join(lines)
 
 
 def _line(row: CaseResult) -> tuple[str, ...]:
@@ -189,13 +200,24 @@ def validate(
     if len({case.name for case in chosen}) < len(chosen):
         names = ", ".join(case.name for case in chosen)
         raise UsageError(f"each case needs a name of its own, got {names}")
-    runs = _Runs(JaxBackend() if backend is None else backend, simulator, chosen)
-    is_complete = runs.sample_all(num_rounds, progress)
-    chosen = [case for case in chosen if runs.has_samples(case)]
-    rows = tuple(map(runs.result, chosen))
+    library = JaxBackend() if backend is None else backend
+    predicted = {case.name: simulator.simulate(program_of(case.function, *case.shapes)) for case in chosen}
+    limits: dict[str, Limit] = {
+        name: "compute" if found.is_compute_bound else "memory" for name, found in predicted.items()
+    }
+    kernels = {case.name: (_kernel(library, case), limits[case.name]) for case in chosen}
+    notebook, is_complete = Notebook(), True
+    try:
+        sample_rounds(library, kernels, notebook, num_rounds, progress)
+    except KeyboardInterrupt:
+        is_complete = False
+    chosen = [case for case in chosen if case.name in notebook.values]
+    rows = tuple(
+        _result(simulator, case.name, limits[case.name], predicted[case.name].time_seconds, notebook.values[case.name])
+        for case in chosen
+    )
     noise = noise_of(device)
-    groups = [_errors(rows, bound, noise) for bound in ("compute", "memory")]
-    criteria = (*groups, _bottlenecks(chosen, rows))
+    criteria = (_errors(rows, "compute", noise), _errors(rows, "memory", noise), _bottlenecks(chosen, rows))
     return ValidationReport(simulator.spec.name, rows, criteria, is_complete)
 
 
@@ -208,7 +230,7 @@ def cases_of(phase: str) -> list[Case]:
     if phase not in PHASES:
         raise UsageError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}", phase=phase)
     found = [] if phase == "models" else _synthetic()
-    return found if phase == "synthetic" else found + [_of_network(network) for network in all_networks()]
+    return found if phase == "synthetic" else found + all_networks()
 
 
 def _synthetic() -> list[Case]:
@@ -224,75 +246,27 @@ def _synthetic() -> list[Case]:
     ]
 
 
-def _of_network(network: SampleNetwork) -> Case:
-    return Case(network.name, network.function, (network.weights, network.inputs))
+def _result(
+    simulator: DeviceSimulator, name: str, limit: Limit, predicted: float, samples: Sequence[tuple[float, float]]
+) -> CaseResult:
+    """Return a case measured and predicted, by samples of it and of its probe."""
+    times, ratios = [taken for taken, _ in samples], [taken / probe for taken, probe in samples]
+    measured, noise = statistics.median(times), relative_iqr(times)
+    by_ratio = noise > MOST_NOISE
+    error = predicted / measured - 1
+    if by_ratio:
+        noise = relative_iqr(ratios)
+        error = predicted / _predicted_probe(simulator, limit) / statistics.median(ratios) - 1
+    return CaseResult(name, limit, measured, predicted, noise, by_ratio, error)
 
 
-@final
-class _Runs:
-    """The samples of all cases and of the probes around them."""
+def _predicted_probe(simulator: DeviceSimulator, limit: Limit) -> float:
+    """Return how long a probe should take, s."""
+    import jax.numpy as jnp  # noqa: PLC0415
 
-    def __init__(self, backend: Backend, simulator: DeviceSimulator, cases: Sequence[Case]) -> None:
-        self._simulator = simulator
-        self._predicted = {case.name: simulator.simulate(program_of(case.function, *case.shapes)) for case in cases}
-        self._kernels = {case.name: _kernel(backend, case) for case in cases}
-        self._calls = {name: calls_a_sample(kernel) for name, kernel in self._kernels.items()}
-        self._probes = {"compute": backend.matmul(_PROBES["compute"]), "memory": backend.stream(_PROBES["memory"])}
-        self._probe_calls = {bound: calls_a_sample(kernel) for bound, kernel in self._probes.items()}
-        self._samples: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
-
-    def sample_all(self, num_rounds: int, progress: Progress | None) -> bool:
-        """Sample every case in each round, and return whether nobody stopped it."""
-        try:
-            self._sample_rounds(num_rounds, progress)
-        except KeyboardInterrupt:
-            return False
-        return True
-
-    def has_samples(self, case: Case) -> bool:
-        """Return whether a case was sampled at all."""
-        return bool(self._samples[case.name])
-
-    def _sample_rounds(self, num_rounds: int, progress: Progress | None) -> None:
-        """Sample every case in each round, each round in another order."""
-        order = random.Random(0)
-        names = list(self._samples)
-        for place in range(num_rounds):
-            order.shuffle(names)
-            for step, name in enumerate(names):
-                if progress is not None:
-                    progress(place * len(names) + step, num_rounds * len(names), name)
-                self._samples[name].append(self._sample(name))
-
-    def _sample(self, name: str) -> tuple[float, float]:
-        """Return the time of a case, and the mean of the probes before and after it, s."""
-        bound = self._bound(name)
-        return sample_between(self._kernels[name], self._calls[name], self._probes[bound], self._probe_calls[bound])
-
-    def _bound(self, name: str) -> str:
-        return "compute" if self._predicted[name].is_compute_bound else "memory"
-
-    def result(self, case: Case) -> CaseResult:
-        """Return a case measured and predicted."""
-        samples, predicted = self._samples[case.name], self._predicted[case.name].time_seconds
-        times = [taken for taken, _ in samples]
-        measured, noise = statistics.median(times), relative_iqr(times)
-        by_ratio = noise > MOST_NOISE
-        error = predicted / measured - 1
-        if by_ratio:
-            ratios = [taken / probe for taken, probe in samples]
-            noise = relative_iqr(ratios)
-            error = predicted / self._predicted_probe(self._bound(case.name)) / statistics.median(ratios) - 1
-        return CaseResult(case.name, self._bound(case.name), measured, predicted, noise, by_ratio, error)
-
-    def _predicted_probe(self, bound: str) -> float:
-        """Return how long a probe should take, s."""
-        import jax.numpy as jnp  # noqa: PLC0415
-
-        size = _PROBES[bound]
-        if bound == "compute":
-            return self._simulator.predict(program_of(jnp.matmul, (size, size), (size, size)))
-        return self._simulator.predict(program_of(horner(1), (size // 8,)))
+    if limit == "compute":
+        return simulator.predict(program_of(jnp.matmul, (PROBE_MATMUL, PROBE_MATMUL), (PROBE_MATMUL, PROBE_MATMUL)))
+    return simulator.predict(program_of(horner(1), (PROBE_STREAM_BYTES // 8,)))
 
 
 def _kernel(backend: Backend, case: Case) -> Kernel:
@@ -307,7 +281,7 @@ def _kernel(backend: Backend, case: Case) -> Kernel:
     return backend.compiled(case.function, *arguments)
 
 
-def _errors(rows: Sequence[CaseResult], bound: str, calibration_noise: float = 0.0) -> Criterion:
+def _errors(rows: Sequence[CaseResult], bound: Limit, calibration_noise: float = 0.0) -> Criterion:
     """Judge the median error of the cases that are bound alike, by a config whose own measurements had some noise."""
     name, limit = f"error of {bound}-bound cases", LIMITS[bound]
     chosen = [row for row in rows if row.bottleneck == bound]
@@ -326,24 +300,105 @@ def _errors(rows: Sequence[CaseResult], bound: str, calibration_noise: float = 0
 
 def _bottlenecks(cases: Sequence[Case], rows: Sequence[CaseResult]) -> Criterion:
     """Judge how often the bottleneck of a polynomial is named rightly, by what twice its arithmetic costs."""
-    found = {row.name: row for row in rows}
-    pairs = [(case, other) for case in cases for other in cases if _is_double(case, other)]
-    name = "bottleneck named rightly"
+    name, row_of = "bottleneck named rightly", {row.name: row for row in rows}
+    pairs = [
+        (row_of[case.name], row_of[other.name])
+        for case in cases
+        for other in cases
+        if case.degree > 0 and other.degree == 2 * case.degree and case.shapes == other.shapes
+    ]
     if not pairs:
         return Criterion(name, None, LEAST_RIGHT, "inconclusive", "there are no polynomials to tell by")
-    right = 0
-    for case, other in pairs:
-        elasticity = log2(found[other.name].measured_s / found[case.name].measured_s)
-        truth = "compute" if elasticity > _COMPUTE_ELASTICITY else "memory"
-        right += found[case.name].bottleneck == truth
-    share = right / len(pairs)
-    noise = statistics.median(found[case.name].noise for case, _ in pairs)
+    costs_more = [log2(double.measured_s / row.measured_s) > _COMPUTE_ELASTICITY for row, double in pairs]
+    right = sum((row.bottleneck == "compute") == more for (row, _), more in zip(pairs, costs_more, strict=True))
+    share, noise = right / len(pairs), statistics.median(row.noise for row, _ in pairs)
     said = f"{right} of {len(pairs)}, more than {LEAST_RIGHT:.0%} asked, noise {noise:.1%}"
     if share <= LEAST_RIGHT and noise > MOST_NOISE:
         return Criterion(name, share, LEAST_RIGHT, "inconclusive", f"{said}: the machine was too busy to tell")
     return Criterion(name, share, LEAST_RIGHT, "pass" if share > LEAST_RIGHT else "fail", said)
 
 
-def _is_double(case: Case, other: Case) -> bool:
-    """Whether a polynomial has twice the arithmetic of another on the same bytes."""
-    return case.degree > 0 and other.degree == 2 * case.degree and case.shapes == other.shapes
+def resnet50(batch: int = 1, size: int = 224) -> Case:
+    """Return a network like ResNet-50 (He et al. 2016): 4.1e9 multiplications for an image of 224 x 224."""
+    weights: dict[str, Any] = {"stem": (7, 7, 3, 64), "blocks": [], "head": (512 * _EXPANSION, 1000)}
+    channels = 64
+    for width, num_blocks in _STAGES:
+        for block in range(num_blocks):
+            shapes = {"a": (1, 1, channels, width), "b": (3, 3, width, width), "c": (1, 1, width, width * _EXPANSION)}
+            if block == 0:
+                shapes["skip"] = (1, 1, channels, width * _EXPANSION)
+            weights["blocks"].append(shapes)
+            channels = width * _EXPANSION
+    return Case("resnet50", _resnet, (weights, (batch, size, size, 3)))
+
+
+def _resnet(weights: Any, x: Any) -> Any:
+    """Compute the network."""
+    import jax.numpy as jnp  # noqa: PLC0415 - JAX is heavy
+    from jax import lax  # noqa: PLC0415
+
+    x = jnp.maximum(_convolved(x, weights["stem"], 2), 0)
+    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    for place, block in enumerate(weights["blocks"]):
+        stride = 2 if "skip" in block and place else 1
+        y = jnp.maximum(_convolved(x, block["a"], 1), 0)
+        y = jnp.maximum(_convolved(y, block["b"], stride), 0)
+        y = _convolved(y, block["c"], 1)
+        x = jnp.maximum(y + (_convolved(x, block["skip"], stride) if "skip" in block else x), 0)
+    return x.mean((1, 2)) @ weights["head"]
+
+
+def _convolved(x: Any, kernel: Any, stride: int) -> Any:
+    """Return a convolution, scaled and shifted as a frozen batch norm does."""
+    from jax import lax  # noqa: PLC0415
+
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=_NHWC) * 0.5 + 0.1
+
+
+def bert_base(batch: int = 1, length: int = 128) -> Case:
+    """Return a network like BERT-base (Devlin et al. 2019): twelve layers of width 768."""
+    return Case("bert_base", _transformer(is_causal=False), (_layers(30522), (batch, length)))
+
+
+def gpt2_small(batch: int = 1, length: int = 128) -> Case:
+    """Return a network like GPT-2 small (Radford et al. 2019): twelve layers of width 768, and a vocabulary."""
+    return Case("gpt2_small", _transformer(is_causal=True), (_layers(50257), (batch, length)))
+
+
+def _layers(vocabulary: int, width: int = 768, num_layers: int = 12) -> dict[str, Any]:
+    layer = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+    return {"words": (vocabulary, width), "layers": [dict(layer) for _ in range(num_layers)]}
+
+
+def _transformer(*, is_causal: bool, num_heads: int = 12) -> Callable[[Any, Any], Any]:
+    """Return a transformer of words; a causal one says which word comes next."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    def normed(x: Any) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+
+    def attention(layer: Any, x: Any) -> Any:
+        batch, length, width = x.shape
+        parts = (x @ layer["qkv"]).reshape(batch, length, 3, num_heads, width // num_heads)
+        query, key, value = (parts[:, :, place] for place in range(3))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.sqrt(width // num_heads)
+        if is_causal:
+            scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), value)
+        return mixed.reshape(batch, length, width) @ layer["out"]
+
+    def transformer(weights: Any, words: Any) -> Any:
+        x = weights["words"][words.astype(jnp.int32)]
+        for layer in weights["layers"]:
+            x = x + attention(layer, normed(x))
+            x = x + jax.nn.gelu(normed(x) @ layer["up"]) @ layer["down"]
+        return normed(x) @ weights["words"].T if is_causal else normed(x)
+
+    return transformer
+
+
+def all_networks() -> list[Case]:
+    """Return the three."""
+    return [resnet50(), bert_base(), gpt2_small()]

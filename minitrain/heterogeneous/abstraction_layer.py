@@ -39,9 +39,9 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from minitrain.devices.backends import find_backend
-from minitrain.devices.kinds import make_simulator
+from minitrain.devices.calibration import find_backend
 from minitrain.devices.operations import ELEMENT_BYTES, Operation, known_datatype
+from minitrain.devices.simulator import make_simulator
 from minitrain.errors import HardwareConfigError, MinitrainError, UsageError
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.heterogeneous.operations import (

@@ -35,7 +35,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.devices.measuring import Measured
+from minitrain.devices.calibration import Measured
 from minitrain.devices.operations import ELEMENT_BYTES, Operation
 from minitrain.devices.simulator import DeviceSimulator
 from minitrain.errors import HardwareConfigError, MinitrainError

@@ -32,11 +32,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.devices.backends import cpu_name, num_cpus
-from minitrain.devices.calibration import calibrate
-from minitrain.devices.kinds import make_simulator
+from minitrain.devices.calibration import calibrate, cpu_name, num_cpus
 from minitrain.devices.operations import ELEMENT_BYTES
-from minitrain.devices.simulator import DeviceSimulator
+from minitrain.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.errors import UsageError
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.clusters.cluster import Cluster

@@ -33,9 +33,8 @@ from functools import cache
 from heapq import heapify, heapreplace
 from typing import Any, final
 
-from minitrain.devices.kinds import make_simulator
 from minitrain.devices.operations import Operation
-from minitrain.devices.simulator import DeviceSimulator
+from minitrain.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, require_count
 from minitrain.hardware import SystemConfig
 from minitrain.heterogeneous.abstraction_layer import HardwareAbstractionLayer

@@ -7,21 +7,23 @@ May import: the rooms up to `run`. Open `platform` first, then `fair_sharing`.
 
 | module | what it does |
 |---|---|
-| `profile`, `devices`, `links`, `topologies`, `routes` | what a platform consists of, and the route between two ends |
-| `platform`, `tasks`, `model_params` | the platform, and the tasks that are submitted to it |
-| `scenario`, `logs` | a file of hardware and tasks, and what a platform did as event logs |
-| `transfers`, `collective_steps` | put transfers and collectives on the links |
-| `fair_sharing`, `timers` | the rate of each flow on shared links, and events at exact moments |
-| `replayed_runs`, `retimed_run` | finished runs on shared links: the call, and one run of it |
-| `rank_routes`, `cluster_links` | the links that a run's transfers take, and those of a hardware config |
+| `profile` | what a platform consists of, and the tasks that are submitted to it, as values or in files |
+| `links` | links, those of usual clusters and of a hardware config, and the route between two ends |
+| `fair_sharing` | the rate of each flow on shared links, transfers and collectives, events at exact moments |
+| `platform` | the platform, what it did as event logs, and files of tasks for it |
+| `replayed_runs` | finished runs on shared links |
 """
 
-from minitrain.platform.cluster_links import ClusterLinks
-from minitrain.platform.devices import VirtualComputeDevice, VirtualMemoryDevice
-from minitrain.platform.links import VirtualNetworkLink
+from minitrain.platform.links import ClusterLinks, VirtualNetworkLink
 from minitrain.platform.platform import VirtualHardwarePlatform
-from minitrain.platform.profile import HardwareResourceProfile
-from minitrain.platform.tasks import ComputeResult, ComputeTask, TransferResult
+from minitrain.platform.profile import (
+    ComputeResult,
+    ComputeTask,
+    HardwareResourceProfile,
+    TransferResult,
+    VirtualComputeDevice,
+    VirtualMemoryDevice,
+)
 
 __all__ = [
     "ClusterLinks",

@@ -128,7 +128,7 @@ def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:
 class Retiming:
     """The event-driven simulation of one run's dependencies.
 
-    A transfer lasts as long as its price says. `minitrain.platform.retimed_run` lets it take links instead.
+    A transfer lasts as long as its price says. `minitrain.platform.replayed_runs` lets it take links instead.
 
     Args:
         logs: the log of each rank.

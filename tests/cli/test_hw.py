@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
 from minitrain.devices import calibration, validation
-from minitrain.devices.backends import horner
+from minitrain.devices.calibration import horner
 from minitrain.hardware import shipped_configs
 
 

@@ -9,9 +9,23 @@ import pytest
 
 import minitrain as mt
 from minitrain.devices import Operation, make_simulator, matmul
-from minitrain.devices.backends import JaxBackend, Kernel, NumpyBackend, find_backend
-from minitrain.devices.calibration import _steadied, calibrate, config_of, noisiest, rungs
-from minitrain.devices.measuring import Measured, Notebook, calls_a_sample, relative_iqr, sample, sample_between
+from minitrain.devices.calibration import (
+    JaxBackend,
+    Kernel,
+    Measured,
+    Notebook,
+    NumpyBackend,
+    calibrate,
+    calls_a_sample,
+    config_of,
+    find_backend,
+    noisiest,
+    relative_iqr,
+    rungs,
+    sample,
+    sample_between,
+    steadied,
+)
 from minitrain.errors import UsageError
 from minitrain.hardware import load_config
 
@@ -78,10 +92,10 @@ def test_this_machine_can_be_calibrated(backend: str, tmp_path: Path) -> None:
 
 
 def test_a_moment_that_slows_everything_changes_no_rung() -> None:
-    notebook = Notebook(None, {})
+    notebook = Notebook()
     for name in ("matmul 64", "matmul 90"):
         notebook.note(name, [[1.0, 0.5], [1.0, 0.5], [3.0, 1.5]])
-    assert _steadied(rungs()[1], notebook).samples_s == (1.0, 1.0, 1.0)
+    assert steadied("matmul 64", notebook.values).samples_s == (1.0, 1.0, 1.0)
 
 
 def test_stopping_loses_nothing_measured(tmp_path: Path) -> None:
@@ -113,13 +127,6 @@ def test_notes_of_something_else_are_refused(tmp_path: Path, text: str, message:
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         Notebook(path, {"backend": "numpy"})
-
-
-def test_a_notebook_without_a_file_keeps_its_notes() -> None:
-    notebook = Notebook(None, {})
-    notebook.note("a", [1.0])
-    assert dict(notebook) == {"a": [1.0]}
-    assert len(notebook) == 1
 
 
 def test_short_kernels_are_called_until_a_sample_is_long_enough() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitrain.devices import KernelLaunch, MatmulShape, occupancy, wave_efficiency
-from minitrain.devices.occupancy import systolic_efficiency, vector_efficiency
+from minitrain.devices.operations import systolic_efficiency, vector_efficiency
 from minitrain.errors import UsageError
 from minitrain.hardware import load_config
 from minitrain.hardware.data_sheet import UnitLimits

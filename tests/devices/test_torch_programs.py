@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.devices.programs import as_program
+from minitrain.devices.simulator import as_program
 from minitrain.errors import UsageError
 
 torch = pytest.importorskip("torch")

@@ -10,10 +10,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.devices import DeviceSpec, matmul
-from minitrain.devices.backends import Kernel, horner
-from minitrain.devices.calibration import noise_of
+from minitrain.devices.calibration import Backend, Kernel, horner, noise_of
 from minitrain.devices.jax_programs import program_of
-from minitrain.devices.sample_networks import all_networks, bert_base, gpt2_small, resnet50
 from minitrain.devices.validation import (
     Case,
     CaseResult,
@@ -21,7 +19,11 @@ from minitrain.devices.validation import (
     ValidationReport,
     _bottlenecks,
     _errors,
+    all_networks,
+    bert_base,
     cases_of,
+    gpt2_small,
+    resnet50,
     validate,
 )
 from minitrain.errors import UsageError
@@ -30,15 +32,16 @@ ROW = CaseResult("x", "compute", 1.0, 1.1, 0.01, False, 0.1)
 TINY = [Case("small", jnp.matmul, ((32, 32), (32, 32))), Case("pass", horner(1), ((1024,),))]
 
 
-class Nothing:
+class Nothing(Backend):
     """A backend whose kernels do nothing."""
 
     name, device, is_cpu = "nothing", "none", True
 
-    def _kernel(self, *given: Any) -> Kernel:
-        return lambda: None
+    def ones(self, *shape: int) -> float:
+        return 1.0
 
-    matmul = stream = polynomial = nothing = compiled = _kernel
+    def compiled(self, function: Any, *arguments: Any) -> Kernel:
+        return lambda: None
 
 
 def test_all_rounds_sample_every_case_in_turn() -> None:
@@ -147,9 +150,10 @@ def test_phases_are_synthetic_and_networks() -> None:
 def test_networks_do_the_work_of_those_that_they_are_like(network: Any, gflop: float, parameters: float) -> None:
     import jax
 
-    program = program_of(network.function, network.weights, network.inputs)
+    weights, inputs = network.shapes
+    program = program_of(network.function, weights, inputs)
     assert program.flops / 1e9 == pytest.approx(gflop, rel=0.06)
-    sizes = jax.tree.leaves(network.weights, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    sizes = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, tuple))
     assert sum(int(jnp.prod(jnp.array(size))) for size in sizes) == pytest.approx(parameters, rel=0.04)
     assert len(all_networks()) == 3
 

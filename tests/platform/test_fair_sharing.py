@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from minitrain.platform.fair_sharing import FairSharing, Flow
+from minitrain.platform.fair_sharing import FairSharing, Flow, Timer, at
 from minitrain.platform.links import Lane
-from minitrain.platform.timers import Timer, at
 
 START_LATER = 2e-4
 LATENCY = 2e-5

@@ -10,7 +10,7 @@ import pytest
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.platform import HardwareResourceProfile, VirtualHardwarePlatform
-from minitrain.platform.transfers import LevelOfDetail
+from minitrain.platform.platform import LevelOfDetail
 
 GPU = {
     "device_id": "gpu0",

@@ -13,7 +13,7 @@ from minitrain.errors import UsageError
 from minitrain.hardware.config import load_config
 from minitrain.lib import Model
 from minitrain.platform import VirtualHardwarePlatform
-from minitrain.platform.cluster_links import ClusterLinks
+from minitrain.platform.links import ClusterLinks
 from minitrain.run.result import Run
 from minitrain.trace.link_panel import LaneUse, means
 

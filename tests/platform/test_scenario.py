@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from minitrain.cli import app
 from minitrain.errors import MinitrainError
-from minitrain.platform.scenario import Scenario
+from minitrain.platform.platform import Scenario
 
 TWO_JOBS = """
 hardware: specified_h100_80g_nvl8

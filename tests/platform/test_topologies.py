@@ -10,10 +10,8 @@ import pytest
 from minitrain.errors import UsageError
 from minitrain.hardware.config import load_config
 from minitrain.platform import HardwareResourceProfile, VirtualHardwarePlatform
-from minitrain.platform.cluster_links import ClusterLinks
-from minitrain.platform.collective_steps import closed_form, op_of, steps_of
-from minitrain.platform.routes import Routes
-from minitrain.platform.topologies import nodes, star, torus, tree
+from minitrain.platform.fair_sharing import message_s, op_of, shape_of, steps_of
+from minitrain.platform.links import ClusterLinks, Routes, nodes, star, torus, tree
 
 GBPS = 8e9
 SIZE = 1e9
@@ -110,7 +108,8 @@ def test_operations_have_many_spellings(op: str) -> None:
 def test_steps_move_what_the_closed_form_counts(op: str, num_ranks: int) -> None:
     steps = list(steps_of(op, num_ranks, 1e6))
     busiest = sum(max(size for _, _, size in step) for step in steps)
-    assert closed_form(op, num_ranks, 1e6, 1e9, 1e-5) == pytest.approx(busiest / 1e9 + len(steps) * 1e-5)
+    num_steps, chunk = shape_of(op, num_ranks, 1e6)
+    assert num_steps * message_s(chunk, 1e9, 1e-5) == pytest.approx(busiest / 1e9 + len(steps) * 1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
