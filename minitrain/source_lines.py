@@ -1,12 +1,17 @@
-"""Where in a strategy something happens: the source line that an error names."""
+"""Where in a strategy something happens: the source line that an error names.
+
+This is the only file that looks at frames.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import dataclasses
+import inspect
 import os
-import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -54,29 +59,43 @@ def count_as_strategy(filename: str) -> None:
 
 def place_of(coroutine: Any) -> str:
     """Return the innermost line of a strategy in a suspended coroutine, as "file.py:12"."""
-    frames = []
-    while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
-        frames.append(coroutine.cr_frame)
-        coroutine = coroutine.cr_await
+    frames = [found.cr_frame for found in _awaited(coroutine) if getattr(found, "cr_frame", None) is not None]
     for frame in reversed(frames):
         if OWNERS[frame.f_code.co_filename] == STRATEGY:
             return line_of(frame)
     return UNKNOWN_PLACE
 
 
+def waits_in(coroutine: Any) -> str:
+    """Return in which of asyncio's own coroutines ("Event.wait") a suspended coroutine waits, or "a future"."""
+    if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) != inspect.CORO_SUSPENDED:
+        return "running"
+    innermost: Any = [found for found in _awaited(coroutine) if inspect.iscoroutine(found)][-1:]
+    in_asyncio = innermost and OWNERS[innermost[0].cr_code.co_filename] == LOOP
+    return innermost[0].__qualname__ if in_asyncio else "a future"
+
+
+def _awaited(coroutine: Any) -> Iterator[Any]:
+    """Yield a coroutine, what it awaits, what that awaits, and so on, as far as Python tells."""
+    while coroutine is not None:
+        yield coroutine
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+
+
 def present_place() -> str:
     """Return the line of the running strategy that called into the engine, as "file.py:12"."""
-    frame = strategy_frame(sys._getframe(1))
+    frame = strategy_frame(inspect.currentframe())
     return "unknown line" if frame is None else line_of(frame)
 
 
 def strategy_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame, from the given one outwards, that runs a strategy; None if there is none."""
-    while frame is not None:
-        owner = OWNERS[frame.f_code.co_filename]
+    for found, _ in traceback.walk_stack(frame):
+        owner = OWNERS[found.f_code.co_filename]
         if owner == STRATEGY:
-            return frame
-        frame = None if owner == LOOP else frame.f_back
+            return found
+        if owner == LOOP:
+            break
     return None
 
 

@@ -39,10 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_what_a_module_makes_is_collected() -> None:
-    """Keep what was there before out of the cycle collector, and out of the search for gathers that were lost.
-
-    Both look at every object that is not frozen. The libraries and the tests themselves are hundreds of thousands.
-    """
+    """Keep what was there before out of the cycle collector: hundreds of thousands of objects of libraries."""
     gc.collect()
     gc.freeze()
 
@@ -50,9 +47,10 @@ def _only_what_a_module_makes_is_collected() -> None:
 @pytest.fixture(autouse=True)
 def _only_threads_that_a_test_starts_count() -> Iterator[None]:
     """Hide the threads of libraries, and of pytest: any thread might wake a loop that would wait for ever else."""
-    others = set(threading.enumerate()) - {threading.current_thread()}
+    every = threading.enumerate
+    others = set(every()) - {threading.current_thread()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading, "active_count", lambda: len(set(threading.enumerate()) - others))
+        patch.setattr(threading, "enumerate", lambda: [thread for thread in every() if thread not in others])
         yield
 
 

@@ -20,7 +20,13 @@ from minitrain.source_lines import ENGINE, OWNERS, present_place
 
 
 class DivergesError(StrategyError):
-    """Ranks that should do the same would do different things."""
+    """Ranks that should do the same would do different things.
+
+    Attributes:
+        is_handled: that the error need not be logged where a sub-task's is lost: the attempt has noted it.
+    """
+
+    is_handled = True
 
 
 def in_engine(depth: int = 2) -> bool:

@@ -8,7 +8,6 @@ it has to wait. That is half the time of an attempt that fails. Several runs (th
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Hashable
 
 from minitrain.folding.attempt import FoldAttempt
@@ -16,7 +15,7 @@ from minitrain.folding.model import FoldedModel, model_of_class
 from minitrain.run.out_of_memory import watching_memory
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.rank_tasks import end_all
-from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
+from minitrain.transport.task_ownership import collecting_unretrieved_errors, task_of_rank
 
 
 class DivergenceHistory:
@@ -78,14 +77,11 @@ async def find_early_divergence(prepared: PreparedRun, attempt: FoldAttempt) -> 
         attempt.mesh_axes, attempt.kept, attempt.apart, may_change_axes=may_change, split=attempt.split
     )
     dist = prepared.transport()
-    loop = asyncio.get_running_loop()
-    context = contextvars.copy_context()
-    context.run(dist.detector.claim_running_task, 0)
-    task = loop.create_task(_run(prepared, model_of_class(prepared, dry_run, 0, dist)), context=context)
-    with collecting_unretrieved_errors(dist, [task]):
+    with collecting_unretrieved_errors(dist):
+        task = task_of_rank(dist, 0, _run(prepared, model_of_class(prepared, dry_run, 0, dist)))
         await asyncio.sleep(0)  # the first step of the task, and of none that it begins
         dist.detector.run_is_over = True  # no other rank will come
-        unfinished = dist.detector.unfinished_tasks(loop)
+        unfinished = dist.detector.unfinished_tasks()
         await end_all(dist.detector, {task, *unfinished})
     return dry_run if dry_run.diverged is not None and not unfinished else None
 

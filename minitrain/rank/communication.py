@@ -8,6 +8,7 @@ clock of the rank to its end.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Hashable, Iterable
+from inspect import getcoroutinelocals
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -246,8 +247,8 @@ class Communication(HostMemory):
 
     def _require_operation(self, operation: Any) -> None:
         """Require a coroutine that one of this model's communications has just returned."""
-        fresh = isinstance(operation, CoroutineType) and operation.cr_frame is not None and operation.cr_await is None
-        if fresh and operation.cr_code in _OPERATIONS and operation.cr_frame.f_locals.get("self") is self:
+        fresh = isinstance(operation, CoroutineType) and operation.cr_await is None
+        if fresh and operation.__qualname__ in _OPERATIONS and getcoroutinelocals(operation).get("self") is self:
             return
         if isinstance(operation, CoroutineType):
             operation.close()
@@ -267,8 +268,6 @@ class Communication(HostMemory):
 
     def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
         """Log an operation that may still have to wait, and return its row, to be completed when it is settled."""
-        if not self._entered:
-            self._enter()
         rows, time = self._rows, self.time
         row = len(rows)
         note = None if tag is None else Note(tag)
@@ -341,7 +340,7 @@ class Communication(HostMemory):
 
 
 _OPERATIONS = frozenset(
-    method.__code__
+    method.__qualname__
     for method in (
         Communication.all_reduce,
         Communication.reduce_scatter,

@@ -85,8 +85,6 @@ class Computation(RankState):
             and 0 <= shard < num_shards <= self._max_shards
         ):
             laws.load(self, layer, shard, num_shards)
-        if not self._entered:
-            self._enter()
         found = self._remembered.loads.get(num_shards)
         if found is None:
             return general_case.load(self, layer, shard, num_shards)

@@ -98,7 +98,6 @@ class ExpertComputation(RankState):
         price = self._runtime_predictor.load(1, num_shards, layer, piece)  # type: ignore[arg-type]  # as workloads take it
         self._account.size(weight)
         self._account.size(state)
-        self._enter_once()
         self._record("load_weights", layer, price, frozenset())
         return weight, state
 

@@ -49,7 +49,6 @@ def load_part(
     """Load one shard of a part of a layer's weight, and make its optimizer state."""
     price = model._runtime_predictor.load(1, num_shards, layer, num_parts)
     fields = layer, model._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
-    model._enter_once()
     model._record("load_weights", layer, price, frozenset())
     return _sized(model, WeightPart(*fields)), _sized(model, OptStatePart(*fields))
 

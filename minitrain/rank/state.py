@@ -75,7 +75,6 @@ class RankState:
         "__dict__",
         "_account",
         "_dist",
-        "_entered",
         "_global_batch_size",
         "_in_flight",
         "_is_uniform",
@@ -171,7 +170,6 @@ class RankState:
             enable_annotations()
         self._rows = self._log._rows
         self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
-        self._entered = False
         self.launching = False  # while an operation is submitted by `launch`
         self._in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
         self._remembered = remembered_of(self._runtime_predictor, self._transport.remembered)
@@ -210,16 +208,6 @@ class RankState:
         if self._account.journal is not None and units:
             place = len(self.log)
             self._account.journal += [(place, "activations", units), (place, "activations", -units)]
-
-    def _enter(self) -> None:
-        """Tell the transport that a task uses this model, once."""
-        self._entered = True
-        self._transport.start(self._rank)
-
-    def _enter_once(self) -> None:
-        """Tell the transport that a task uses this model, unless it knows."""
-        if not self._entered:
-            self._enter()
 
     def _final_of(self, weight: Weight) -> dict[int, Weight]:
         """Return where a final weight is kept: experts apart from the rest of their layer."""

@@ -11,9 +11,8 @@ the order of a run:
   gives it options of its own.
 - The parameters: `exclusions` says which exclude each other, `signatures` shows them to editors, and `faults` has the
   values for failing devices. `prepared_run` is a run that is ready to start.
-- The ranks: `rank_tasks` runs them in one of the `event_loops`. `progress` says how far they are, and
-  `unretrieved_errors` collects errors of their sub-tasks. `out_of_memory`, `log_interning` and `garbage_collection` add
-  one thing each.
+- The ranks: `rank_tasks` runs them in one of the `event_loops`. `progress` says how far they are. `out_of_memory`,
+  `log_interning` and `garbage_collection` add one thing each.
 - The result: `contention` may time the run again. `ranks_alike`, `memory_reports`, `device_memory`, `energy_figures`
   (from `energy`), `device_kind_figures` (from `device_kinds`), `transformer_figures` (with `trained_model`) and
   `data_frames` have figures of it. `comparison` holds several runs.

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from minitrain.transport.event_loop import RankLoop
+
 T = TypeVar("T")
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -21,7 +23,7 @@ def run_to_end(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFa
 
     Args:
         start: makes the coroutine.
-        loop_factory: makes the event loop; asyncio's own by default.
+        loop_factory: makes the event loop, `RankLoop` by default.
     """
     try:
         asyncio.get_running_loop()
@@ -47,7 +49,7 @@ def _run_here(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFac
         running.append(task)
         outcome.append(await start())
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=loop_factory or RankLoop) as runner:
         try:
             runner.run(main())
             return outcome[0]
@@ -74,6 +76,7 @@ def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: Lo
     outcome: list[T] = []
     errors: list[BaseException] = []
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+    waiting = threading.current_thread()
 
     async def main() -> T:
         task = asyncio.current_task()
@@ -83,7 +86,7 @@ def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: Lo
 
     def target() -> None:
         try:
-            with asyncio.Runner(loop_factory=loop_factory) as runner:
+            with asyncio.Runner(loop_factory=loop_factory or (lambda: RankLoop(waiting))) as runner:
                 outcome.append(runner.run(main()))
         except BaseException as error:  # raised again in the thread that waits
             errors.append(error)

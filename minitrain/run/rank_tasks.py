@@ -13,9 +13,14 @@ from minitrain.hardware.price import PENDING
 from minitrain.rank.model import Model
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.progress import RunProgress
-from minitrain.run.unretrieved_errors import collecting_unretrieved_errors
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.dist import Dist
+from minitrain.transport.task_ownership import (
+    RankTask,
+    collecting_unretrieved_errors,
+    end_ownership,
+    task_of_rank,
+)
 
 INTERRUPTED_S = 2.0
 """Real time that clean-ups may take after Ctrl-C, s."""
@@ -31,16 +36,16 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model], ranks_a_mode
         models: those of the ranks.
         ranks_a_model: how many ranks each of them stands for.
     """
-    dist, loop = models[0].dist, asyncio.get_running_loop()
+    dist = models[0].dist
     ranks = _RankTasks(prepared, len(models))
     dist.detector.on_deadlock = ranks.end
     dist.detector.progress = _Progress(models)
-    tasks = [asyncio.ensure_future(ranks.run(model)) for model in models]
-    dist.detector.watch_run()
-    if prepared.watch is not None:
-        prepared.watch(RunProgress(models, ranks_a_model))
     patience_s: float | None = None
-    with collecting_unretrieved_errors(dist, tasks) as unretrieved:
+    with collecting_unretrieved_errors(dist) as unretrieved:
+        tasks = [task_of_rank(dist, model._rank, ranks.run(model)) for model in models]
+        dist.detector.watch_run()
+        if prepared.watch is not None:
+            prepared.watch(RunProgress(models, ranks_a_model))
         try:
             await ranks.ended
         except asyncio.CancelledError:  # from outside: Ctrl-C, or a caller's time limit
@@ -49,7 +54,7 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model], ranks_a_mode
         finally:
             ranks.is_ending = True
             found = dist.error
-            left = {*tasks, *ranks.left_over, *dist.detector.unfinished_tasks(loop)}
+            left = {*tasks, *ranks.left_over, *dist.detector.unfinished_tasks()}
             await end_all(dist.detector, left, patience_s)
             dist.detector.progress = None  # it would keep the models alive
     if ranks.failures and found is None:  # what the transport found comes before what followed from it
@@ -79,19 +84,19 @@ async def end_all(detector: DeadlockDetector, tasks: set[asyncio.Task[Any]], pat
     detector.run_is_over = False  # a rank that meets others in its clean-up may wait for ever
     try:
         if patience_s is not None and detector.num_reports:
-            detector.report(asyncio.get_running_loop(), "interrupted while still waiting")
+            detector.report("interrupted while still waiting")
         for _ in range(_MOST_CANCELLATIONS if patience_s is None else 1):
             pending = pending and await _cancelled(detector, pending, patience_s)
     except asyncio.CancelledError:
         if detector.num_reports:
-            detector.report(asyncio.get_running_loop(), "interrupted while tasks of the run do not end")
+            detector.report("interrupted while tasks of the run do not end")
         raise
     finally:
         _abandon(pending)
         detector.on_deadlock = None
         detector.run_is_over = True
     for task in tasks:
-        if task.done() and not task.cancelled():
+        if task.done() and task not in pending and not task.cancelled():
             task.exception()
 
 
@@ -112,9 +117,8 @@ async def _cancelled(
 def _abandon(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Give tasks up that do not end: the event loop waits for them no longer when it closes, and does not log them."""
     for task in tasks:
-        if not task.done():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own, as its gather does
-            asyncio._unregister_task(task)  # as asyncio documents for whoever extends it
+        if isinstance(task, RankTask) and not task.done():
+            task.is_given_up = True
 
 
 class _Progress:
@@ -162,7 +166,6 @@ class _RankTasks:
     async def run(self, model: Model) -> None:
         """Run the strategy on one rank, which must return its model."""
         detector = model._dist.detector
-        detector.claim_running_task(model._rank)
         try:
             result = await self.prepared.function(model, **self.prepared.options)
             self._require_model(model, result)
@@ -177,6 +180,8 @@ class _RankTasks:
             if not self.num_running:
                 detector.run_is_over = True
                 self.end([])
+        finally:
+            end_ownership()
 
     def end(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
         """End the run: all have returned, one has failed, or nobody can go on."""
@@ -190,7 +195,7 @@ class _RankTasks:
             self.failures.append((model.rank, error))
         model.dist.detector.run_is_over = True
         if not self.ended.done():  # once: all ranks may fail together, and looking for tasks takes long with many
-            self.end(model.dist.detector.unfinished_tasks(self.ended.get_loop()))
+            self.end(model.dist.detector.unfinished_tasks())
 
     def _require_model(self, model: Model, result: Any) -> None:
         """Require that a rank returned its model."""

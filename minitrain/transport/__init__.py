@@ -6,6 +6,7 @@ Open `protocol` first: the interface that a model uses, with `calls` (one rank's
 `communicator` of their group and messages in one of the `channels`. `collectives`, where a new one begins, says what
 members must bring and computes their results. `barrier` is the specified barrier.
 
-Tasks wait on futures (`waiting`) and belong to a run (`task_ownership`). `deadlocks` reports when no rank can go on, by
-the `wait_for_graph` of the tasks, and says where each of them waits (`waiting_places`).
+Tasks wait on futures (`waiting`) and belong to a run (`task_ownership`), which is also given the errors that nobody
+retrieved. `deadlocks` reports when no rank can go on, as the `event_loop` tells it, and says where each of them waits
+(`waiting_places`).
 """

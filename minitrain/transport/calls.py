@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from asyncio import AbstractEventLoop, Future, get_running_loop
+from asyncio import get_running_loop
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -112,19 +112,10 @@ class Call(ABC):
         """Whether nobody wants the outcome any more: tasks have awaited the call, and all of them were cancelled."""
         return self.waiters is not None and not self.is_awaited
 
-    def add_waiter(self, loop: AbstractEventLoop | None) -> Waiter:
-        """Return a future on which the running task is to wait for the call: `yield` it at once.
-
-        Args:
-            loop: the running loop, given by a caller that knows it; asking asyncio takes a tenth of a wait.
-        """
-        waiter: Waiter = Future(loop=loop)
-        waiter._asyncio_future_blocking = True  # asyncio's sign that the task may wait for it
-        if self.waiters is None:
-            self.waiters = waiter
-        else:
-            self.waiters = [*self.live_waiters(), waiter]
-        return waiter
+    def add_waiter(self, waiter: Waiter) -> Waiter:
+        """Let one more task wait for the call, and return what it must yield at once."""
+        self.waiters = waiter if self.waiters is None else [*self.live_waiters(), waiter]
+        return waiter.offer()
 
 
 class RawCall(Call):
@@ -174,7 +165,7 @@ class RawCall(Call):
 
     def __await__(self) -> Generator[Any, None, tuple[Any, float]]:
         if not self.settled:
-            yield self.add_waiter(get_running_loop())
+            yield self.add_waiter(Waiter(loop=get_running_loop()))
         if self.error is not None:
             raise self.error.with_traceback(None)
         return self.outcome, self.start

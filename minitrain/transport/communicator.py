@@ -6,7 +6,6 @@ k-th of every other member, and starts at the latest of their clocks.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import ref
@@ -19,7 +18,7 @@ from minitrain.transport.calls import Call
 from minitrain.transport.collectives import describe, mismatch, perform
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.waiting import wake_soon
-from minitrain.transport.waiting_places import Waits
+from minitrain.transport.waiting_places import place_of_call
 
 
 class Host(Protocol):
@@ -192,5 +191,4 @@ def _with_detail(call: Call) -> str:
 
 def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:
     """Return the source line of each member's call. The last member called just now; no task awaits launched calls."""
-    waits = Waits(asyncio.all_tasks())
-    return [present_place() if call is last_call else waits.place_of_call(call) or "launched before" for call in calls]
+    return [present_place() if call is last_call else place_of_call(call) or "launched before" for call in calls]

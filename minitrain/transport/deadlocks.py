@@ -1,34 +1,35 @@
-"""Finding deadlocks, exactly and at once: no task that waits could ever be woken.
+"""Finding deadlocks, without a false alarm: no task that waits could ever be woken.
 
-While any call waits, one callback in each iteration of the event loop checks whether an operation happened since the
-last check. If none did, it looks at the tasks of the run. A task can proceed by itself if it is runnable, or if it
-awaits something of its own (a sleep, a lock, an executor). A task that awaits the transport or other tasks of the run
-cannot (see `minitrain.transport.wait_for_graph`). If no task of the run can proceed and no timer of the run is set,
-every unfinished rank waits for another one for ever.
+In a `RankLoop`, which `simulate` runs, that is exact and at once: the loop tells when nothing can happen in it. What
+tasks wait for makes no difference, an operation of another rank or something of their own. One case is uncertain. Where
+threads live that were there before the run, each unfinished rank must wait for an operation, since a thread may have
+been handed whatever else a strategy waits for.
 
-A task that awaits something of its own is still known to wait for ever if the whole loop is idle for ever: nothing to
-run, no timer, no file but its own pipe, and no other thread. Where neither is certain (a far timer, a task that polls),
-the detector says on stderr who waits where, once some seconds of real time have passed without progress. No result and
-no logical time depends on that clock.
+Other loops do not tell what they have left to do. There, a run is known to wait for ever if every context in which a
+task, a timer or a callback of it could act is that of a task that waits for an operation (see `_is_all_waiting`).
+Whoever waits for a task of its own, a gather for one, might as well wait for a timer.
 
-The tasks of a run are known by their context (see `minitrain.transport.task_ownership`). Without `simulate` (plain
-`asyncio.gather` over ranks) every task of the loop counts, so that no deadlock is ever reported where there is none.
+What is not certain (a far timer, a task that polls, another loop, ranks driven by a plain `asyncio.gather`) is told:
+who waits where appears on stderr, once some seconds of real time have passed without progress. No result and no
+logical time depends on that clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from typing import Any, Protocol
-from weakref import ref
+from typing import Protocol
+from weakref import WeakSet, ref
 
 from minitrain.errors import DeadlockError
 from minitrain.transport.calls import Call
-from minitrain.transport.task_ownership import claim_running_task, context_of, owner_in
-from minitrain.transport.wait_for_graph import WaitForGraph, nothing_can_happen, timer_contexts
-from minitrain.transport.waiting_places import MOST_LINES, Waits, shortened
+from minitrain.transport.event_loop import RankLoop
+from minitrain.transport.task_ownership import Owner, RankTask, renew_owner
+from minitrain.transport.waiting import Waiter
+from minitrain.transport.waiting_places import MOST_LINES, lines_of_calls, other_places, shortened
 
 OPERATIONS_BETWEEN_HOUSEKEEPING = 2**20
 FIRST_REPORT_S = 3.0
@@ -59,11 +60,13 @@ class DeadlockDetector:
 
     Attributes:
         num_operations: number of operations begun so far.
-        claimed_ranks: ranks whose tasks are known by their context: in `simulate` all, or the lowest of each folded
-            class; without `simulate` none.
-        started_ranks: ranks whose model was used.
+        claimed_ranks: ranks whose tasks are known: in `simulate` all, or the lowest of each folded class; without
+            `simulate` none.
         finished_ranks: ranks whose strategy has returned.
-        is_active: whether a check is scheduled.
+        tasks: those of the run that somebody still has.
+        owners: what says in whose name a context of the run acts, for each of them.
+        waiters: what the task of a rank waits on for operations, in the present loop.
+        is_active: whether it looks.
         loop: the event loop in which the calls wait; None before anybody waited.
         run_is_over: whether the run has ended already, well or not.
         watches_run: whether to look even while no call waits, as all ranks may wait for something else.
@@ -78,6 +81,7 @@ class DeadlockDetector:
         "_last_num_operations",
         "_last_progress",
         "_next_look_s",
+        "_old_threads",
         "_pause_s",
         "_transport",
         "_waiting_since",
@@ -89,9 +93,11 @@ class DeadlockDetector:
         "num_operations",
         "num_reports",
         "on_deadlock",
+        "owners",
         "progress",
         "run_is_over",
-        "started_ranks",
+        "tasks",
+        "waiters",
         "watches_run",
     )
 
@@ -99,10 +105,12 @@ class DeadlockDetector:
         self._transport = ref(transport)  # weak: a reference cycle would live until Python's cycle collector runs
         self.num_operations = 0
         self.claimed_ranks: set[int] = set()
-        self.started_ranks: set[int] = set()
         self.finished_ranks: set[int] = set()
+        self.tasks: WeakSet[RankTask] = WeakSet()
+        self.owners: WeakSet[Owner] = WeakSet()
+        self.waiters: dict[int, Waiter] = {}
         self.run_is_over = False
-        self.on_deadlock: Callable[[list[asyncio.Task[Any]]], None] | None = None
+        self.on_deadlock: Callable[[list[RankTask]], None] | None = None
         self.housekeeping: Callable[[], None] | None = None
         self.watches_run = False
         self.progress: Callable[[], object] | None = None
@@ -112,6 +120,7 @@ class DeadlockDetector:
         self._last_num_operations = self._last_housekeeping = 0
         self.is_active = False
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._old_threads: set[threading.Thread] = set()
         self._pause_s = 0.0
 
     @property
@@ -121,79 +130,105 @@ class DeadlockDetector:
         assert transport is not None  # the tasks that wait keep it alive
         return transport
 
-    def claim_running_task(self, rank: int) -> None:
-        """Count the running task of a rank, and all that it starts from now on, as part of this run."""
-        self.claimed_ranks.add(rank)
-        claim_running_task(self.transport, rank)
-
     def watch_run(self) -> None:
         """Look from now on until the run is over, also while no call waits."""
         self.watches_run = True
         self.activate()
 
     def activate(self) -> None:
-        """Check for deadlocks from now on, as a call waits; a check of an earlier loop may never have come."""
+        """Look for deadlocks from now on, as a call waits; what an earlier loop was asked may never have come."""
         if self.is_active and self.loop is not None and self.loop.is_running():
             return  # looked at first: to find the running loop takes a system call
         self.is_active = True
-        self._pause_s = 0.0
-        self._last_num_operations = self.num_operations
-        self.loop = asyncio.get_running_loop()
-        self.loop.call_soon(self._check, self.loop)
-
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check whether anything happened since the last time; if nothing did, whether anything can."""
-        if self._last_num_operations != self.num_operations:
-            self._last_num_operations = self.num_operations
-            self._keep_house()
-            self._pause_s = 0.0
-            self._report_long_wait(loop)
-            loop.call_soon(self._check, loop)
-            return
-        transport = self._transport()
-        waiting = [] if transport is None else transport.unsettled_calls()
-        if transport is None or self.run_is_over or not (waiting or self.watches_run):
-            self.is_active = False
-        elif self._can_proceed(loop, waiting):
-            self._report_long_wait(loop)
-            self._pause_s = min(max(2 * self._pause_s, 1e-5), _LONGEST_PAUSE_S)
-            loop.call_later(self._pause_s, self._check, loop)
+        loop = asyncio.get_running_loop()
+        if loop is not self.loop:
+            self.loop = loop
+            self.waiters = {}
+        if isinstance(loop, RankLoop):
+            loop.watchers[self] = None
         else:
-            self.is_active = False
-            tasks = self.unfinished_tasks(loop)
-            self.transport.close(self._deadlock(waiting))
-            if self.on_deadlock is not None:
-                self.on_deadlock(tasks)
+            self._old_threads = set(threading.enumerate())
+            self._pause_s = 0.0
+            self._last_num_operations = self.num_operations
+            loop.call_soon(self._check, loop, context=Context())
 
-    def _keep_house(self) -> None:
-        """Do the housekeeping if enough operations have passed since the last time."""
+    def look(self, now_s: float) -> float | None:
+        """Keep house, and say who waits if no rank gets on; return when to look again, None for never."""
         if self.num_operations - self._last_housekeeping >= OPERATIONS_BETWEEN_HOUSEKEEPING and self.housekeeping:
             self._last_housekeeping = self.num_operations
             self.housekeeping()
+        if not self._unsettled():
+            return None
+        self._report_long_wait(now_s)
+        return self._next_look_s
 
-    def _can_proceed(self, loop: asyncio.AbstractEventLoop, waiting: Iterable[Call]) -> bool:
-        """Return whether a task or a timer of this run can do something by itself."""
-        if not self.claimed_ranks and len(self.started_ranks) < self.transport.world_size:
-            return True
-        waiters = {waiter for call in waiting for waiter in call.live_waiters()}
-        tasks = self.unfinished_tasks(loop)
-        if not (waiting or tasks):
-            return True  # the last task has just ended
-        if WaitForGraph(tasks, waiters).can_proceed:
-            return not nothing_can_happen(loop)
-        return any(self._may_belong(context) for context in timer_contexts(loop))
+    def rest(self, *, beside_old_threads: bool) -> bool:
+        """End the deadlock that there is if nothing can happen in the event loop any more."""
+        waiting = self._unsettled()
+        if waiting is None:
+            return False
+        if beside_old_threads:
+            unfinished = {task.rank for task in self.unfinished_tasks()}
+            ranks = unfinished if self.claimed_ranks else set(range(self.transport.world_size))
+            if not ranks <= {call.rank for call in waiting if call.is_awaited}:
+                return False
+        self._end(waiting)
+        return True
 
-    def unfinished_tasks(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+    def _unsettled(self) -> list[Call] | None:
+        """Return the calls without an outcome; None, and look no more, if there is nothing to watch."""
+        transport = self._transport()
+        waiting = [] if transport is None else transport.unsettled_calls()
+        if transport is not None and not self.run_is_over and (waiting or self.watches_run):
+            return waiting
+        self.is_active = False
+        if isinstance(self.loop, RankLoop):
+            self.loop.watchers.pop(self, None)
+        return None
+
+    def _end(self, waiting: Sequence[Call]) -> None:
+        """End a run that has come to a deadlock."""
+        tasks = self.unfinished_tasks()
+        self.transport.close(self._deadlock(waiting))
+        if self.on_deadlock is not None:
+            self.on_deadlock(tasks)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look in a loop that does not tell when nothing can happen: often while operations come, then rarely."""
+        self.look(loop.time())
+        waiting = self._unsettled()
+        if waiting is None:
+            return
+        if self._last_num_operations != self.num_operations:
+            self._last_num_operations = self.num_operations
+            self._pause_s = 0.0
+            loop.call_soon(self._check, loop, context=Context())
+        elif self._is_all_waiting(waiting):
+            self.is_active = False
+            self._end(waiting)
+        else:
+            self._pause_s = min(max(2 * self._pause_s, 1e-5), _LONGEST_PAUSE_S)
+            loop.call_later(self._pause_s, self._check, loop, context=Context())
+
+    def _is_all_waiting(self, waiting: Sequence[Call]) -> bool:
+        """Return whether all that could act in the run's name are tasks that wait for an operation.
+
+        A context refers to its owner, and so do all of its copies: those of sub-tasks, timers, callbacks and threads.
+        Whoever waits gets a new owner. If one of the others lives on, so does a context whose doings are unknown.
+        """
+        if not self.claimed_ranks or not self._old_threads.issuperset(threading.enumerate()):
+            return False
+        contexts = [waiter.step[1] for call in waiting for waiter in call.live_waiters() if waiter.step is not None]
+        for context in contexts:
+            renew_owner(context)
+        return len(self.owners) == len(contexts)
+
+    def unfinished_tasks(self) -> list[RankTask]:
         """Return the unfinished tasks of this run."""
-        return [task for task in asyncio.all_tasks(loop) if self._may_belong(context_of(task))]
+        return [task for task in list(self.tasks) if not task.done()]
 
-    def _may_belong(self, context: Context | None) -> bool:
-        """Return whether a context belongs to this run; True if that cannot be known."""
-        return not self.claimed_ranks or context is None or owner_in(context)[0] is self.transport
-
-    def _report_long_wait(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _report_long_wait(self, now: float) -> None:
         """Say who waits if no rank gets on for some seconds of real time, and then rarely."""
-        now = loop.time()
         if now < self._next_look_s:
             return
         progress = self.num_operations if self.progress is None else self.progress()
@@ -202,32 +237,28 @@ class DeadlockDetector:
             self._next_look_s = now + FIRST_REPORT_S
         else:
             waited_s = now - self._waiting_since
-            self.report(loop, f"still waiting: nothing has happened for {waited_s:.0f} s of real time")
+            self.report(f"still waiting: nothing has happened for {waited_s:.0f} s of real time")
             self._next_look_s = now + 9 * waited_s
 
-    def report(self, loop: asyncio.AbstractEventLoop, what: str) -> None:
+    def report(self, what: str) -> None:
         """Say on stderr who waits for what.
 
         Args:
-            loop: the event loop.
             what: the first line.
         """
         self.num_reports += 1
         waiting = self.transport.unsettled_calls()
-        waits = Waits(self.unfinished_tasks(loop))
-        others = [f"  rank {rank}: {text}" for rank, text in waits.of_others(waiting)]
-        lines = [f"minitrain: {what}", *shortened([*waits.of_calls(waiting), *others])]
+        others = [f"  rank {rank}: {text}" for rank, text in other_places(self.unfinished_tasks(), waiting)]
+        lines = [f"minitrain: {what}", *shortened([*lines_of_calls(waiting), *others])]
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     def _deadlock(self, waiting: Sequence[Call]) -> DeadlockError:
         """Return the error that says what every rank waits for."""
-        loop = asyncio.get_running_loop()
-        waits = Waits(asyncio.all_tasks(loop))
-        lines = waits.of_calls(waiting)
+        lines = lines_of_calls(waiting)
         ranks = tuple(sorted(call.rank for call in waiting if call.is_awaited))
         silent = (self.claimed_ranks or set(range(self.transport.world_size))) - set(ranks)
         finished = sorted(silent & self.finished_ranks if self.claimed_ranks else silent)
-        others = Waits(self.unfinished_tasks(loop)).of_others(waiting) if self.claimed_ranks else []
+        others = other_places(self.unfinished_tasks(), waiting)
         return DeadlockError(
             "deadlock: every unfinished rank waits for another one. Every receive needs a send, and all ranks of a "
             "group must start the same collectives in the same order\n"

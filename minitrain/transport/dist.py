@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from asyncio import Future
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -202,18 +201,16 @@ class Dist:
             self._refusals = Refusals()
         self._refusals.refuse(call)
 
-    def start(self, rank: int) -> None:
-        """Note that a task uses the model of a rank."""
-        self.detector.started_ranks.add(rank)
-
     def suspend(self, call: Call) -> Waiter:
         """Return what the running task must yield at once, to go on when the call is settled."""
+        waiters = self.detector.waiters
+        waiter = waiters.get(call.rank)
+        if waiter is None or waiter.step is not None or waiter.done():  # new, or another task of the rank waits on it
+            waiter = waiters[call.rank] = Waiter(loop=self.detector.loop)
         if call.waiters is not None:
-            return call.add_waiter(self.detector.loop)
-        waiter: Waiter = Future(loop=self.detector.loop)  # as `add_waiter` does, without a call: every wait comes here
-        waiter._asyncio_future_blocking = True
-        call.waiters = waiter
-        return waiter
+            return call.add_waiter(waiter)
+        call.waiters = waiter  # as `add_waiter` does, without a call: every wait comes here
+        return waiter.offer()
 
     wake = staticmethod(wake_soon)  # for calls which a model has settled
 

@@ -126,10 +126,6 @@ class Transport(Protocol):
         """Note a message that was delivered to a receive whose task was cancelled before it could go on."""
         ...
 
-    def start(self, rank: int) -> None:
-        """Note that a task uses the model of a rank."""
-        ...
-
     def suspend(self, call: Call) -> Waiter:
         """Return what the running task must yield at once, to go on when the call is settled."""
         ...

@@ -7,11 +7,55 @@ releases are resumed within one callback.
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import Future, get_running_loop
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from typing import Any
 
-Waiter = Future[None]
+
+class Waiter(Future[None]):
+    """A future on which one task waits, any number of times; nothing but a cancellation ever sets it.
+
+    A task that awaits a future asks it to call back. `Future.set_result` would have the event loop call, one callback a
+    task; `wake_all` calls at once, and with another future that is done.
+
+    Attributes:
+        step: what resumes the task, and the context to do it in, from when it is offered to a task on; None otherwise.
+    """
+
+    __slots__ = ("step",)
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(loop=loop)
+        self.step: tuple[Callable[[Future[None]], object], Context] | None = None
+
+    def add_done_callback(self, step: Any, /, *, context: Any = None) -> None:
+        """Keep what resumes the task, as the task asks when it begins to wait."""
+        self.step = step, context
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Resume the task with a cancellation; nobody waits here again."""
+        step, self.step = self.step, None
+        if step is None or not super().cancel(msg):
+            return False
+        self.get_loop().call_soon(step[0], self, context=step[1])
+        return True
+
+    def offer(self) -> Waiter:
+        """Return what a task must yield at once to wait, as a future's own `await` does."""
+        self.step = _OFFERED
+        next(iter(self))  # yields the future itself, once it has noted that a task is to wait
+        return self
+
+    @property
+    def task(self) -> asyncio.Task[Any] | None:
+        """The task that waits now."""
+        return None if self.step is None else getattr(self.step[0], "__self__", None)
+
+
+_OFFERED: tuple[Callable[[Future[None]], object], Context] = (lambda _: None, Context())  # not taken by a task (yet)
+
 Waiters = Waiter | list[Waiter] | None  # of nobody, of one task, or of several
 
 
@@ -23,15 +67,14 @@ class _NoLoop:
         return False
 
 
-_DONE: Waiter = Future(loop=_NoLoop())  # type: ignore[arg-type]
+_DONE: Future[None] = Future(loop=_NoLoop())  # type: ignore[arg-type]
 _DONE.set_result(None)
 
 
 def wake_all(waiters: Iterable[Waiters]) -> None:
     """Wake tasks one after the other, all of them even if one leaves the loop (Ctrl-C, SystemExit).
 
-    `Future.set_result` would schedule the next step of each task. Running that step here, in the task's own context and
-    with another future that is done, does the same at once. The future on which the task waited is left as it is.
+    The next step of each task runs here, in the task's own context.
     """
     rest = iter(waiters)
     try:
@@ -39,9 +82,10 @@ def wake_all(waiters: Iterable[Waiters]) -> None:
             if waiter.__class__ is list:
                 wake_all(waiter)  # several tasks await the same call
             elif waiter is not None:
-                steps: Any = waiter._callbacks  # type: ignore[union-attr]  # None after a task was cancelled
-                for step, context in steps or ():
-                    context.run(step, _DONE)
+                step = waiter.step  # type: ignore[union-attr]
+                if step is not None:  # the task was not cancelled meanwhile
+                    waiter.step = None  # type: ignore[union-attr]  # before it waits again
+                    step[1].run(step[0], _DONE)
     except BaseException:
         get_running_loop().call_soon(wake_all, rest)
         raise

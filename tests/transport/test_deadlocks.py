@@ -14,6 +14,7 @@ import minitrain as mt
 from minitrain.errors import DeadlockError
 from minitrain.lib import Dist, Model, Weight
 from minitrain.transport.deadlocks import DeadlockDetector
+from minitrain.transport.event_loop import RankLoop
 
 Loops = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
 
@@ -100,8 +101,12 @@ WAITS = [
 ]
 
 
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("uses_uvloop", [False, True])
+WITHOUT_SUB_TASKS = [alone, in_a_full_buffer, in_a_launched_receive, in_another_group]
+
+
+@pytest.mark.parametrize(
+    ("wait", "uses_uvloop"), [(wait, False) for wait in WAITS] + [(wait, True) for wait in WITHOUT_SUB_TASKS]
+)
 def test_ranks_that_wait_for_one_another_end_in_a_deadlock_error(wait: Any, uses_uvloop: bool) -> None:
     async def program(model: Model) -> Model:
         await wait(model)
@@ -111,6 +116,19 @@ def test_ranks_that_wait_for_one_another_end_in_a_deadlock_error(wait: Any, uses
     with pytest.raises(DeadlockError, match="every unfinished rank waits for another one") as caught:
         simulate(program, loop_factory=factory)
     assert set(caught.value.ranks) <= {0, 1}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ranks_in_a_running_loop_end_in_a_deadlock_error(wait: Any) -> None:
+    async def program(model: Model) -> Model:
+        await wait(model)
+        return model
+
+    async def main() -> None:
+        simulate(program)
+
+    with pytest.raises(DeadlockError, match="every unfinished rank waits for another one"):
+        asyncio.run(main())
 
 
 def test_the_error_names_operation_layer_peers_tag_clock_and_line() -> None:
@@ -150,12 +168,10 @@ def test_the_end_of_many_ranks_looks_for_tasks_as_often_as_that_of_few(monkeypat
     """Each look goes through the tasks of all ranks: one look a rank took minutes with 16,384 of them."""
     looks = 0
 
-    def counted(
-        detector: DeadlockDetector, loop: asyncio.AbstractEventLoop, tasks: Any = DeadlockDetector.unfinished_tasks
-    ) -> Any:
+    def counted(detector: DeadlockDetector, tasks: Any = DeadlockDetector.unfinished_tasks) -> Any:
         nonlocal looks
         looks += 1
-        return tasks(detector, loop)
+        return tasks(detector)
 
     async def program(model: Model) -> Model:
         if model.rank:
@@ -387,10 +403,11 @@ def test_an_error_of_the_transport_cannot_be_swallowed() -> None:
         simulate(program)
 
 
-def test_plain_gather_over_ranks_finds_deadlocks_too() -> None:
+@pytest.mark.parametrize("wait", [alone, in_a_task, in_a_gather, in_a_shielded_gather, in_a_launched_receive])
+def test_plain_gather_over_ranks_in_a_loop_of_this_kind_finds_deadlocks_too(wait: Any) -> None:
     async def main() -> None:
         dist = Dist(2)
-        await asyncio.gather(*(alone(Model(rank, dist)) for rank in range(2)))
+        await asyncio.gather(*(wait(Model(rank, dist)) for rank in range(2)))
 
-    with pytest.raises(DeadlockError, match="every unfinished rank waits"):
-        asyncio.run(main())
+    with asyncio.Runner(loop_factory=RankLoop) as runner, pytest.raises(DeadlockError, match="every unfinished rank"):
+        runner.run(main())

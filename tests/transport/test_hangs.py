@@ -8,6 +8,8 @@ import gc
 import os
 import re
 import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,18 +17,19 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import DeadlockError
-from minitrain.lib import Model
+from minitrain.lib import Dist, Model
 from minitrain.transport import deadlocks
 
 Program = Callable[[Model], Any]
 
 
-def simulate(program: Program, world_size: int = 2) -> mt.Run:
+def simulate(program: Program, world_size: int = 2, **parameters: Any) -> mt.Run:
     async def strategy(model: Model) -> Model:
         await program(model)
         return model
 
-    return mt.simulate(strategy, world_size=world_size, num_layers=2, global_batch_size=2, check=False)
+    sizes: Any = {"world_size": world_size, "num_layers": 2, "global_batch_size": 2, "check": False}
+    return mt.simulate(strategy, **sizes, **parameters)
 
 
 async def alone(model: Model) -> None:
@@ -274,8 +277,8 @@ def interrupted_at_a_report(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a report come soon, and Ctrl-C follow it, which shells have their background processes ignore."""
     report = deadlocks.DeadlockDetector.report
 
-    def report_and_interrupt(self: Any, loop: Any, what: str) -> None:
-        report(self, loop, what)
+    def report_and_interrupt(self: Any, what: str) -> None:
+        report(self, what)
         if self.num_reports == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -312,6 +315,108 @@ def test_long_waits_are_told_and_ctrl_c_ends_them(program: Program, handler: Any
         for rank in (0, 1):
             line = rf"  rank {rank} at 0 s: receive from rank {1 - rank} \(test_hangs\.py:\d+\)\n"
             assert re.search(line, listing), told
+
+
+async def in_a_gather(model: Model) -> None:
+    await asyncio.gather(alone(model), alone(model))
+
+
+async def in_a_task_group(model: Model) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(alone(model))
+
+
+def in_plain_gather(program: Program) -> None:
+    async def main() -> None:
+        dist = Dist(2)
+        await asyncio.gather(*(program(Model(rank, dist)) for rank in range(2)))
+
+    asyncio.run(main())
+
+
+def on_uvloop(program: Program) -> None:
+    simulate(program, loop_factory=pytest.importorskip("uvloop").new_event_loop)
+
+
+@pytest.mark.usefixtures("interrupted_at_a_report")
+@pytest.mark.parametrize("drive", [in_plain_gather, on_uvloop])
+@pytest.mark.parametrize("program", [in_a_gather, in_a_task_group, with_a_far_timer])
+def test_loops_of_others_are_told_who_waits_for_what(drive: Any, program: Program, capsys: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        drive(program)
+    told = capsys.readouterr().err
+    for rank in (0, 1):
+        assert re.search(rf"  rank {rank} at 0 s: receive from rank {1 - rank} \(test_hangs\.py:\d+\)\n", told), told
+
+
+async def sends(model: Model, after_s: float = 0) -> None:
+    await asyncio.sleep(after_s)
+    await model.send(1 - model.rank, model.load_weights(0)[0])
+
+
+async def by_a_timer(model: Model, tasks: list[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.02, lambda: tasks.append(loop.create_task(sends(model))))
+
+
+async def by_a_task(model: Model, tasks: list[Any]) -> None:
+    tasks.append(asyncio.create_task(sends(model, 0.02)))
+
+
+async def by_a_thread(model: Model, tasks: list[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    threading.Timer(0.02, lambda: tasks.append(asyncio.run_coroutine_threadsafe(sends(model), loop))).start()
+
+
+async def by_itself(model: Model, tasks: list[Any]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await model.receive(1 - model.rank)
+    await sends(model)
+
+
+@pytest.mark.parametrize("wakes", [by_a_timer, by_a_task, by_a_thread, by_itself])
+@pytest.mark.parametrize("in_another_loop", [False, True])
+def test_ranks_that_wait_beside_what_will_act_are_not_accused(wakes: Any, in_another_loop: bool) -> None:
+    async def program(model: Model) -> Model:
+        await wakes(model, tasks)
+        await model.receive(1 - model.rank)
+        return model
+
+    tasks: list[Any] = []
+    sizes: Any = {"world_size": 2, "num_layers": 2, "global_batch_size": 2, "check": False}
+    run = asyncio.run(mt.simulate_async(program, **sizes)) if in_another_loop else mt.simulate(program, **sizes)
+    assert [event.typ for event in run.events].count("send") == 2
+
+
+def test_a_deadlock_after_a_call_in_an_executor_is_found() -> None:
+    """The idle worker that stays does not count as a thread that may wake the loop."""
+
+    async def program(model: Model) -> None:
+        await asyncio.to_thread(int)
+        await waits_for_an_event(model)
+
+    with pytest.raises(DeadlockError, match=r"nobody can give: ranks 0 \(Event\.wait"):
+        simulate(program)
+
+
+def test_an_open_file_and_a_signal_handler_are_waited_for() -> None:
+    async def program(model: Model) -> None:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        if model.rank:
+            here, there = socket.socketpair()
+            here.setblocking(False)
+            threading.Timer(0.02, lambda: there.send(b"x")).start()
+            assert await loop.sock_recv(here, 1) == b"x"
+            here.close()
+            there.close()
+        else:
+            loop.add_signal_handler(signal.SIGUSR1, event.set)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await event.wait()
+            loop.remove_signal_handler(signal.SIGUSR1)
+
+    assert simulate(program).num_events == 0
 
 
 @pytest.mark.usefixtures("interrupted_at_a_report")

@@ -132,10 +132,6 @@ class OwnTransport:
     def mark_unreceived(self, call: Any) -> None:
         self.network.mark_unreceived(call)
 
-    def start(self, rank: int) -> None:
-        assert rank == self.rank
-        self.network.start(rank)
-
     def suspend(self, call: Call) -> Waiter:
         return self.network.suspend(call)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.run.event_loops import run_to_end
+from minitrain.transport.event_loop import RankLoop
 
 T = TypeVar("T")
 
@@ -70,16 +71,9 @@ def run_within(seconds: float, start: Callable[[], Coroutine[Any, Any, T]]) -> T
 async def _awake(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Await a coroutine in a loop that wakes often: in a thread, only a line that runs can raise the exception."""
     loop = asyncio.get_running_loop()
-    ticks: list[asyncio.TimerHandle] = []
-
-    def tick() -> None:
-        ticks[:] = [loop.call_later(_AWAKE_S, tick)]
-
-    tick()
-    try:
-        return await start()
-    finally:
-        ticks[0].cancel()
+    assert isinstance(loop, RankLoop)  # of `run_to_end`
+    loop.longest_wait_s = _AWAKE_S
+    return await start()
 
 
 class _Alarm:
