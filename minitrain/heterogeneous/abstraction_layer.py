@@ -71,6 +71,10 @@ class DeviceFailure(MinitrainError):  # noqa: N818 - it is what happened, as in 
     """A device has died: what it held is lost, and it computes nothing any more."""
 
 
+Timed = tuple[Any, float]
+"""A result, and how long it took, s."""
+
+
 class HardwareBackend(Protocol):
     """What the abstraction layer asks of a backend.
 
@@ -98,9 +102,7 @@ class HardwareBackend(Protocol):
         """Return an array in the host's memory."""
         ...
 
-    def execute(
-        self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation
-    ) -> tuple[Any, float]:
+    def execute(self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation) -> Timed:
         """Return the result of an operation, and how long it took, s.
 
         Args:
@@ -146,13 +148,7 @@ class HostBackend:
         """Return that the library has no such datatype, if it has none."""
         return None if datatype in self.library.datatypes else f"{self.name} does not compute with {datatype}"
 
-    def execute(
-        self,
-        kind: OperationKind,
-        operands: Sequence[Any],
-        options: Options,
-        cost: Operation,  # noqa: ARG002  (what is measured needs none)
-    ) -> tuple[Any, float]:
+    def execute(self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation) -> Timed:  # noqa: ARG002
         """Return the result, and how long it took until it was there."""
         start = self._clock()
         result = self.library.compute(kind, operands, options)
@@ -210,9 +206,7 @@ class SimulatedBackend:
         """Return an array of NumPy's."""
         return self._of(array).get(array)
 
-    def execute(
-        self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation
-    ) -> tuple[Any, float]:
+    def execute(self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation) -> Timed:
         """Return the result by the host, and the device's price."""
         library = self._of(next((each for each in flat(operands) if hasattr(each, "dtype")), None))
 
@@ -256,9 +250,7 @@ class FailingBackend:
         self._require_alive()
         return self.inner.get(array)
 
-    def execute(
-        self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation
-    ) -> tuple[Any, float]:
+    def execute(self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation) -> Timed:
         """Return the inner backend's result.
 
         Raises:

@@ -33,23 +33,24 @@ Options = Mapping[str, Any]
 MATRIX_DIMS = 2
 """Dimensions of an array that is one matrix."""
 
-RowRule = Callable[[Sequence[Shape], Sequence[bool], Shape, Options], bool]
-"""Says whether each row of a result comes from the same rows of its operands alone, so that samples may be divided: of
-the operands' shapes, which of them have a row a sample, the result's shape and the options."""
+RowRule = Callable[["Request", Sequence[bool]], bool]
+"""Says whether each row of an operation's result comes from the same rows of its operands alone, so that samples may be
+divided; the second argument says which operands have a row a sample."""
 
 _GELU = math.sqrt(2 / math.pi), 0.044715
 
 
-def _rows_of_elements(shapes: Sequence[Shape], has_rows: Sequence[bool], result: Shape, _: Options) -> bool:
+def _rows_of_elements(asked: Request, has_rows: Sequence[bool]) -> bool:
     """Operands of rows have as many dimensions as the result, and no other reaches over the batch."""
+    dims = len(asked.shape)
     return all(
-        len(shape) == len(result) if own else len(shape) < len(result) or shape[0] == 1
-        for shape, own in zip(shapes, has_rows, strict=True)
+        len(shape) == dims if own else len(shape) < dims or shape[:1] in ((), (1,))
+        for shape, own in zip(asked.shapes, has_rows, strict=True)
     )
 
 
-def _rows_of_matmul(shapes: Sequence[Shape], has_rows: Sequence[bool], _: Shape, __: Options) -> bool:
-    x, y = shapes
+def _rows_of_matmul(asked: Request, has_rows: Sequence[bool]) -> bool:
+    x, y = asked.shapes
     if has_rows[1]:
         return has_rows[0] and len(x) == len(y) > MATRIX_DIMS  # a matrix for each sample
     return len(x) >= MATRIX_DIMS and (len(y) <= MATRIX_DIMS or len(y) < len(x))
@@ -58,29 +59,29 @@ def _rows_of_matmul(shapes: Sequence[Shape], has_rows: Sequence[bool], _: Shape,
 def _rows_along(default: int | None) -> RowRule:
     """The axes that are summed or looked along are known, and the batch is none of them."""
 
-    def rule(shapes: Sequence[Shape], _: Sequence[bool], __: Shape, options: Options) -> bool:
-        axis = options.get("axis", default)
+    def rule(asked: Request, has_rows: Sequence[bool]) -> bool:  # noqa: ARG001  (the form of rules)
+        axis = asked.options.get("axis", default)
         axes = [axis] if isinstance(axis, int) else axis
-        return axes is not None and all(each % len(shapes[0]) for each in axes)
+        return axes is not None and all(each % len(asked.shapes[0]) for each in axes)
 
     return rule
 
 
-def _rows_of_joined(_: Sequence[Shape], has_rows: Sequence[bool], result: Shape, options: Options) -> bool:
-    return all(has_rows) and options.get("axis", 0) % len(result) != 0
+def _rows_of_joined(asked: Request, has_rows: Sequence[bool]) -> bool:
+    return all(has_rows) and asked.options.get("axis", 0) % len(asked.shape) != 0
 
 
-def _rows_of_reshaped(shapes: Sequence[Shape], _: Sequence[bool], __: Shape, options: Options) -> bool:
-    wanted = options["shape"]
-    return not isinstance(wanted, int) and wanted[0] == -1 and math.prod(wanted[1:]) == math.prod(shapes[0][1:])
+def _rows_of_reshaped(asked: Request, has_rows: Sequence[bool]) -> bool:  # noqa: ARG001  (as above)
+    wanted = asked.options["shape"]
+    return not isinstance(wanted, int) and wanted[0] == -1 and math.prod(wanted[1:]) == math.prod(asked.shapes[0][1:])
 
 
-def _rows_of_swapped(shapes: Sequence[Shape], _: Sequence[bool], __: Shape, options: Options) -> bool:
-    return all(options[name] % len(shapes[0]) for name in ("axis1", "axis2"))
+def _rows_of_swapped(asked: Request, has_rows: Sequence[bool]) -> bool:  # noqa: ARG001  (as above)
+    return all(asked.options[name] % len(asked.shapes[0]) for name in ("axis1", "axis2"))
 
 
-def _rows_of_taken(_: Sequence[Shape], __: Sequence[bool], ___: Shape, options: Options) -> bool:
-    return isinstance(options["index"], tuple) and options["index"][:1] == (slice(None),)
+def _rows_of_taken(asked: Request, has_rows: Sequence[bool]) -> bool:  # noqa: ARG001  (as above)
+    return isinstance(asked.options["index"], tuple) and asked.options["index"][:1] == (slice(None),)
 
 
 @final
@@ -170,6 +171,15 @@ def _of_library(
     return OperationKind(name, operands, compute, shape, **more)
 
 
+def _of_sequence(name: str, shape: Callable[..., Shape]) -> OperationKind:
+    """Return an operation on a sequence of arrays; libraries call its axis by different names."""
+
+    def compute(xp: Any, arrays: Sequence[Any], axis: int = 0) -> Any:
+        return getattr(xp, name)(arrays, axis)
+
+    return OperationKind(name, ("arrays",), compute, shape, ("axis",), keeps_rows=_rows_of_joined)
+
+
 def _view(name: str, options: tuple[str, ...], keeps_rows: RowRule, compute: Callable[..., Any]) -> OperationKind:
     """Return an operation that moves nothing; its result has the shape that NumPy gives a view of nothing."""
 
@@ -198,22 +208,8 @@ _KINDS = (
     OperationKind("softmax", ("x",), _softmax, _same, ("axis",), keeps_rows=_rows_along(-1)),
     OperationKind("layernorm", ("x",), _layernorm, _same, ("epsilon",), keeps_rows=_rows_along(-1)),
     _of_library("where", ("condition", "x", "y")),
-    OperationKind(
-        "concatenate",
-        ("arrays",),
-        lambda xp, arrays, axis=0: xp.concatenate(arrays, axis),
-        _joined,
-        ("axis",),
-        keeps_rows=_rows_of_joined,
-    ),
-    OperationKind(
-        "stack",
-        ("arrays",),
-        lambda xp, arrays, axis=0: xp.stack(arrays, axis),
-        _stacked,
-        ("axis",),
-        keeps_rows=_rows_of_joined,
-    ),
+    _of_sequence("concatenate", _joined),
+    _of_sequence("stack", _stacked),
     _view("reshape", ("shape",), _rows_of_reshaped, lambda xp, x, shape: xp.reshape(x, shape)),
     _view("swapaxes", ("axis1", "axis2"), _rows_of_swapped, lambda xp, x, axis1, axis2: xp.swapaxes(x, axis1, axis2)),
     _view("take", ("index",), _rows_of_taken, lambda _, x, index: x[index]),
@@ -316,6 +312,7 @@ class Request:
         operands: in order: arrays or what stands for them, lists of such, and plain numbers.
         options: of the operation.
         datatype: what it computes with, which is what those of its arrays make together.
+        shapes: of its operands, those of lists one by one; () for a number.
         shape: of its result.
         cost: what it costs.
     """
@@ -324,6 +321,7 @@ class Request:
     operands: list[Any]
     options: dict[str, Any]
     datatype: str
+    shapes: list[Shape]
     shape: Shape
     cost: Operation
 
@@ -341,7 +339,8 @@ class Request:
         promote: Callable[..., Any] = np.result_type
         datatype = str(promote(*map(datatype_named, names))) if len(names) > 1 else (names or ["float64"])[0]
         shape = result_shape(kind, shapes, options)
-        return cls(kind, operands, options, datatype, shape, cost_of(kind, shapes, shape, datatype))
+        cost = cost_of(kind, shapes, shape, datatype)
+        return cls(kind, operands, options, datatype, list(flat(shapes)), shape, cost)
 
     @property
     def result_datatype(self) -> str:

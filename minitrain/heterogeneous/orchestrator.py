@@ -225,8 +225,9 @@ class _TimelineSimulation:
         self.times: dict[int, tuple[float, float]] = {}
         self.ended = [self.env.event() for _ in steps]
         self.more = {device.name: _more_mW(device) for device in devices}
+        self.power_mW = power_mW
         self.power = simpy.Container(self.env, init=power_mW)
-        self.drawn_mW = self.peak_mW = 0
+        self.peak_mW = 0
         self.sharing = FairSharing(self.env)
         self.lanes: dict[tuple[str, str], Lane] = {}
         for device in devices:
@@ -247,10 +248,8 @@ class _TimelineSimulation:
             if more:
                 yield self.power.get(more)
             start = self.env.now
-            self.drawn_mW += more
-            self.peak_mW = max(self.peak_mW, self.drawn_mW)
+            self.peak_mW = max(self.peak_mW, self.power_mW - int(self.power.level))
             yield self.env.timeout(step.seconds)
-            self.drawn_mW -= more
             if more:
                 self.power.put(more)
         self.times[number] = start, self.env.now
@@ -265,12 +264,9 @@ class _TimelineSimulation:
         lanes = Counter(self.lanes[way] for way in ways)
         rate = step.num_bytes / step.seconds
         end = self.env.now + step.seconds
-        self.sharing.begin(Flow(step.name, lanes, step.num_bytes, rate, lambda: _succeed(arrived), end))
+        done: Any = arrived.succeed  # what it returns is of no use to a flow
+        self.sharing.begin(Flow(step.name, lanes, step.num_bytes, rate, done, end))
         return arrived
-
-
-def _succeed(event: Event) -> None:
-    event.succeed()
 
 
 class DeviceCoordinator(Protocol):

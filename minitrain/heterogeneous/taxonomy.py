@@ -419,15 +419,10 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
                 so_far, source = best.get(name, (0.0, owner))
                 if factor * strength > so_far and (source is not wanted or owner is wanted):
                     best[name] = (factor * strength, owner)
-        return {
-            name: {
-                **self.capabilities_registry[name],
-                "strength": strength,
-                "source": owner,
-                "inherited": owner is not wanted,
-            }
-            for name, (strength, owner) in best.items()
-        }
+        found = {name: dict(self.capabilities_registry[name]) for name in best}
+        for name, (strength, owner) in best.items():
+            found[name] |= {"strength": strength, "source": owner, "inherited": owner is not wanted}
+        return found
 
     def _strongest_ways(self, wanted: HardwareClass) -> dict[HardwareClass, float]:
         """Return the classes above one, itself first, with the largest product of factors on a path to each."""

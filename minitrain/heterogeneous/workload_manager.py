@@ -323,7 +323,11 @@ class ListScheduler:
             link, came = links[device], dict[str, float]()
             for read in self.workload.by_name[name].reads():
                 if device not in arrived[read]:
-                    link = self._arrival(read, device, link, arrived[read])
+                    size, dest = self.workload.num_bytes(read), self.devices[device]
+                    link = min(
+                        max(link, at) + self._movement.seconds(size, self.devices.get(place), dest)
+                        for place, at in arrived[read].items()
+                    )
                 came[read] = arrived[read].get(device, link)
             return max([free[device], *came.values()]) + self._seconds[name][device], link, came
 
@@ -344,14 +348,6 @@ class ListScheduler:
             {name: mapping[name] for name in self.pending},
             {name: finish[name] for name in self.pending},
             max(home, default=0.0),
-        )
-
-    def _arrival(self, name: str, device: str, link_free: float, copies: Mapping[str, float]) -> float:
-        """Return when an array could be on a device whose link is free from some moment on, s."""
-        size, dest = self.workload.num_bytes(name), self.devices[device]
-        return min(
-            max(link_free, at) + self._movement.seconds(size, self.devices.get(place), dest)
-            for place, at in copies.items()
         )
 
 

@@ -161,25 +161,29 @@ class WorkloadProfile:
     @cached_property
     def specs(self) -> dict[str, ArraySpec]:
         """Shape and datatype of all arrays by name, inputs and results."""
-        return self._specs_and_costs[0]
+        return self._worked_out[0]
+
+    @cached_property
+    def requests(self) -> dict[str, Request]:
+        """What each operation asks for, by name; shapes stand for arrays."""
+        return self._worked_out[1]
 
     @cached_property
     def costs(self) -> dict[str, Operation]:
         """What each operation costs, by name."""
-        return self._specs_and_costs[1]
+        return {name: asked.cost for name, asked in self.requests.items()}
 
     @cached_property
-    def _specs_and_costs(self) -> tuple[dict[str, ArraySpec], dict[str, Operation]]:
+    def _worked_out(self) -> tuple[dict[str, ArraySpec], dict[str, Request]]:
         specs = {
             name: each if isinstance(each, ArraySpec) else ArraySpec(tuple(each.shape), datatype_of(each))
             for name, each in self.inputs.items()
         }
-        costs: dict[str, Operation] = {}
+        requests: dict[str, Request] = {}
         for operation in self.operations:
-            asked = Request.of(operation.op_type, operation.with_arrays(specs))
+            asked = requests[operation.name] = Request.of(operation.op_type, operation.with_arrays(specs))
             specs[operation.name] = ArraySpec(asked.shape, asked.result_datatype)
-            costs[operation.name] = asked.cost
-        return specs, costs
+        return specs, requests
 
     @property
     def program(self) -> Program:
@@ -465,11 +469,10 @@ def rows_kept(workload: WorkloadProfile) -> frozenset[str]:
     """
     found = set(workload.batch_inputs)
     for operation in workload.operations:
-        operands = [each for each in flat(operation.inputs.values()) if isinstance(each, str)]
-        has_rows = [name in found for name in operands]
+        kind = OPERATIONS[operation.op_type]
+        has_rows = [each in found for each in flat(operation.inputs[name] for name in kind.operands)]
         if any(has_rows):
-            shapes, result = [workload.specs[name].shape for name in operands], workload.specs[operation.name].shape
-            if not OPERATIONS[operation.op_type].keeps_rows(shapes, has_rows, result, operation.options):
+            if not kind.keeps_rows(workload.requests[operation.name], has_rows):
                 by_row = ", ".join(name for name in operation.reads() if name in found)
                 raise UsageError(
                     f"{workload.workload_id} cannot be cut by samples, since {operation.name} ({operation.op_type}) "

@@ -84,14 +84,9 @@ def test_what_moves_is_what_was_planned_to_the_byte() -> None:
     home = WORKLOAD.specs["sum3"].num_bytes
     assert run.moved_bytes == run.plan.total_bytes == sum(hal.moved_bytes.values()) + home
     assert len({(name, dest) for name, _, dest, _ in moves}) == len(moves)  # to no device twice
-
-
-def test_the_plan_moves_less_than_fetching_everything_and_nothing_twice() -> None:
-    plan = orchestrator(layer()).optimize_data_movement(WORKLOAD, dict.fromkeys(WORKLOAD.by_name, H100))
-    inputs = sum(WORKLOAD.specs[name].num_bytes for name in WORKLOAD.inputs)
-    assert plan.total_bytes == inputs + WORKLOAD.specs["sum3"].num_bytes
-    assert plan.total_bytes < plan.bytes_without_plan
-    assert {move.source for move in plan.to("h100_80g_nvl8")} == {"host"}
+    alone = orchestrator(hal).optimize_data_movement(WORKLOAD, dict.fromkeys(WORKLOAD.by_name, H100))
+    assert alone.total_bytes == WORKLOAD.num_bytes(*WORKLOAD.inputs, "sum3") < alone.bytes_without_plan
+    assert {move.source for move in alone.to("h100_80g_nvl8")} == {"host"}
 
 
 def test_an_array_comes_from_the_device_that_sends_it_soonest() -> None:
@@ -120,6 +115,14 @@ def test_what_only_a_dead_device_held_is_computed_again() -> None:
     np.testing.assert_array_equal(run.outputs["t3"], np.tanh(np.tanh(np.tanh(np.tanh(chain.inputs["x"])))))
 
 
+def test_a_failure_costs_time_and_nothing_goes_on_before_it(undisturbed: Any) -> None:
+    run = orchestrator(layer("h100_80g_nvl8", 4)).execute_multi_device_workload(WORKLOAD, ROUND_ROBIN)
+    number = [each.step.kind for each in run.timeline.steps].index("failure")
+    _, *later = run.timeline.steps[number:]
+    assert all(each.start_s >= run.timeline.steps[number].end_s for each in later)
+    assert run.seconds > undisturbed.seconds
+
+
 def test_two_devices_may_die_and_a_spare_takes_over(undisturbed: Any) -> None:
     hal = layer("a100_80g", 2, (*NAMES, "l40s_48g_pcie8"))
     hal.register_backend("t4", FailingBackend(SimulatedBackend("t4"), 3))
@@ -127,14 +130,6 @@ def test_two_devices_may_die_and_a_spare_takes_over(undisturbed: Any) -> None:
     run = orchestrator(hal).execute_multi_device_workload(WORKLOAD, ROUND_ROBIN, spares=["l40s_48g_pcie8"])
     np.testing.assert_array_equal(run.outputs["sum3"], undisturbed.outputs["sum3"])
     assert {recovery.device for recovery in run.recoveries} == set(NAMES)
-
-
-def test_a_failure_costs_time_and_is_in_the_timeline(undisturbed: Any) -> None:
-    run = orchestrator(layer("h100_80g_nvl8", 4)).execute_multi_device_workload(WORKLOAD, ROUND_ROBIN)
-    (failed,) = (each for each in run.timeline.steps if each.step.kind == "failure")
-    number = [each.step.kind for each in run.timeline.steps].index("failure")
-    assert all(each.start_s >= failed.end_s for each in run.timeline.steps[number + 1 :])
-    assert run.seconds > undisturbed.seconds
 
 
 def test_when_the_last_device_dies_so_does_the_run() -> None:
@@ -195,8 +190,6 @@ def test_waits_are_no_more_than_another_device_makes_necessary() -> None:
     workload = WorkloadProfile("waits", (*chain, join), {"x": np.ones(4, np.float32)})
     waits = manager.plan(workload, {"t0": H100, "t1": H100, "t2": H100, "join": A100})
     assert waits == {"t0": (), "t1": (), "t2": (), "join": ("t2",)}  # who has seen t2 has seen t0
-    across = manager.plan(workload, {"t0": H100, "t1": A100, "t2": A100, "join": H100})
-    assert across == {"t0": (), "t1": ("t0",), "t2": (), "join": ("t2",)}
     assert manager.barrier({"a": 1.0, "b": 3.0}) == 3.0
 
 
@@ -213,12 +206,6 @@ def test_waits_and_the_order_of_each_device_keep_every_dependency(places: list[i
         latest[device] = name
         assert set(dependencies(WORKLOAD)[name]) <= sure[name]
         assert all(mapping[other].name != device for other in waits[name])
-
-
-def test_a_workload_of_nothing_takes_nothing() -> None:
-    nothing = WorkloadProfile("nothing", (), {"x": np.ones(3)})
-    run = orchestrator(layer()).execute_multi_device_workload(nothing, {}, spares=["t4"], power_budget_W=70)
-    assert (run.seconds, run.outputs, run.moved_bytes) == (0.0, {}, 0)
 
 
 def test_a_power_budget_is_kept_and_costs_time(undisturbed: Any) -> None:
@@ -299,6 +286,8 @@ def test_a_device_holds_what_it_needs_and_no_more_than_it_has(undisturbed: Any) 
 
 def test_mistakes_are_named() -> None:
     made = orchestrator(layer())
+    nothing = WorkloadProfile("nothing", (), {"x": np.ones(3)})  # is none
+    assert made.execute_multi_device_workload(nothing, {}, spares=["t4"], power_budget_W=70).seconds == 0
     with pytest.raises(mt.UsageError, match="branches is computed with real numbers, and x is an ArraySpec"):
         made.execute_multi_device_workload(priced_branches(), DEVICES)
     with pytest.raises(mt.UsageError, match="every operation of branches needs a device, and sum3 has none"):

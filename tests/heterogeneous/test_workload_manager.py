@@ -194,6 +194,7 @@ def test_a_rule_of_ones_own_comes_first() -> None:
         ("sum", {"x": "x"}, {}),
         ("softmax", {"x": "x"}, {"axis": 0}),
         ("matmul", {"x": "w", "y": "x"}, {}),
+        ("matmul", {"y": "x", "x": "w"}, {}),
         ("swapaxes", {"x": "x"}, {"axis1": 0, "axis2": 1}),
         ("reshape", {"x": "x"}, {"shape": (2, -1)}),
         ("concatenate", {"arrays": ["x", "x"]}, {"axis": 0}),

@@ -20,12 +20,8 @@ def test_lists_give_a_table_in_the_order_asked() -> None:
     assert table.rows[2].latency_ms == table[2].latency.to("ms").magnitude == 6.743205128205129
     assert [profile.bottleneck for profile in table] == ["Compute"] * 4
     assert len(table) == len(str(table).splitlines()) - 1 == 4
-
-
-def test_a_table_may_hold_several_models_and_systems() -> None:
-    table = mt.solve(["BERT", "llama3-8b"], ["A100", "h100_80g_nvl8", SYSTEMS["V100"].hardware])
-    assert len(table) == 6
-    assert {row.system for row in table.rows} == {"A100", "h100_80g_nvl8", "V100"}
+    several = mt.solve(["BERT", "llama3-8b"], ["A100", "h100_80g_nvl8", SYSTEMS["V100"].hardware])
+    assert [row.system for row in several.rows] == ["A100", "h100_80g_nvl8", "V100"] * 2
 
 
 def test_a_larger_batch_is_never_slower_per_inference() -> None:
@@ -47,16 +43,12 @@ def test_no_power_is_none_in_a_table_and_a_dash_in_its_text() -> None:
         ("resnet", "A100", "there is no model 'resnet'; the solver knows ResNet50, BERT"),
         ("BERT", "a1000", "there is no system 'a1000'; the solver knows V100, A100"),
         ([], "A100", "one of the lists is empty"),
+        ("BERT", "./nope.json", "expected a config file, found no such file"),
     ],
 )
 def test_unknown_names_are_told_with_what_there_is(model: str, system: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, HardwareConfigError), match=message):
         mt.solve(model, system)
-
-
-def test_a_path_that_is_no_config_is_told() -> None:
-    with pytest.raises(HardwareConfigError, match="expected a config file, found no such file"):
-        mt.solve("BERT", "./nope.json")
 
 
 def test_an_explanation_names_the_wall_and_what_would_move_it() -> None:
@@ -64,10 +56,8 @@ def test_an_explanation_names_the_wall_and_what_would_move_it() -> None:
     assert memory.wall == "memory"
     assert "limited by memory" in str(memory)
     assert "It does not fit: the weights take 140 GB of 85.9 GB." in memory.lines
-    assert [remedy.what for remedy in memory.remedies[:2]] == ["twice the bandwidth", "twice the batch"] or (
-        {remedy.what for remedy in memory.remedies[:3]}
-        == {"twice the bandwidth", "twice the batch", "int8 instead of fp16"}
-    )
+    best = {remedy.what for remedy in memory.remedies[:3]}
+    assert best == {"twice the bandwidth", "twice the batch", "int8 instead of fp16"}
     worthless = next(remedy for remedy in memory.remedies if remedy.what == "twice the peak rate")
     assert "no faster" in str(worthless)
 
