@@ -14,9 +14,9 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.analysis.timeline import Floats
-from minitrain.errors import UsageError
+from minitrain.errors import MinitrainError, UsageError
 from minitrain.tensors import Activation
-from minitrain.tuning.layouts import END_FIGURES, Columns
+from minitrain.tuning.layouts import END_FIGURES, Columns, Pipeline
 from minitrain.tuning.orders import BACKWARD, FORWARD
 from minitrain.tuning.problem import Machine
 from minitrain.tuning.space import Candidate
@@ -68,9 +68,20 @@ def bound_of(candidate: Candidate, machine: Machine) -> Bound:
             return _Fsdp(candidate.options, machine).bound()
         except UsageError:
             return Bound()  # it breaks a rule, which its simulation reports
+    if candidate.in_usual_order is not None:
+        return _of_passes(candidate.in_usual_order, machine)
     peak, world_size = machine.predictor.peak_flop_per_s, machine.problem.world_size
     seconds = machine.useful_flop / (world_size * peak) if peak and machine.model is not None else 0.0
     return Bound(seconds * _ROUNDING, 0.0, seconds * world_size * _ROUNDING)
+
+
+def _of_passes(pipeline: Pipeline, machine: Machine) -> Bound:
+    """Return the least that the passes of a pipeline take in any order: halves of a backward take no less than all."""
+    try:
+        step_time, busy = least_times(Columns(machine.pieces, [pipeline]))
+    except MinitrainError:
+        return Bound()  # it breaks a rule, which its simulation reports
+    return Bound(float(step_time[0]), 0.0, float(busy[0]))
 
 
 class _Fsdp:

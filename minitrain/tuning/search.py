@@ -201,7 +201,8 @@ class Search:
         """Return the call that simulates a configuration."""
         configurations = [(candidate.strategy, dict(candidate.options))]
         arguments = candidate.problem, configurations, self._time_limit_s
-        ends_when_full = self._prune != "none" and candidate.problem.machine.has_experts
+        is_slow = candidate.problem.machine.has_experts or candidate.in_usual_order is not None
+        ends_when_full = self._prune != "none" and is_slow
         function = partial(simulate_each, ends_when_full=True) if ends_when_full else simulate_each
         return WorkerCall([(place, candidate)], function, lambda: arguments)
 

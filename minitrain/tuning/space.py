@@ -35,6 +35,7 @@ class Candidate:
         strategy: the strategy, as it was given.
         options: of the strategy.
         pipeline: the layout, where it can be put together from pieces.
+        in_usual_order: the same in the order 1F1B, whose pieces take no longer than those of the candidate's own order.
         illegal: the rule that it breaks, or None.
     """
 
@@ -43,6 +44,7 @@ class Candidate:
     options: Mapping[str, Any]
     pipeline: Pipeline | None = None
     illegal: str | None = None
+    in_usual_order: Pipeline | None = None
 
     @property
     def label(self) -> str:
@@ -177,7 +179,8 @@ class _Megatron:
     def _candidate(self, options: dict[str, Any], stages: tuple[range, ...]) -> Candidate:
         tp, pp, cp = options["tp"], options["pp"], options.get("cp", 1)
         dp = self._problem.world_size // (tp * pp)  # those that share a sequence hold the same
-        if options.keys() - _OF_PIECES or not all(map(self._machine.is_aligned, (tp, tp * cp, tp * dp))):
+        unknown = options.keys() - _OF_PIECES
+        if unknown - {"schedule"} or not all(map(self._machine.is_aligned, (tp, tp * cp, tp * dp))):
             return Candidate(self._problem, self._strategy, options)
         messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
         named = {name: options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts")}
@@ -190,6 +193,8 @@ class _Megatron:
             options["overlap_replicas"],
             messages,
         )
+        if unknown:
+            return Candidate(self._problem, self._strategy, options, in_usual_order=pipeline)
         return Candidate(self._problem, self._strategy, options, pipeline)
 
     def _mattering(self, sizes: dict[str, int], given: dict[str, Any]) -> dict[str, Any]:
@@ -211,6 +216,8 @@ class _Megatron:
         found["batch_messages"] &= not found["overlap_messages"]
         if dp == 1:
             found |= {"zero": 0, "overlap_replicas": False}
+        if pp == 1 or found.get("schedule") == "1f1b":
+            found.pop("schedule", None)
         return found
 
     def _broken_rule(self, tp: int, pp: int, num_chunks: int, microbatch_size: int, cp: int = 1) -> str | None:

@@ -81,3 +81,21 @@ def test_no_step_of_fsdp_takes_less_than_its_bound() -> None:
         assert bound.step_time_s <= figures.step_time_s
         assert bound.peak_memory_bytes <= figures.peak_memory_bytes
         assert bound.busy_s <= figures.busy_s
+
+
+def test_other_orders_are_bounded_by_their_passes_and_may_win() -> None:
+    of = problem(8, 8).by("megatron")
+    space: dict[str, Any] = {
+        "pp": [4],
+        "tp": [1, 2],
+        "num_chunks": [1, 2],
+        "microbatch_size": [1],
+        "recompute": ["none"],
+    }
+    space |= {"schedule": ["1f1b", "zb_h1"], "zero": [0], "overlap_replicas": [False]}
+    found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1))
+    legal = [one for one in found if one.illegal is None]
+    assert all((one.pipeline is None) == ("schedule" in one.options) for one in legal)
+    for one in [one for one in legal if one.in_usual_order is not None]:
+        run = mt.simulate("megatron", **{**of.parameters, **one.options, "fold": True, "check": False})
+        assert 0 < bound_of(one, of.machine).step_time_s <= run.step_time
