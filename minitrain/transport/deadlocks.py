@@ -77,10 +77,12 @@ class DeadlockDetector:
     """
 
     __slots__ = (
+        "_is_suspected",
         "_last_housekeeping",
         "_last_num_operations",
         "_last_progress",
         "_next_look_s",
+        "_old_tasks",
         "_old_threads",
         "_pause_s",
         "_transport",
@@ -120,7 +122,9 @@ class DeadlockDetector:
         self._last_num_operations = self._last_housekeeping = 0
         self.is_active = False
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._is_suspected = False  # whether the last look found that all wait
         self._old_threads: set[threading.Thread] = set()
+        self._old_tasks: WeakSet[asyncio.Task[object]] = WeakSet()
         self._pause_s = 0.0
 
     @property
@@ -148,6 +152,7 @@ class DeadlockDetector:
             loop.watchers[self] = None
         else:
             self._old_threads = set(threading.enumerate())
+            self._old_tasks = WeakSet(asyncio.all_tasks(loop))
             self._pause_s = 0.0
             self._last_num_operations = self.num_operations
             loop.call_soon(self._check, loop, context=Context())
@@ -199,24 +204,31 @@ class DeadlockDetector:
         waiting = self._unsettled()
         if waiting is None:
             return
+        was_suspected, self._is_suspected = self._is_suspected, False
         if self._last_num_operations != self.num_operations:
             self._last_num_operations = self.num_operations
             self._pause_s = 0.0
             loop.call_soon(self._check, loop, context=Context())
-        elif self._is_all_waiting(waiting):
-            self.is_active = False
-            self._end(waiting)
-        else:
+        elif not self._is_all_waiting(waiting, loop):
             self._pause_s = min(max(2 * self._pause_s, 1e-5), _LONGEST_PAUSE_S)
             loop.call_later(self._pause_s, self._check, loop, context=Context())
+        elif not was_suspected:
+            self._is_suspected = True  # what a thread has left behind comes first
+            loop.call_soon(self._check, loop, context=Context())
+        else:
+            self.is_active = False
+            self._end(waiting)
 
-    def _is_all_waiting(self, waiting: Sequence[Call]) -> bool:
+    def _is_all_waiting(self, waiting: Sequence[Call], loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether all that could act in the run's name are tasks that wait for an operation.
 
         A context refers to its owner, and so do all of its copies: those of sub-tasks, timers, callbacks and threads.
-        Whoever waits gets a new owner. If one of the others lives on, so does a context whose doings are unknown.
+        Whoever waits gets a new owner. If one of the others lives on, so does a context whose doings are unknown. Those
+        of threads and of tasks of nobody that have begun since are unknown too.
         """
         if not self.claimed_ranks or not self._old_threads.issuperset(threading.enumerate()):
+            return False
+        if asyncio.all_tasks(loop) - set(self.tasks) - set(self._old_tasks):
             return False
         contexts = [waiter.step[1] for call in waiting for waiter in call.live_waiters() if waiter.step is not None]
         for context in contexts:

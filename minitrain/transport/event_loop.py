@@ -15,6 +15,7 @@ import asyncio
 import selectors
 import threading
 from collections.abc import Callable
+from math import inf
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -41,10 +42,13 @@ class _Selector(selectors.DefaultSelector):
     """Says when the loop would wait, and asks the system rarely while there are callbacks to run.
 
     Attributes:
-        before_waiting: called with the time limit of a wait, s, or None for no limit; returns the limit to be taken.
+        can_end: returns whether nothing but a file that is ready now can wake the loop.
+        before_waiting: called with the time limit of a wait, s, None for no limit, or infinity if nothing can happen
+            any more; returns the limit to be taken.
         glance: called now and then while there are callbacks to run.
     """
 
+    can_end: Callable[[], bool]
     before_waiting: Callable[[float | None], float | None]
     glance: Callable[[], object]
     _turns = 0
@@ -57,7 +61,8 @@ class _Selector(selectors.DefaultSelector):
                 return []
             self.glance()
             return super().select(0)
-        return super().select(0) or super().select(self.before_waiting(timeout))
+        is_end = timeout is None and self.can_end()  # asked first: a thread that ends wakes the loop before
+        return super().select(0) or super().select(self.before_waiting(inf if is_end else timeout))
 
 
 class RankLoop(asyncio.SelectorEventLoop):
@@ -79,7 +84,7 @@ class RankLoop(asyncio.SelectorEventLoop):
         self._num_in_executors = 0
         self._signals: set[int] = set()
         selector = _Selector()
-        selector.before_waiting, selector.glance = self._before_waiting, self._look
+        selector.can_end, selector.before_waiting, selector.glance = self._can_end, self._before_waiting, self._look
         self._files = selector.get_map()
         super().__init__(selector)
         self._num_own_files = len(self._files)
@@ -112,10 +117,22 @@ class RankLoop(asyncio.SelectorEventLoop):
         if not (isinstance(error, asyncio.CancelledError) or getattr(error, "is_handled", False)):
             super().default_exception_handler(context)
 
+    def _can_end(self) -> bool:
+        """Return whether nothing that lasts can wake the loop, but for threads that were there before."""
+        if self._num_in_executors or self._signals or len(self._files) > self._num_own_files:
+            return False
+        return self._other_threads() <= self._old_threads
+
+    def _other_threads(self) -> set[threading.Thread]:
+        """Return the threads that might wake the loop."""
+        return set(threading.enumerate()) - set(self._harmless)
+
     def _before_waiting(self, limit_s: float | None) -> float | None:
-        """Tell the watchers if this is the end, and return how long to wait, s."""
-        if limit_s is None and self._tell_end():
-            return 0
+        """Tell the watchers if this is the end, and return how long to wait, s; None for ever."""
+        if limit_s == inf:
+            limit_s, are_others = None, bool(self._other_threads())
+            if any(watcher.rest(beside_old_threads=are_others) for watcher in list(self.watchers)):
+                return 0
         limits = [limit for limit in (limit_s, self._look(), self.longest_wait_s) if limit is not None]
         return min(limits, default=None)
 
@@ -124,12 +141,3 @@ class RankLoop(asyncio.SelectorEventLoop):
         now = self.time()
         times = [watcher.look(now) for watcher in list(self.watchers)]
         return min((max(0.0, time - now) for time in times if time is not None), default=None)
-
-    def _tell_end(self) -> bool:
-        """Tell the watchers if nothing can happen any more; return whether one of them has begun something."""
-        if self._num_in_executors or self._signals or len(self._files) > self._num_own_files:
-            return False
-        others = set(threading.enumerate()) - set(self._harmless)
-        if not others <= self._old_threads:
-            return False
-        return any(watcher.rest(beside_old_threads=bool(others)) for watcher in list(self.watchers))
