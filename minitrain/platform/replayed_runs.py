@@ -58,6 +58,7 @@ class Phase:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class RankRoutes:
     """The routes between the ranks of a run, and between each and its host.
 
@@ -69,27 +70,21 @@ class RankRoutes:
         tiers: those of the hardware config that priced the run, the smallest first.
     """
 
-    def __init__(
-        self,
-        route: Route,
-        endpoints: Sequence[str],
-        node_of: Sequence[int],
-        hosts: Sequence[str],
-        tiers: Sequence[Network],
-    ) -> None:
-        self.route = route
-        self.endpoints = endpoints
-        self.node_of = node_of
-        self.hosts = hosts
-        self.tiers = tiers
-        self._by_size = {tier.size: tier for tier in tiers}
+    route: Route
+    endpoints: Sequence[str]
+    node_of: Sequence[int]
+    hosts: Sequence[str]
+    tiers: Sequence[Network]
+
+    def _tier(self, price: Price) -> Network | None:
+        return {tier.size: tier for tier in self.tiers}.get(price.tier_size)
 
     def _route(self, source: int, dest: int) -> tuple[Lane, ...]:
         return self.route(self.endpoints[source], self.endpoints[dest])
 
     def message(self, source: int, dest: int, price: Price) -> list[Phase]:
         """Return what a message puts on the links."""
-        tier = self._by_size.get(price.tier_size)
+        tier = self._tier(price)
         lanes = Counter(self._route(source, dest))
         return [self._phase(tier, "p2p", 2, lanes, price.size_bytes, price.seconds)]
 
@@ -103,7 +98,7 @@ class RankRoutes:
 
     def collective(self, op: str, ranks: Sequence[int], price: Price) -> list[Phase]:
         """Return what a collective puts on the links."""
-        tier = self._by_size.get(price.tier_size)
+        tier = self._tier(price)
         if price.algorithm == "hierarchical" and tier is not None:
             return self._hierarchical(op, ranks, price, tier)
         return [self._phase(tier, op, len(ranks), self._ring([list(ranks)]), price.size_bytes, price.seconds)]
@@ -253,7 +248,7 @@ class Replay(Retiming):
             self._at(end, lambda: self._receive(meeting))
             return
         phases = self._phases_of(part, rows[row + TYP], rows[row + STREAM], kind)
-        _Carried(self, meeting, self._label(rows, row), phases, end).go_on()
+        _Carried(self, meeting, self._label(rows, row), phases, end).begin()
 
     def _count_transfer(self, part: TransferPart, change: int) -> None:
         if self.processor_share:
@@ -308,6 +303,7 @@ class Replay(Retiming):
 
 
 @final
+@dataclass(slots=True)
 class _Carried:
     """A transfer under way: its phases, one after the other.
 
@@ -315,48 +311,49 @@ class _Carried:
     order. If a flow was slowed, the transfer ends with the last flow instead.
     """
 
-    __slots__ = ("_end", "_flow", "_label", "_meeting", "_phases", "_place", "_replay", "_slowed")
+    replay: Replay
+    meeting: Meeting
+    label: str
+    phases: list[Phase]
+    end: float
+    place: int = 0
+    flow: Flow | None = None
+    slowed: Flow | None = None
 
-    def __init__(self, replay: Replay, meeting: Meeting, label: str, phases: list[Phase], end: float) -> None:
-        self._replay = replay
-        self._meeting = meeting
-        self._label = label
-        self._phases = phases
-        self._place = 0
-        self._end = end
-        self._flow: Flow | None = None
-        self._slowed: Flow | None = None
-        replay._at(end, self._end_at_price)
+    def begin(self) -> None:
+        """Begin the first phase."""
+        self.replay._at(self.end, self._end_at_price)
+        self.go_on()
 
     def go_on(self) -> None:
         """Begin the next phase, after its latency; or end."""
-        replay, now = self._replay, self._replay.env.now
-        if self._place == len(self._phases):
-            if self._slowed is not None:
-                replay.finish(self._meeting, self._slowed)
+        replay, now = self.replay, self.replay.env.now
+        if self.place == len(self.phases):
+            if self.slowed is not None:
+                replay.finish(self.meeting, self.slowed)
             return
-        phase = self._phases[self._place]
-        self._place += 1
-        is_at_price = self._slowed is None and self._place == len(self._phases)
-        end = self._end if is_at_price else now + phase.seconds
+        phase = self.phases[self.place]
+        self.place += 1
+        is_at_price = self.slowed is None and self.place == len(self.phases)
+        end = self.end if is_at_price else now + phase.seconds
         if not phase.lanes or phase.size_bytes <= 0:
             if not is_at_price:
                 replay._at(end, self.go_on)
             return
-        self._flow = flow = Flow(
-            self._label, phase.lanes, phase.size_bytes, phase.full_rate, lambda: self._arrived(flow), end
+        self.flow = flow = Flow(
+            self.label, phase.lanes, phase.size_bytes, phase.full_rate, lambda: self._arrived(flow), end
         )
         at(replay.env, min(now + phase.latency_s, end), lambda _: replay.sharing.begin(flow))
 
     def _arrived(self, flow: Flow) -> None:
         if flow.was_slowed:
-            self._slowed = flow
+            self.slowed = flow
         self.go_on()
 
     def _end_at_price(self) -> None:
         """End, unless a flow was slowed, or is."""
-        if self._slowed is None and (self._flow is None or not self._flow.was_slowed):
-            self._replay.finish(self._meeting, None)
+        if self.slowed is None and (self.flow is None or not self.flow.was_slowed):
+            self.replay.finish(self.meeting, None)
 
 
 def _lengthen(replay: Replay, meeting: Meeting) -> None:
@@ -539,20 +536,28 @@ def _places(runs: Sequence[Run], placement: Sequence[Sequence[int]] | None) -> l
     return list(placement)
 
 
-def _together(runs: Sequence[Run], routes: Sequence[RankRoutes], links: Any, processor_share: bool) -> list[Run]:
-    """Return runs as they share some links."""
+def _retimed(
+    logs: Sequence[Any], routes: Sequence[RankRoutes], names: Sequence[str], *, processor_share: bool = True
+) -> list[Replay]:
+    """Return some runs, by their logs, as they share links."""
     from simpy import Environment  # noqa: PLC0415  (where a platform runs)
 
     env = Environment()
     sharing = FairSharing(env)
-    names = [run.strategy if len(runs) > 1 else "" for run in runs]
     replays = [
-        Replay(run.logs, own, sharing, name, processor_share=processor_share)  # type: ignore[arg-type]  # `_require_events` has looked
-        for run, own, name in zip(runs, routes, names, strict=True)
+        Replay(own, between, sharing, name, processor_share=processor_share)
+        for own, between, name in zip(logs, routes, names, strict=True)
     ]
     for one in replays:
         one.begin()
     env.run()
+    return replays
+
+
+def _together(runs: Sequence[Run], routes: Sequence[RankRoutes], links: Any, processor_share: bool) -> list[Run]:
+    """Return runs as they share some links."""
+    names = [run.strategy if len(runs) > 1 else "" for run in runs]
+    replays = _retimed([run.logs for run in runs], routes, names, processor_share=processor_share)
     found = [replace(run, logs=one.logs) for run, one in zip(runs, replays, strict=True)]
     lanes = _used(links)
     return [
@@ -574,16 +579,11 @@ def replayed_logs(
         hardware: the hardware config, or a platform whose devices are the ranks'.
         placement: node of each rank; as `nodes_in_rank_order` says if None.
     """
-    from simpy import Environment  # noqa: PLC0415
-
     if isinstance(hardware, VirtualHardwarePlatform):
         links: Any = _OwnLinks(hardware, hardware.profile.system_config())
     else:
         nodes = nodes_in_rank_order(len(logs), min(tier.size for tier in hardware.networks))
         placement = [nodes.node(rank) for rank in range(len(logs))] if placement is None else placement
         links = ClusterLinks(hardware, len(logs), placement=placement)
-    env = Environment()
-    one = Replay(logs, _rank_routes(links, range(len(logs))), FairSharing(env))
-    one.begin()
-    env.run()
+    (one,) = _retimed([logs], [_rank_routes(links, range(len(logs)))], [""])
     return one.logs, LinkUse(one.delays, _used(links), max(log[-1].end for log in one.logs if len(log)))

@@ -1,6 +1,7 @@
 """JAX functions as programs: FLOPs against XLA's own count, loops against unrolled code, and bytes with fusion."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.devices import Program, matmul
+from minitrain.devices import matmul
 from minitrain.devices.jax_programs import program_of
 from minitrain.errors import MinitrainError, UsageError
 
@@ -98,9 +99,7 @@ def test_flops_are_those_of_the_lowered_program(function: Callable[..., Any], sh
 
 def test_a_matmul_is_what_it_is_by_hand() -> None:
     (operation,) = program_of(jnp.matmul, (512, 256), (256, 1024)).operations
-    by_hand = matmul(512, 256, 1024)
-    assert (operation.flops, operation.bytes, operation.shape) == (by_hand.flops, by_hand.bytes, by_hand.shape)
-    assert (operation.kind, operation.datatype) == ("matmul", "float32")
+    assert replace(operation, name="") == replace(matmul(512, 256, 1024), name="")
 
 
 def unrolled(x: Any, weights: Any) -> Any:
@@ -164,24 +163,17 @@ def test_what_results_do_not_need_costs_nothing() -> None:
 
 
 def test_calls_checkpoints_and_maps_are_followed() -> None:
-    plain = program_of(mlp, (8, D), (D, D), (D, D))
-    assert program_of(jax.jit(mlp), (8, D), (D, D), (D, D)) == plain
-    assert program_of(jax.checkpoint(mlp), (8, D), (D, D), (D, D)).flops == plain.flops
-    mapped = program_of(jax.vmap(mlp, in_axes=(0, None, None)), (4, 8, D), (D, D), (D, D))
-    assert mapped.flops == 4 * plain.flops
-    again, once = (
-        program_of(jax.value_and_grad(lambda *given, f=function: f(*given).sum()), (8, D), (D, D), (D, D))
-        for function in (jax.checkpoint(mlp), mlp)
-    )
-    assert again.flops > 1.2 * once.flops
-
-
-def kernels(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
-    return program_of(function, *shapes)
+    shapes = [(8, D), (D, D), (D, D)]
+    plain = program_of(mlp, *shapes)
+    assert program_of(jax.jit(mlp), *shapes) == plain
+    assert program_of(jax.checkpoint(mlp), *shapes).flops == plain.flops
+    assert program_of(jax.vmap(mlp, in_axes=(0, None, None)), (4, 8, D), *shapes[1:]).flops == 4 * plain.flops
+    again, once = (program_of(gradient(function, 3), *shapes).flops for function in (jax.checkpoint(mlp), mlp))
+    assert again > 1.2 * once
 
 
 def test_elementwise_chains_are_one_kernel_that_moves_its_ends() -> None:
-    (kernel,) = kernels(lambda x, y: jnp.tanh(x * y + 1).reshape(-1), (64, 32), (64, 32)).operations
+    (kernel,) = program_of(lambda x, y: jnp.tanh(x * y + 1).reshape(-1), (64, 32), (64, 32)).operations
     assert kernel.bytes == 3 * 64 * 32 * 4
 
 
@@ -190,7 +182,7 @@ def test_a_reduction_joins_what_it_reduces_and_ends_the_kernel() -> None:
         weights = jnp.exp(x)
         return weights / weights.sum(-1, keepdims=True)
 
-    first, second = kernels(softmax, (64, 32)).operations
+    first, second = program_of(softmax, (64, 32)).operations
     assert first.bytes == 2 * 64 * 32 * 4 + 64 * 4
     assert second.bytes == first.bytes
 
@@ -200,19 +192,19 @@ def test_a_chain_around_a_matmul_is_two_kernels_and_never_one() -> None:
         before = jnp.tanh(x)
         return before + before @ w
 
-    program = kernels(around, (64, 64), (64, 64))
+    program = program_of(around, (64, 64), (64, 64))
     assert [operation.kind for operation in program.operations] == ["other", "matmul", "other"]
 
 
 def test_transpositions_before_a_matmul_and_views_are_free() -> None:
-    program = kernels(lambda x, w: x.T.reshape(32, 64) @ w, (64, 32), (64, 16))
+    program = program_of(lambda x, w: x.T.reshape(32, 64) @ w, (64, 32), (64, 16))
     assert [operation.kind for operation in program.operations] == ["matmul"]
 
 
 def test_slices_read_what_they_keep_and_updates_write_what_they_change() -> None:
-    (read,) = kernels(lambda x: x[3:5] + 1, (1000, 64)).operations
+    (read,) = program_of(lambda x: x[3:5] + 1, (1000, 64)).operations
     assert read.bytes == 2 * 2 * 64 * 4
-    (write,) = kernels(lambda x, y: jax.lax.dynamic_update_slice(x, y, (3, 0)), (1000, 64), (2, 64)).operations
+    (write,) = program_of(lambda x, y: jax.lax.dynamic_update_slice(x, y, (3, 0)), (1000, 64), (2, 64)).operations
     assert write.bytes == pytest.approx(2 * 2 * 64 * 4, abs=64)
 
 
@@ -237,20 +229,6 @@ def test_shapes_may_be_trees_arrays_and_structs() -> None:
     assert program_of(lambda x: x + 1, jnp.zeros((3, 3))).flops == 9
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: program_of(jnp.matmul, (2, 3), (4, 5)), "matmul cannot be traced with these shapes"),
-        (lambda: program_of(jnp.matmul, (2, 3)), "matmul cannot be traced with these shapes"),
-        (lambda: program_of(jnp.tanh, (2, 3), dtype="float3"), "dtype must be one of float64, .* got 'float3'"),
-        (lambda: mt.hw.simulate(matmul(2, 2, 2), (2, 2)), "shapes belong to a function; Operation says its own"),
-    ],
-)
-def test_what_cannot_be_traced_is_one_clear_error(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        call()
-
-
 def reads_a_value(x: Any) -> Any:
     return x if x.sum() > 0 else -x
 
@@ -269,44 +247,33 @@ SYMBOL = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 8"), jnp.float32)  #
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: program_of(reads_a_value, (4,)),
-            r"reads_a_value cannot be traced .* jnp.where or jax.lax.cond for if",
-        ),
+        (lambda: program_of(jnp.matmul, (2, 3), (4, 5)), "matmul cannot be traced with these shapes"),
+        (lambda: program_of(jnp.matmul, (2, 3)), "matmul cannot be traced with these shapes"),
+        (lambda: program_of(reads_a_value, (4,)), "reads_a_value cannot be traced .* jnp.where or jax.lax.cond for if"),
         (lambda: program_of(uses_numpy, (4,)), "uses_numpy cannot be traced .* and jax.numpy for numpy"),
-        (
-            lambda: program_of(fails, (4,)),
-            r"fails cannot be traced .*: it raised RuntimeError: no luck with \(4,\); it must",
-        ),
-        (
-            lambda: program_of(lambda x: x.nothing, (4,)),
-            "it raised AttributeError: .* no attribute nothing; it must run",
-        ),
-        (
-            lambda: program_of(jnp.tanh, (-1, 8)),
-            r"a shape is a tuple of whole numbers >= 0, got \(-1, 8\); where a size",
-        ),
-        (lambda: program_of(jnp.tanh, (2.5, 8)), r"a shape is a tuple of whole numbers >= 0, got \(2.5, 8\)"),
-        (lambda: program_of(jnp.tanh, ("b", 8)), r"a shape is a tuple of whole numbers >= 0, got \('b', 8\); where a"),
-        (
-            lambda: program_of(jnp.tanh, (None, 8)),
-            r"whole numbers >= 0, got \(None, 8\); where a size varies, simulate",
-        ),
-        (lambda: program_of(jnp.tanh, (True, 8)), "whole numbers >= 0, got"),
+        (lambda: program_of(fails, (4,)), r"it raised RuntimeError: no luck with \(4,\); it must run"),
         (lambda: program_of(jnp.tanh, [8, 8]), r"a shape is a tuple of whole numbers, such as \(64, 128\)"),
         (lambda: program_of(jnp.tanh, SYMBOL), r"a program must have fixed sizes, but an array has \(b, 8\)"),
-        (lambda: program_of(jnp.tanh, (8,), dtype=None), "dtype must be one of float64, .* got None"),  # type: ignore[arg-type]  # that is the point
-        (lambda: program_of(jnp.tanh, (8,), dtype="fp16"), "dtype must be one of float64, .* got 'fp16'"),
+        (lambda: mt.hw.simulate(matmul(2, 2, 2), (2, 2)), "shapes belong to a function; Operation says its own"),
         (lambda: mt.hw.simulate(None, (8, 8)), "a simulator takes a Program, .* got NoneType; for a function use"),
-        (
-            lambda: mt.hw.simulate(jnp.dot, (8,), (8,), dtype="float64"),
-            "config a100_80g has no rate for float64, .* add vector",
-        ),
+        (lambda: mt.hw.simulate(jnp.dot, (8,), (8,), dtype="float64"), "a100_80g has no rate for float64, .* add"),
     ],
 )
 def test_what_no_trace_can_tell_is_one_clear_error(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(MinitrainError, match=message):
         call()
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, "b", None, True])
+def test_a_size_that_is_no_whole_number_is_refused(size: Any) -> None:
+    with pytest.raises(UsageError, match=r"a shape is a tuple of whole numbers >= 0, got \(.*, 8\); where a size"):
+        program_of(jnp.tanh, (size, 8))
+
+
+@pytest.mark.parametrize("dtype", ["float3", "fp16", None])
+def test_an_unknown_datatype_is_refused(dtype: Any) -> None:
+    with pytest.raises(UsageError, match=f"dtype must be one of float64, .* got {dtype!r}"):
+        program_of(jnp.tanh, (2, 3), dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -335,9 +302,7 @@ def test_a_product_of_groups_costs_one_matrix_a_row() -> None:
 
 
 N = 96
-LIBRARY: dict[
-    str, tuple[Callable[..., Any], list[tuple[int, ...]], float]
-] = {  # leading terms of Golub and Van Loan (2013)
+LIBRARY: dict[str, tuple[Callable[..., Any], list[Any], float]] = {  # leading terms of Golub and Van Loan (2013)
     "cholesky": (jax.lax.linalg.cholesky, [(N, N)], N**3 / 3),
     "triangular": (lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True), [(N, N), (N, 8)], 8 * N**2),
     "lu": (jax.lax.linalg.lu, [(2, N, N)], 2 * (2 * N**3 / 3)),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.platform import HardwareResourceProfile, VirtualHardwarePlatform
@@ -34,23 +35,6 @@ RING = [
 LEVELS: tuple[LevelOfDetail, ...] = ("high", "medium")
 HEAVY = {"flops_required_fp16": 1e12, "memory_read_bytes": 1e9, "memory_write_bytes": 1e9}
 LIGHT = {"flops_required_fp16": 1e9, "memory_read_bytes": 6e9}
-YAML = """
-hardware_profile:
-  compute_devices:
-    - device_id: "gpu0"
-      device_type: "GPU"
-      peak_tflops: {"fp16": 312, "int8": 624}
-      memory_capacity_bytes: 80_000_000_000  # 80GB
-      memory_gbps: 2000
-      processing_units: 108
-
-  network_links:
-    - link_id: "client_to_server"
-      source_id: "client_node_0"
-      dest_id: "framework_entry_0"
-      bandwidth_bps: 10_000_000_000  # 10 Gbps
-      latency_s: 0.0001  # 100 us
-"""
 
 
 def outcome(process: Any) -> Any:
@@ -91,60 +75,38 @@ def test_tasks_of_half_the_units_run_side_by_side_and_of_all_one_after_the_other
         assert ours.utilization()["gpu0"] == pytest.approx(1.0)
 
 
-def test_a_transfer_takes_latency_and_bytes_and_two_share_their_link() -> None:
+def test_a_transfer_takes_latency_and_bytes_and_two_share_their_link_in_one_direction() -> None:
+    sent = {"source_node_id": "client_node_0", "dest_node_id": "framework_entry_0", "data_size_bytes": 125e6}
     ours = platform()
     one = ours.submit_network_transfer_task("client_node_0", "framework_entry_0", 125e6)
-    assert (ours.run(), outcome(one).end) == (0.1001, 0.1001)
+    back = ours.submit_network_transfer_task("framework_entry_0", "client_node_0", 125e6)
+    assert (ours.run(), outcome(one).end, outcome(back).end) == (0.1001, 0.1001, 0.1001)
     ours = platform()
-    ends = [
-        ours.submit_network_transfer_task(
-            source_node_id="client_node_0", dest_node_id="framework_entry_0", data_size_bytes=125e6
-        )
-        for _ in range(2)
-    ]
+    ends = [ours.submit_network_transfer_task(**sent) for _ in range(2)]  # type: ignore[arg-type]  # mypy joins the types
     assert ours.run() == 0.2001
     assert [outcome(process).end for process in ends] == [0.2001, 0.2001]
     assert outcome(ends[0]).slowed_by == "client_to_server"
     assert outcome(ends[0]).shared_with == (outcome(ends[1]).task_id,)
 
 
-def test_transfers_of_both_directions_do_not_share() -> None:
-    ours = platform()
-    ours.submit_network_transfer_task("client_node_0", "framework_entry_0", 125e6)
-    ours.submit_network_transfer_task("framework_entry_0", "client_node_0", 125e6)
-    assert ours.run() == 0.1001
+def took(level: LevelOfDetail, links: list[dict[str, Any]], *tasks: tuple[Any, ...]) -> float:
+    """Return how long some collectives take together."""
+    ours = VirtualHardwarePlatform(level).initialize({"network_links": links})
+    for task in tasks:
+        ours.submit_collective_task(*task)
+    return ours.run()
 
 
-@pytest.mark.parametrize("level", ["high", "medium"])
-@pytest.mark.parametrize(("op", "seconds"), [("AllReduce", 0.1414), ("AllGather", 0.5607), ("ReduceScatter", 0.0707)])
-def test_collectives_take_what_rings_take(level: LevelOfDetail, op: str, seconds: float) -> None:
-    ours = VirtualHardwarePlatform(level).initialize({"network_links": RING})
-    process = ours.submit_collective_task(op, [f"n{i}" for i in range(8)], 1e8)
-    assert (ours.run(), outcome(process).end) == (seconds, seconds)
-
-
-@pytest.mark.parametrize("level", ["high", "medium"])
-def test_a_collective_of_one_takes_no_time(level: LevelOfDetail) -> None:
-    ours = VirtualHardwarePlatform(level).initialize({"network_links": RING})
-    ours.submit_collective_task("all_reduce", ["n0"], 1e8)
-    assert ours.run() == 0.0
-
-
-@pytest.mark.parametrize("level", ["high", "medium"])
-def test_two_collectives_on_one_ring_take_twice_as_long(level: LevelOfDetail) -> None:
-    ours = VirtualHardwarePlatform(level).initialize({"network_links": RING})
-    for _ in range(2):
-        ours.submit_collective_task("all_reduce", [f"n{i}" for i in range(8)], 1e8)
-    assert ours.run() == pytest.approx(2 * 0.14 + 0.0014)
-
-
-@pytest.mark.parametrize("level", ["high", "medium"])
-def test_a_binomial_tree_doubles_who_has_it(level: LevelOfDetail) -> None:
-    links = [{"topology": "star", "name": "switch", "endpoints": [f"n{i}" for i in range(8)], "bandwidth_bps": 8e9}]
-    for op, steps in (("broadcast", 3), ("all_reduce", 6)):
-        ours = VirtualHardwarePlatform(level).initialize({"network_links": links})
-        ours.submit_collective_task(op, [f"n{i}" for i in range(8)], 1e9, algorithm="tree")
-        assert ours.run() == pytest.approx(steps * 1.0)
+@pytest.mark.parametrize("level", LEVELS)
+def test_collectives_take_what_rings_and_trees_take(level: LevelOfDetail) -> None:
+    names = [f"n{i}" for i in range(8)]
+    alone = {op: took(level, RING, (op, names, 1e8)) for op in ("AllReduce", "AllGather", "ReduceScatter")}
+    assert alone == {"AllReduce": 0.1414, "AllGather": 0.5607, "ReduceScatter": 0.0707}
+    assert took(level, RING, ("all_reduce", ["n0"], 1e8)) == 0.0
+    assert took(level, RING, *[("all_reduce", names, 1e8)] * 2) == pytest.approx(2 * 0.14 + 0.0014)
+    switch = [{"topology": "star", "name": "switch", "endpoints": names, "bandwidth_bps": 8e9}]
+    for op, steps in (("broadcast", 3), ("all_reduce", 6)):  # a binomial tree doubles who has it
+        assert took(level, switch, (op, names, 1e9, "tree")) == pytest.approx(steps * 1.0)
 
 
 def test_memory_is_taken_and_given_back_at_once() -> None:
@@ -171,7 +133,7 @@ def test_a_model_task_prices_each_layer_or_the_whole() -> None:
 
 def test_the_specified_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
-    path.write_text(YAML)
+    path.write_text(yaml.safe_dump({"hardware_profile": {"compute_devices": [GPU], "network_links": [WIRE]}}))
     ours = VirtualHardwarePlatform().initialize(path)
     assert ours.get_device_info("gpu0")["processing_units"] == 108
     assert ours.profile == HardwareResourceProfile([GPU], [], [WIRE])  # type: ignore[list-item]  # mappings become values

@@ -84,17 +84,14 @@ def two_nodes() -> dict[str, Any]:
     return data
 
 
+def on_two_nodes(strategy: Any, num_layers: int, global_batch_size: int, **options: Any) -> Run:
+    placed: dict[str, Any] = {"network": "hierarchical", "placement": [0, 0, 1, 1], "hardware": two_nodes()}
+    sizes = {"world_size": 4, "num_layers": num_layers, "global_batch_size": global_batch_size}
+    return mt.simulate(strategy, **sizes, **placed, **options)
+
+
 def reduced(nics: int) -> list[tuple[float, float]]:
-    run = mt.simulate(
-        pairs,
-        world_size=4,
-        num_layers=1,
-        global_batch_size=2,
-        network="hierarchical",
-        placement=[0, 0, 1, 1],
-        hardware=two_nodes(),
-        check=False,
-    )
+    run = on_two_nodes(pairs, 1, 2, check=False)
     links = ClusterLinks(load_config(two_nodes()), 4, placement=[0, 0, 1, 1], nics=nics)
     found = mt.replay(run, links).runs[0]
     starts = [log[-1].time for log in found.logs]
@@ -114,18 +111,7 @@ def test_contention_takes_no_other_true_value(value: Any) -> None:
 
 
 def test_two_jobs_on_one_interface_lose_time_to_each_other() -> None:
-    runs = [
-        mt.simulate(
-            "zero3",
-            world_size=4,
-            num_layers=4,
-            global_batch_size=4,
-            network="hierarchical",
-            placement=[0, 0, 1, 1],
-            hardware=two_nodes(),
-        )
-        for _ in range(2)
-    ]
+    runs = [on_two_nodes("zero3", 4, 4) for _ in range(2)]
     links = ClusterLinks(load_config(two_nodes()), 8, placement=[0, 0, 0, 0, 1, 1, 1, 1], nics=1)
     found = mt.replay(runs, links, placement=[[0, 1, 4, 5], [2, 3, 6, 7]])
     for alone, together in zip(found.alone, found.together, strict=True):
@@ -133,11 +119,6 @@ def test_two_jobs_on_one_interface_lose_time_to_each_other() -> None:
     assert "zero3: all_gather of layer" in str(next(iter(found.runs[0].links.delays.values())))
     assert max(found.utilization.values()) <= 1 + 1e-9
     assert "together" in str(found)
-
-
-def test_replays_are_deterministic() -> None:
-    run = mt.simulate("zbv", world_size=8, num_layers=16, global_batch_size=16)
-    assert moments(mt.replay(run).runs[0]) == moments(mt.replay(run).runs[0])
 
 
 @pytest.mark.parametrize(
@@ -156,9 +137,8 @@ def test_what_cannot_be_replayed_is_refused(change: dict[str, Any], message: str
 
 
 def test_a_run_without_events_cannot_be_replayed() -> None:
-    run = mt.simulate("ddp", world_size=8, num_layers=2, global_batch_size=8, log="summary")
     with pytest.raises(UsageError, match="replay needs every event of every rank"):
-        mt.replay(run)
+        mt.replay(mt.simulate("ddp", world_size=8, num_layers=2, global_batch_size=8, log="summary"))
 
 
 def test_the_page_shows_what_links_carried_and_what_was_delayed(tmp_path: Path) -> None:
@@ -169,12 +149,8 @@ def test_the_page_shows_what_links_carried_and_what_was_delayed(tmp_path: Path) 
     reason = str(next(iter(run.links.delays.values())))
     assert reason.startswith("shared gpu")
     assert reason in page
-    assert (
-        "Delayed by sharing"
-        not in mt.simulate("zbv", world_size=8, num_layers=16, global_batch_size=16)
-        .write_html(tmp_path / "alone.html")
-        .read_text()
-    )
+    alone = mt.simulate("zbv", world_size=8, num_layers=16, global_batch_size=16)
+    assert "Delayed by sharing" not in alone.write_html(tmp_path / "alone.html").read_text()
 
 
 def test_strips_are_means_of_what_was_carried() -> None:

@@ -79,7 +79,7 @@ def scenario(*tasks: Any, **top: Any) -> dict[str, Any]:
         (scenario({"compute": "gpu0", "at_s": -1}), "at_s must be a number of seconds"),
         (scenario({"compute": "gpu0", "after": ["b"]}), "after names 'b'"),
         (scenario({"transfer": ["gpu0", "gpu1"], "sizes": 1}), 'did you mean "size_bytes"'),
-        (scenario({"task_id": "a", "compute": "gpu0"}, {"task_id": "a", "compute": "gpu0"}), "two tasks are called"),
+        (scenario(*[{"task_id": "a", "compute": "gpu0"}] * 2), "two tasks are called"),
         (scenario({"compute": "gpu0"}, hardware_profile={}), "give one of them"),
         (scenario({"task_id": "x", "compute": "gpu7"}), "task x: there is no device 'gpu7'"),
         (scenario({"transfer": ["gpu0"], "size_bytes": 1}), "source and destination"),

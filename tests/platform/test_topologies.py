@@ -29,20 +29,15 @@ def took(links: list[Any], op: str, members: list[str], level: Any = "high", siz
 
 
 @pytest.mark.parametrize("level", ["high", "medium"])
-def test_a_ring_all_reduce_on_a_switch_pays_two_links_of_latency_a_step(level: str) -> None:
-    """ASTRA-sim's analytical switch: 2 (n - 1) steps of size / n, each over two hops (Won et al. 2023, section IV)."""
-    names = [f"npu{i}" for i in range(8)]
-    links = star("switch", names, 50 * GBPS, 500e-9)
-    expected = 2 * 7 * (SIZE / 8 / 50e9 + 2 * 500e-9)
-    assert took(links, "all_reduce", names, level) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("level", ["high", "medium"])
-def test_a_ring_all_reduce_on_a_ring_pays_one(level: str) -> None:
-    """ASTRA-sim's analytical ring, one direction: 2 (n - 1) steps of size / n over one hop."""
-    links = torus([16], 50 * GBPS, 500e-9)
-    expected = 2 * 15 * (SIZE / 16 / 50e9 + 500e-9)
-    assert took(links, "all_reduce", [f"chip{i}" for i in range(16)], level) == pytest.approx(expected, rel=1e-12)
+def test_a_ring_all_reduce_pays_two_links_of_latency_a_step_on_a_switch_and_one_on_a_ring(level: str) -> None:
+    """ASTRA-sim's analytical networks: 2 (n - 1) steps of size / n over their hops (Won et al. 2023, section IV)."""
+    names = [f"npu{i}" for i in range(16)]
+    for links, hops in (
+        (star("switch", names, 50 * GBPS, 5e-7), 2),
+        (torus([16], 50 * GBPS, 5e-7, endpoints=names), 1),
+    ):
+        expected = 2 * 15 * (SIZE / 16 / 50e9 + hops * 5e-7)
+        assert took(links, "all_reduce", names, level) == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_all_reduce_on_a_torus_goes_dimension_by_dimension() -> None:
@@ -98,9 +93,8 @@ def test_a_torus_has_a_ring_in_each_dimension() -> None:
     assert set(degree.values()) == {1 + 2 + 2}
 
 
-@pytest.mark.parametrize("op", ["AllReduce", "all_reduce", "all-reduce", "ALLREDUCE"])
-def test_operations_have_many_spellings(op: str) -> None:
-    assert op_of(op) == "all_reduce"
+def test_operations_have_many_spellings() -> None:
+    assert {op_of(name) for name in ("AllReduce", "all_reduce", "all-reduce", "ALLREDUCE")} == {"all_reduce"}
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
@@ -133,17 +127,15 @@ def test_a_tree_all_reduce_sums_everything_at_the_root_first() -> None:
         assert all(summed == set(range(num_ranks)) for summed in holds.values())
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: tree("t", ["a"], 1.0, per_leaf=0), "per_leaf"),
-        (lambda: tree("t", ["a"], 1.0, per_leaf=1, oversubscription=0), "above 0"),
-        (lambda: torus([2, 2], 1.0, endpoints=["a"]), "has 4 endpoints, got 1"),
-    ],
-)
-def test_a_wrong_topology_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        make()
+def test_a_wrong_topology_is_refused() -> None:
+    with pytest.raises(UsageError, match="per_leaf"):
+        tree("t", ["a"], 1.0, per_leaf=0)
+    with pytest.raises(UsageError, match="above 0"):
+        tree("t", ["a"], 1.0, per_leaf=1, oversubscription=0)
+    with pytest.raises(UsageError, match="has 4 endpoints, got 1"):
+        torus([2, 2], 1.0, endpoints=["a"])
+    with pytest.raises(UsageError, match=r"nics \(4\) must be at most devices_per_node \(2\)"):
+        nodes(1, 2, nvlink_bps=8e12, pcie_bps=5e11, nic_bps=4e11, nics=4)
 
 
 @pytest.mark.parametrize(("world_size", "nics"), [(8, 8), (24, 4), (64, 1)])
@@ -162,20 +154,7 @@ def test_a_line_makes_servers_with_switches_pcie_and_interfaces(rails: bool, swi
     routes = Routes(profile.network_links)
     assert [lane.link_id for lane in routes.route("gpu0", "gpu3")] == ["gpu0-node0.switch", "gpu3-node0.switch"]
     ends = [lane.name.rpartition(" to ")[2] for lane in routes.route("gpu2", "gpu7")]
-    assert ends == [
-        "gpu2.port",
-        "node0.pcie1",
-        "node0.nic1",
-        *switches,
-        "node1.nic1",
-        "node1.pcie1",
-        "gpu7.port",
-        "gpu7",
-    ]
+    there, back = ["gpu2.port", "node0.pcie1", "node0.nic1"], ["node1.nic1", "node1.pcie1", "gpu7.port", "gpu7"]
+    assert ends == [*there, *switches, *back]
     assert ("spine" in routes.endpoints) == rails
     assert routes.route("gpu0", "node0.host")[-1].link_id == "node0.pcie0-host"
-
-
-def test_a_server_has_no_interface_without_a_device() -> None:
-    with pytest.raises(UsageError, match=r"nics \(4\) must be at most devices_per_node \(2\)"):
-        nodes(1, 2, nvlink_bps=8e12, pcie_bps=5e11, nic_bps=4e11, nics=4)
