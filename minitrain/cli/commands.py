@@ -169,7 +169,7 @@ def run(
 
     Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given; with --fold, its page
     alone, into traces/NAME-folded/, unless --trace is given. Of a run of more than 50,000 events, page and Chrome trace
-    show some ranks, and there is no log; --trace writes every rank.
+    show some ranks, and the log has those that did the same once; --trace writes every rank.
     """
     with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traces = wanted_traces(trace, log, strict=strict, fold=fold)
@@ -207,7 +207,7 @@ def run(
         raise RunFailedError from result.error
     if not as_json:
         print_lines(told.lines)
-        _print_run(result, written, for_tokens, page_alone=traces is Traces.PAGES)
+        _print_run(result, written, for_tokens, page_alone=traces is Traces.PAGES, all_ranks=bool(trace))
     if written is None:
         raise typer.Exit(FAILED)
 
@@ -260,7 +260,9 @@ def _print_comparison(comparison: Comparison, written: Sequence[Path] | None, to
         print_lines([f"wrote {written[0]} and a folder for each strategy beside it"])
 
 
-def _print_run(result: Run, written: Sequence[Path] | None, tokens: float | None, *, page_alone: bool) -> None:
+def _print_run(
+    result: Run, written: Sequence[Path] | None, tokens: float | None, *, page_alone: bool, all_ranks: bool
+) -> None:
     """Print a run's figures, where each rank's time goes, and where the pictures are."""
     print_lines([f"{result.strategy}: {conditions(result)}"])
     print_lines(result.notes)
@@ -271,6 +273,20 @@ def _print_run(result: Run, written: Sequence[Path] | None, tokens: float | None
         print_lines([f"wrote {written[0] / PAGE}{rows}"])
     elif written and not (written[0] / RUN_FILE).exists():
         print_lines([f"wrote {written[0]}: page and Chrome trace of some ranks; --trace writes every rank and the log"])
+    elif written and not all_ranks and _shows_some_ranks(result):
+        once = "page and Chrome trace of some ranks, log with ranks that did the same once; --trace writes every rank"
+        print_lines([f"wrote {written[0]}: {once}", _why(written[0])])
     elif written:
-        why = f"why ranks wait, and what would help: minitrain trace explain {written[0] / RUN_FILE}"
-        print_lines([f"wrote {written[0]}", why])
+        print_lines([f"wrote {written[0]}", _why(written[0])])
+
+
+def _shows_some_ranks(result: Run) -> bool:
+    """Return whether pictures of a run show some ranks by default."""
+    from minitrain.trace.excerpt import MOST_WRITTEN  # noqa: PLC0415  (numpy only when somebody draws)
+
+    return result.num_events > MOST_WRITTEN
+
+
+def _why(folder: Path) -> str:
+    """Return how one learns why ranks wait."""
+    return f"why ranks wait, and what would help: minitrain trace explain {folder / RUN_FILE}"

@@ -20,6 +20,7 @@ from minitrain.folding.model import FoldedModel
 from minitrain.folding.per_rank_sets import PerRankSet
 from minitrain.folding.per_rank_values import PerRankInt
 from minitrain.rank.model import Model
+from minitrain.run.ranks_once import Partners, Repeated, repeated
 from minitrain.tensors import Tensor
 
 T = TypeVar("T")
@@ -114,12 +115,23 @@ class Expansion:
         logs = OfEveryRank(self._log_of, self.attempt.world_size)
         return logs, OfEveryRank(lambda rank: self._model_of(rank, logs[rank]), self.attempt.world_size)
 
+    def repeated(self, rank: int) -> Repeated | None:
+        """Return how a rank repeats the lowest one of its class, if it is another one and does."""
+        place = RankInClass(self, rank)
+        if place.lowest == rank:
+            return None
+        return self._rows_of_class(place.lowest).repeated(place, RankInClass(self, place.lowest))
+
+    def _rows_of_class(self, lowest: int) -> _RowsOfClass:
+        """Return the rows of the class of a lowest rank."""
+        if lowest not in self._rows_of:
+            self._rows_of[lowest] = _RowsOfClass(self._class_of[lowest])
+        return self._rows_of[lowest]
+
     def _log_of(self, rank: int) -> EventLog:
         """Make the log of a rank."""
         place = RankInClass(self, rank)
-        if place.lowest not in self._rows_of:
-            self._rows_of[place.lowest] = _RowsOfClass(self._class_of[place.lowest])
-        return EventLog(rank, self._rows_of[place.lowest].of_rank(place))
+        return EventLog(rank, self._rows_of_class(place.lowest).of_rank(place))
 
     def _model_of(self, rank: int, log: EventLog) -> Model:
         """Make the model of a rank as it was at its end, with its log."""
@@ -230,6 +242,11 @@ class RankInClass:
             place * self._expansion.attempt.strides[axis] for axis, place in self._places.items() if axis not in along
         )
 
+    def partners(self, stream: Stream, waited_for: int | None) -> Partners:
+        """Return the rank's own partners in the place of those of the lowest rank."""
+        own = self.stream(stream)
+        return own.group, own.peer, None if waited_for is None else self.other(waited_for, stream)
+
 
 class _RowsOfClass:
     """The rows of a class, with those columns apart that differ between its ranks.
@@ -238,7 +255,7 @@ class _RowsOfClass:
         model: that of the class, at its end.
     """
 
-    __slots__ = ("_columns", "_rows", "_waits")
+    __slots__ = ("_columns", "_partners", "_rows", "_waits")
 
     def __init__(self, model: FoldedModel) -> None:
         self._rows = rows = model._rows
@@ -248,6 +265,16 @@ class _RowsOfClass:
         }
         waited_for = enumerate(rows[WAITED_FOR::STRIDE])
         self._waits = [(row * STRIDE, other) for row, other in waited_for if other is not None]
+        pairs = zip(rows[STREAM::STRIDE], rows[WAITED_FOR::STRIDE], strict=True)
+        self._partners = list({(id(stream), other): (stream, other) for stream, other in pairs}.values())
+
+    def repeated(self, place: RankInClass, lowest: RankInClass) -> Repeated | None:
+        """Return how a rank repeats the lowest one; None where layers differ, or one partner stands for several."""
+        if any(place.value(layer) != lowest.value(layer) for layer in self._columns[LAYER][1]):
+            return None
+        samples = ((lowest.value(each), place.value(each)) for each in self._columns[SAMPLES][1])
+        partners = ((lowest.partners(*each), place.partners(*each)) for each in self._partners)
+        return repeated(place.rank, lowest.rank, samples, partners)
 
     def of_rank(self, place: RankInClass) -> list[Any]:
         """Return the rows of a rank."""

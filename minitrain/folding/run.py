@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from minitrain.events import Event, MemoryChange
     from minitrain.folding.attempt import FoldAttempt
     from minitrain.folding.model import FoldedModel
+    from minitrain.run.ranks_once import Repeated
 
 MOST_DRAWN = 50_000
 """The most events of a run whose ranks are drawn one by one where nobody asked for folding; of more, classes are."""
@@ -85,6 +86,18 @@ class FoldedRun(Run):
     def ranks_of_class_logs(self) -> Sequence[int]:
         """The lowest rank of each class, whose log it is."""
         return self.representatives if self._classes else range(self.world_size)
+
+    def repeated_ranks(self, most_events: int | None = None) -> Sequence[Repeated] | None:
+        """Return the ranks that did what the lowest rank of their class did: all others, mostly."""
+        if not self._classes:
+            return super().repeated_ranks(most_events)
+        if most_events is not None and sum(map(len, self.class_logs)) > most_events:
+            return None
+        assert self.expansion is not None
+        found = list(filter(None, map(self.expansion.repeated, range(self.world_size))))
+        left = sum(len(model._log) for model in self._classes) * self.num_ranks_a_class
+        left -= sum(len(self.class_logs[self.representatives.index(each.like)]) for each in found)
+        return found if most_events is None or left <= most_events else None
 
     @property
     def draws_classes(self) -> bool:

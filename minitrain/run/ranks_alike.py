@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minitrain.events import RECV
+from minitrain.run.ranks_once import Repeated, by_rows
 from minitrain.run.sureness import remark_on
 from minitrain.workloads.matmul import NOTES
 
@@ -96,6 +97,14 @@ class RanksAlike:
     def ranks_of_class_logs(self) -> Sequence[int]:
         """The rank whose log each of them is."""
         return range(self.world_size)
+
+    def repeated_ranks(self, most_events: int | None = None) -> Sequence[Repeated] | None:
+        """Return the ranks that did what others did (see `minitrain.run.ranks_once`).
+
+        Args:
+            most_events: None is returned where the others have more events.
+        """
+        return by_rows(self.logs, most_events)
 
     @property
     def timeline_of_classes(self) -> Timeline:

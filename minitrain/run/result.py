@@ -252,9 +252,16 @@ class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tr
             "error": None,
         }
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the run to a file that `load_run` reads: see `minitrain.run.saved_runs` for the format."""
-        save_run(self, path)
+    def save(self, path: str | PathLike[str], *, every_rank: bool = True) -> None:
+        """Write the run to a file that `load_run` reads: see `minitrain.run.saved_runs` for the format.
+
+        Args:
+            path: where to.
+            every_rank: write the events of every rank; otherwise those of ranks that did the same once, and then no
+                journals of memory.
+        """
+        repeated = () if every_rank else self.repeated_ranks()
+        save_run(self, path, repeated or ())
 
     def figure(self) -> Any:
         """Return a Plotly figure: what every rank does, over the memory it holds, on one time axis."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from minitrain.events import COLLECTIVES, COMM, COMPUTE, HOST_MOVES, PASSES, RECV, SEND, Event, MemoryChange
 from minitrain.hardware.config_faults import shown
+from minitrain.run.ranks_once import OnceWritten, Partners, distinct_of
 from minitrain.run.run_file_faults import (
     AT_LEAST_0,
     FLAG,
@@ -29,7 +30,7 @@ from minitrain.run.run_file_faults import (
     one_of,
     whole,
 )
-from minitrain.run.run_file_header import FIELDS, VERSION_WITH_JOURNALS, judge_repeated
+from minitrain.run.run_file_header import FIELDS, VERSION_OF_ALIKE, VERSION_WITH_JOURNALS, judge_repeated
 
 STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "logits", "in_flight")
 
@@ -63,7 +64,7 @@ class Reader:
     def __init__(self, header: Mapping[str, Any], size: int, faults: Faults) -> None:
         self.header, self.faults = header, faults
         self.world_size, self.num_layers = header["world_size"], header["num_layers"]
-        self.logs: list[list[Event]] = [[] for _ in range(self.world_size)]
+        self.logs: list[Any] = [[] for _ in range(self.world_size)]
         self._most = size
         self._members_left = _MEMBERS + _MEMBERS_A_BYTE * size
         # strict runs count a buffer once where stores count it twice
@@ -73,16 +74,17 @@ class Reader:
         self._in_order = tuple(self._names[:_NUM_FIELDS]) == FIELDS
         self._samples: dict[Any, _Set] = {}
         self._groups: dict[Any, _Set] = {}
-        self._journals: list[tuple[int, dict[str, Any]]] = []
+        self._objects: list[tuple[int, dict[str, Any]]] = []
+        self._distinct: dict[int, tuple[Any, ...]] = {}  # of ranks that others repeat
         self._num_events = 0
 
     def take(self, line: int, values: Any) -> None:
-        """Take what one line holds: an event, or the journal of a rank."""
+        """Take what one line holds: an event, the journal of a rank, or how it repeats another one."""
         if values.__class__ is list:
             self._num_events += 1
             self._take_event(line, values if self._in_order else self._arranged(line, values))
         elif isinstance(values, dict):
-            self._journals.append((line, values))
+            self._objects.append((line, values))
         else:
             self.faults.add(line, f"expected an event (a list) or a journal (an object), found {shown(values)}")
 
@@ -243,12 +245,78 @@ class Reader:
         if number != self._num_events:
             self.faults.add(last, f"it has {self._num_events} of {number} events; was it cut short?")
         journals: dict[int, list[MemoryChange]] = {}
-        for line, values in self._journals:
+        are_repeated = self.header["version"] == VERSION_OF_ALIKE
+        own = {rank: log for rank, log in enumerate(self.logs) if log}
+        for line, values in self._objects:
             judge_repeated(self.faults, line, values)
-            self._take_journal(line, values, journals)
-        if self.header["version"] == VERSION_WITH_JOURNALS and len(self._journals) < self.world_size:
-            self.faults.add(last, f"it has the journals of {len(self._journals)} of {self.world_size} ranks")
+            if are_repeated:
+                self._take_repeated(line, values, own)
+            else:
+                self._take_journal(line, values, journals)
+        if self.header["version"] == VERSION_WITH_JOURNALS and len(self._objects) < self.world_size:
+            self.faults.add(last, f"it has the journals of {len(self._objects)} of {self.world_size} ranks")
         return [journals[rank] for rank in sorted(journals)] or ()
+
+    def _take_repeated(self, line: int, values: Mapping[str, Any], own: Mapping[int, list[Event]]) -> None:
+        """Take how a rank repeats another one.
+
+        Args:
+            line: of the file.
+            values: what it holds.
+            own: the ranks with events of their own.
+        """
+        a_rank = whole(0, self.world_size - 1)
+        rules = {
+            "rank": Rule(
+                f"a rank in 0..{self.world_size - 1} without events",
+                lambda rank: a_rank.accepts(rank) and not self.logs[rank],
+            ),
+            "like": Rule("a rank with events of its own", lambda like: like.__class__ is int and like in own),
+            "samples": LIST,
+            "partners": LIST,
+        }
+        if not self.faults.judge_keys(line, (), values, rules):
+            return
+        rank, like = values["rank"], values["like"]
+        if like not in self._distinct:
+            self._distinct[like] = *distinct_of(own[like]), max(event.memory for event in own[like])
+        samples, partners, memory = self._distinct[like]
+        self.faults.judge(line, ("rank",), memory, _up_to(self._peaks[rank], "the rank's peak"))
+        given = [
+            self._set_of(line, "samples", each, self._samples, self.header["global_batch_size"], frozenset)
+            for each in values["samples"]
+        ]
+        found = [
+            self._partners(line, rank, each, theirs) for each, theirs in zip(values["partners"], partners, strict=False)
+        ]
+        for name, theirs, ours in (("samples", samples, values["samples"]), ("partners", partners, values["partners"])):
+            if len(theirs) != len(ours):
+                self.faults.add(line, f"expected {len(theirs)}, as rank {like} has them, found {len(ours)}", (name,))
+        if None not in given and None not in found and len(given) == len(samples) and len(found) == len(partners):
+            own_samples, own_partners = dict(zip(samples, given, strict=True)), dict(zip(partners, found, strict=True))
+            self.logs[rank] = OnceWritten(rank, own[like], own_samples, own_partners)
+
+    def _partners(self, line: int, rank: int, values: Any, theirs: Partners) -> Partners | None:
+        """Return a rank's own partners in the place of another one's, which must be of the same kind."""
+        other = Rule(f"another rank in 0..{self.world_size - 1}", _other(whole(0, self.world_size - 1), rank))
+        if values.__class__ is not list or len(values) != 3:
+            self.faults.add(line, f"expected [group, peer, waited for], found {shown(values)}", ("partners",))
+            return None
+        group, peer, waited_for = values
+        good = self.faults.judge(line, ("partners",), peer, Rule("null", _is_none) if theirs[1] is None else other)
+        good &= self.faults.judge(
+            line, ("partners",), waited_for, Rule("null", _is_none) if theirs[2] is None else other
+        )
+        if (group is None) != (theirs[0] is None):
+            self.faults.add(line, "expected a group where the other rank has one, and nowhere else", ("partners",))
+            return None
+        if group is not None:
+            found = self._set_of(line, "partners", group, self._groups, self.world_size, tuple)
+            if found is None or rank not in found:
+                self.faults.add(line, f"expected a group of rank {rank}, found one without it", ("partners",))
+                return None
+            group = found
+        return (group, peer, waited_for) if good else None
 
     def _take_journal(self, line: int, values: Mapping[str, Any], journals: dict[int, list[MemoryChange]]) -> None:
         """Take the journal of one rank."""
@@ -311,6 +379,10 @@ class Reader:
 def _is_priced(event: Mapping[str, Any]) -> bool:
     """Return whether an event is of a known type, or as those that a strategy logs by a type of its own: free."""
     return event["typ"] in _TYPES or (event["duration"], event["size_bytes"]) == (0, 0)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
 
 
 def _other(a_rank: Rule, own: Any) -> Callable[[Any], bool]:

@@ -30,7 +30,7 @@ from minitrain.run.run_file_faults import (
 from minitrain.run.run_file_kinds import judge_device_kinds
 
 FORMAT = "minitrain-run"
-VERSION, VERSION_WITH_JOURNALS = 1, 2
+VERSION, VERSION_WITH_JOURNALS, VERSION_OF_ALIKE = 1, 2, 3
 HEADER = (
     "strategy",
     "world_size",
@@ -92,8 +92,8 @@ def judge_header(header: Any, size: int, faults: Faults) -> bool:
         faults.add(1, f'its first line does not say so: expected an object with "format": "{FORMAT}"')
         return False
     version = header.get("version")
-    if version.__class__ is not int or version not in (VERSION, VERSION_WITH_JOURNALS):
-        known = f"{VERSION} and {VERSION_WITH_JOURNALS}"
+    if version.__class__ is not int or version not in (VERSION, VERSION_WITH_JOURNALS, VERSION_OF_ALIKE):
+        known = f"{VERSION}, {VERSION_WITH_JOURNALS} and {VERSION_OF_ALIKE}"
         raise UsageError(f"the run file is of version {shown(version)}; this minitrain reads {known}")
     before = faults.number
     judge_repeated(faults, 1, header)

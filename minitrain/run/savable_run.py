@@ -17,6 +17,10 @@ class SavableRun(Protocol):
     """The part of a run that is saved, beside the figures of the first line."""
 
     @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
     def logs(self) -> Sequence[Sequence[Event]]:
         """The events of each rank."""
 

@@ -13,7 +13,9 @@ a run which offloaded something has `peak_host_memory_bytes`, that of a run on a
 have which device). That of a step in which devices died has `outages`, objects of `start`, `end` (s) and `reason`.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
-version 1, which older readers know.
+version 1, which older readers know. Version 3 has events of some ranks alone, and one more line for each other rank,
+which did what one of those did: `rank`, `like`, and its own `samples` and `partners` (see `minitrain.run.ranks_once`);
+it has no journals.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from minitrain.events import Event, MemoryChange, Outage
 from minitrain.files import write_text
 from minitrain.hardware.config_faults import label_of
 from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory, kinds_of_journals
+from minitrain.run.ranks_once import Repeated
 from minitrain.run.run_file_events import Reader
 from minitrain.run.run_file_faults import Faults
 from minitrain.run.run_file_header import (
@@ -43,6 +46,7 @@ from minitrain.run.run_file_header import (
     FORMAT,
     HEADER,
     VERSION,
+    VERSION_OF_ALIKE,
     VERSION_WITH_JOURNALS,
     judge_header,
     object_of,
@@ -73,12 +77,18 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
-def save_run(run: SavableRun, path: str | PathLike[str]) -> None:
-    """Write a run to a file, whole or not at all."""
-    write_text(Path(path), (line + "\n" for line in _lines(run)))
+def save_run(run: SavableRun, path: str | PathLike[str], repeated: Sequence[Repeated] = ()) -> None:
+    """Write a run to a file, whole or not at all.
+
+    Args:
+        run: the run.
+        path: where to.
+        repeated: the ranks whose events are not written, as they are those of others; then no journals are.
+    """
+    write_text(Path(path), (line + "\n" for line in _lines(run, repeated)))
 
 
-def _lines(run: SavableRun) -> Iterator[str]:
+def _lines(run: SavableRun, repeated: Sequence[Repeated]) -> Iterator[str]:
     """Yield the lines of the file."""
     oom = run.oom and {
         "rank": run.oom.rank,
@@ -87,18 +97,22 @@ def _lines(run: SavableRun) -> Iterator[str]:
         "held_bytes": dict(run.oom.held_bytes),
         **({"device": run.oom.device} if run.oom.device else {}),
     }
-    version = VERSION_WITH_JOURNALS if run.memory_journals else VERSION
+    written = sorted({*range(run.world_size)} - {each.rank for each in repeated})
+    journals = () if repeated else run.memory_journals
+    version = VERSION_OF_ALIKE if repeated else VERSION_WITH_JOURNALS if journals else VERSION
     header = {"format": FORMAT, "version": version, "fields": FIELDS, **{name: getattr(run, name) for name in HEADER}}
-    header["num_events"] = run.num_events
+    header["num_events"] = sum(len(run.logs[rank]) for rank in written) if repeated else run.num_events
     header["options"] = {name: plain(value) for name, value in run.options.items()}
     header["oom"] = oom
     header |= _more_of(run)
     yield json.dumps(header)
     ranges: _Ranges = {}
-    for log in run.logs:
-        for event in log:
+    for rank in written:
+        for event in run.logs[rank]:
             yield json.dumps(_pack(event, ranges), separators=(",", ":"), default=repr)  # a tag may be anything
-    for rank, journal in enumerate(run.memory_journals):
+    for each in repeated:
+        yield json.dumps(_pack_repeated(each, ranges), separators=(",", ":"))
+    for rank, journal in enumerate(journals):
         yield json.dumps(_pack_journal(rank, journal), separators=(",", ":"))
 
 
@@ -124,6 +138,16 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
         more["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
         more["meshes"] = [dict(mesh) for mesh in run.meshes]
     return more
+
+
+def _pack_repeated(repeated: Repeated, ranges: _Ranges) -> dict[str, Any]:
+    """Return as an object what a rank has in the place of another one's samples and partners."""
+    samples = [_shared_ranges(each, ranges) for each in repeated.samples]
+    partners = [
+        [None if group is None else _shared_ranges(group, ranges), peer, other]
+        for group, peer, other in repeated.partners
+    ]
+    return {"rank": repeated.rank, "like": repeated.like, "samples": samples, "partners": partners}
 
 
 def _pack_journal(rank: int, journal: Sequence[MemoryChange]) -> dict[str, Any]:

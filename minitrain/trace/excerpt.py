@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_WRITTEN = 50_000
 """The most events of a run of which every rank is written by default: some 25 MB of files, in a few seconds."""
+MOST_LOGGED = 150_000
+"""The most events of a log by default, where ranks that did the same are written once: some 15 MB, in two seconds."""
 
 
 @final

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB, duration
 from minitrain.plain_text import text_of
 from minitrain.run.result import Run
+from minitrain.run.saved_runs import save_run
 from minitrain.tensors.index_sets import ranges
 
 if TYPE_CHECKING:
@@ -282,7 +283,8 @@ def write_run(
         name: of the folder, if not after the strategy.
         page_alone: write the page only, into a folder of its own: "ddp-folded".
         all_ranks: write every rank, however large the run is; otherwise page and Chrome trace of a large run show some
-            ranks (see `minitrain.trace.excerpt`), and there is no log.
+            ranks (see `minitrain.trace.excerpt`), and its log has ranks that did the same once; there is none where
+            even those have more events than `MOST_LOGGED`.
 
     Returns:
         The run's folder.
@@ -293,20 +295,23 @@ def write_run(
     parent = Path(parent)
     parent.mkdir(parents=True, exist_ok=True)
     target = parent / f"{name or folder_name(run.strategy)}{'-folded' if page_alone else ''}"
-    excerpt = None
+    excerpt = repeated = None
     if not all_ranks and not page_alone:
-        from minitrain.trace.excerpt import excerpt_of  # noqa: PLC0415  (numpy only when somebody draws)
+        from minitrain.trace.excerpt import MOST_LOGGED, excerpt_of  # noqa: PLC0415  (numpy only when somebody draws)
 
         excerpt = excerpt_of(run)
-    files = (PAGE,) if page_alone else (PAGE, CHROME_TRACE) if excerpt else (PAGE, CHROME_TRACE, RUN_FILE)
+        repeated = run.repeated_ranks(MOST_LOGGED) if excerpt else None
+    has_no_log = excerpt is not None and repeated is None
+    files = (PAGE,) if page_alone else (PAGE, CHROME_TRACE) if has_no_log else (PAGE, CHROME_TRACE, RUN_FILE)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
         if excerpt is not None:
             excerpt.write(Path(made, PAGE), Path(made, CHROME_TRACE), view_of(run), include_plotlyjs)
         else:
             run.write_html(Path(made, PAGE), include_plotlyjs)
+            if CHROME_TRACE in files:
+                run.write_chrome_trace(Path(made, CHROME_TRACE))
         if RUN_FILE in files:
-            run.write_chrome_trace(Path(made, CHROME_TRACE))
-            run.save(Path(made, RUN_FILE))
+            save_run(run, Path(made, RUN_FILE), repeated or ())
         target.mkdir(exist_ok=True)
         for file in (PAGE, CHROME_TRACE, RUN_FILE):
             if file in files:

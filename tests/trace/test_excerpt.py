@@ -34,7 +34,8 @@ def every_run_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_run_is_written_in_part_and_says_so(strategy: str, tmp_path: Path) -> None:
     run = simulated(strategy)
     folder = write_run(run, tmp_path, all_ranks=False)
-    assert {path.name for path in folder.iterdir()} == {PAGE, CHROME_TRACE}
+    assert {path.name for path in folder.iterdir()} == {PAGE, CHROME_TRACE, RUN_FILE}
+    assert mt.load_run(folder / RUN_FILE).summary() == run.summary()
     shown = excerpt.excerpt_of(run)
     assert shown is not None
     assert sum(len(run.logs[rank]) for rank in shown.ranks) <= max(300, len(run.logs[0]))
@@ -65,6 +66,17 @@ def test_every_rank_is_written_where_that_is_asked_for(tmp_path: Path) -> None:
     assert write_run(run, tmp_path) == folder
     assert len(processes(folder / CHROME_TRACE)) == 8
     assert mt.load_run(folder / RUN_FILE).step_time == run.step_time
+    whole = (folder / RUN_FILE).stat().st_size
+    write_run(run, tmp_path, all_ranks=False)
+    assert (folder / RUN_FILE).stat().st_size < whole / 2
+
+
+def test_there_is_no_log_where_ranks_that_differ_have_too_many_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulated("1f1b")
+    folder = write_run(run, tmp_path, all_ranks=False)
+    monkeypatch.setattr(excerpt, "MOST_LOGGED", run.num_events - 1)
     write_run(run, tmp_path, all_ranks=False)
     assert not (folder / RUN_FILE).exists()  # that of an earlier run would not belong to the page
 
