@@ -32,6 +32,7 @@ from minitrain.trace.run_folder import PAGE, RUN_FILE, conditions, title_of, wri
 from minitrain.trace.tables import comparison_notes, comparison_table, ranks_table, run_table
 
 TRACES = Path("traces")
+_MANY_RANKS = 64  # of fewer, nobody waits
 _STRATEGY = (
     "a strategy's name (see `minitrain strategies`), path.py, path.py:function or the CSV of a schedule, with options "
     "as in pp_dp:pp=4"
@@ -195,7 +196,8 @@ def run(
         chosen = given.choose_strategies([told.strategy], told.options)[0]
         if traces is not Traces.NONE:
             given.require_folder(out)
-        result = _simulated(chosen, parameters, progress)
+        simulate = _simulated_for_excerpt if traces is Traces.ALL and not trace else _simulated
+        result = simulate(chosen, parameters, progress)
         written: Sequence[Path] | None = []
         if traces is not Traces.NONE and isinstance(result, Run):
             pages = {"page_alone": traces is Traces.PAGES, "all_ranks": bool(trace)}
@@ -221,6 +223,21 @@ def _simulated(chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: 
     except RunFailedError as failure:
         cause = cast(Exception, failure.__cause__)  # even a SystemExit is reported like other errors
         return FailedRun(chosen.name, {**parameters, **chosen.options}, cause)
+
+
+def _simulated_for_excerpt(
+    chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: RunsInProgress
+) -> Run | FailedRun:
+    """Return a run, with journals of memory only where every rank of it will be written.
+
+    Ranks that keep no journals can fold, which is most of the time of a large run. One of many ranks and few events is
+    simulated once more.
+    """
+    if parameters["memory_by_kind"] and (parameters["world_size"] or 0) >= _MANY_RANKS:
+        result = _simulated(chosen, {**parameters, "memory_by_kind": False}, progress)
+        if isinstance(result, FailedRun) or _shows_some_ranks(result):
+            return result
+    return _simulated(chosen, parameters, progress)
 
 
 def _write_one(run: Run, out: Path, *, page_alone: bool, all_ranks: bool) -> Sequence[Path]:

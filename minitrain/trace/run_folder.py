@@ -24,6 +24,7 @@ from minitrain.tensors.index_sets import ranges
 if TYPE_CHECKING:
     from minitrain.events import Event
     from minitrain.run.comparison import Comparison
+    from minitrain.run.ranks_once import Repeated
     from minitrain.trace.layout import View
     from minitrain.trace.link_panel import Links
 
@@ -311,7 +312,7 @@ def write_run(
             if CHROME_TRACE in files:
                 run.write_chrome_trace(Path(made, CHROME_TRACE))
         if RUN_FILE in files:
-            save_run(run, Path(made, RUN_FILE), repeated or ())
+            _write_log(run, Path(made, RUN_FILE), repeated)
         target.mkdir(exist_ok=True)
         for file in (PAGE, CHROME_TRACE, RUN_FILE):
             if file in files:
@@ -319,6 +320,14 @@ def write_run(
             elif excerpt is not None:  # of an earlier run
                 Path(target, file).unlink(missing_ok=True)
     return target
+
+
+def _write_log(run: Run, path: Path, repeated: Sequence[Repeated] | None) -> None:
+    """Write a run's log, without the events of ranks that repeat others."""
+    if repeated:
+        save_run(run, path, repeated)
+    else:
+        run.save(path)
 
 
 def _unused(name: str, taken: Collection[str]) -> str:

@@ -58,7 +58,7 @@ def test_a_file_of_an_older_writer_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: lines[0].update(version=3), "of version 3; this minitrain reads 1 and 2"),
+        (lambda lines: lines[0].update(version=4), "of version 4; this minitrain reads 1, 2 and 3"),
         (lambda lines: lines[0].update(format="other"), "not a minitrain-run file, or it is damaged"),
         (lambda lines: lines[0].pop("fields"), "its first line lacks fields"),
         (lambda lines: lines.pop(5), r"it has \d+ of \d+ events"),
