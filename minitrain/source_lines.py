@@ -12,6 +12,7 @@ import inspect
 import os
 import traceback
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -84,8 +85,18 @@ def _awaited(coroutine: Any) -> Iterator[Any]:
 
 def present_place() -> str:
     """Return the line of the running strategy that called into the engine, as "file.py:12"."""
-    frame = strategy_frame(inspect.currentframe())
+    frame = calling_frame()
     return "unknown line" if frame is None else line_of(frame)
+
+
+def calling_frame() -> FrameType | None:
+    """Return the frame of the running strategy that called into the engine; None if none did."""
+    return strategy_frame(inspect.currentframe())
+
+
+def caller(depth: int) -> FrameType:
+    """Return the frame in which the function that asks was called (depth 1), the one around it (2), and so on."""
+    return next(islice(traceback.walk_stack(inspect.currentframe()), depth + 1, None))[0]
 
 
 def strategy_frame(frame: FrameType | None) -> FrameType | None:

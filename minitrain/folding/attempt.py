@@ -7,7 +7,6 @@ of a class would do different things: they *diverge*, on some axes and at a line
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from itertools import chain
 from math import prod
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 
 from minitrain.errors import StrategyError
 from minitrain.events import Stream
-from minitrain.source_lines import ENGINE, OWNERS, present_place
+from minitrain.source_lines import ENGINE, OWNERS, caller, present_place
 
 
 class DivergesError(StrategyError):
@@ -31,7 +30,7 @@ class DivergesError(StrategyError):
 
 def in_engine(depth: int = 2) -> bool:
     """Return whether the function that called the caller is the engine's own."""
-    return OWNERS[sys._getframe(depth).f_code.co_filename] == ENGINE
+    return OWNERS[caller(depth).f_code.co_filename] == ENGINE
 
 
 NO_SPLIT: Mapping[str, int] = MappingProxyType({})

@@ -12,7 +12,6 @@ A number that is the same on all machines is a plain float.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar, final
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minitrain.errors import MinitrainError
-from minitrain.source_lines import ENGINE, OWNERS, present_place
+from minitrain.source_lines import ENGINE, OWNERS, caller, present_place
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -300,4 +299,4 @@ def _agreed(answers: Any, what: str) -> bool:
 
 def _is_asked_by_engine() -> bool:
     """Return whether the function that called the caller is none of a strategy's."""
-    return OWNERS[sys._getframe(2).f_code.co_filename] == ENGINE
+    return OWNERS[caller(2).f_code.co_filename] == ENGINE

@@ -155,6 +155,21 @@ def test_nobody_reads_the_sizes_of_the_default_layer_but_tensors_and_workloads()
     assert others - {"lib.py"} == set()
 
 
+_PRIVATE = re.compile(
+    r"\b(_getframe|get_objects|get_referents|get_referrers|__code__|f_back|gi_frame|ag_frame)\b"  # of the interpreter
+    r"|\basyncio(\.\w+)*\._(?!_)\w+"
+    r"|\bloop\._\w+|\._(ready|selector|signal_handlers|fut_waiter|callbacks|children|log_traceback|log_destroy_pending"
+    r"|asyncio_future_blocking|run_once|wait)\b(?!\()"  # attributes of asyncio's objects
+)
+
+
+def test_nobody_reads_what_is_private_to_python_and_asyncio() -> None:
+    """Grading and the exercises judge processes of others, and may."""
+    files = [file for file in house.sources() if house.room_of(file) not in ("grading", "exercises")]
+    assert [f"{file}: {match[0]}" for file in files for match in _PRIVATE.finditer(house.text_of(file))] == []
+    assert [file for file in files if "cr_frame" in house.text_of(file)] == ["source_lines.py"]
+
+
 def test_the_drawing_is_that_of_todays_imports() -> None:
     assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.drawing(), "run python docs/architecture.py"
 

@@ -6,7 +6,6 @@ result gets a buffer of its own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,8 +22,6 @@ from minitrain.tensors.placed import (
     WeightGradPart,
 )
 from minitrain.workloads.workload import Recompute
-
-_frame = sys._getframe
 
 
 class StrictAttention(StrictCommunication):
@@ -52,7 +49,7 @@ class StrictAttention(StrictCommunication):
     def _follow(self, step: int | None, *made: Any) -> None:
         """Give what was made its origin and a buffer."""
         ledger = self._ledger
-        line = ledger.calling_line(_frame(2))
+        line = ledger.line()
         for tensor in made:
             tensor._origin = new_origin(ledger, ledger.units_of(tensor), FIELDS[tensor.__class__](tensor), step, line)
 

@@ -7,7 +7,6 @@ tensor.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -54,7 +53,6 @@ _SUMMANDS: frozenset[type[Any]] = frozenset(
     {WeightGrad, WeightGradPart, RouterGrad, ExpertGrad, *PARTIAL, KeysValuesGrad}
 )
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
-_frame = sys._getframe
 
 
 class StrictCommunication(StrictExperts):
@@ -84,7 +82,7 @@ class StrictCommunication(StrictExperts):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         member = self._world if group is None else self._member(group)
-        self._lines[len(self._rows)] = line = ledger.calling_line(_frame(1))
+        self._lines[len(self._rows)] = line = ledger.line()
         if op in _REDUCTIONS and member.communicator.size > 1:
             for value in tensors_in(v):
                 if value.__class__ in _SUMMANDS:  # each has an origin, as it is valid
@@ -211,7 +209,7 @@ class StrictCommunication(StrictExperts):
         ledger = self._ledger
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        self._submitted = self._lines[len(self._rows)] = ledger.calling_line(_frame(1))
+        self._submitted = self._lines[len(self._rows)] = ledger.line()
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             operation = super()._receive(source, tag)
@@ -271,7 +269,7 @@ class StrictCommunication(StrictExperts):
             )
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
-        line = ledger.calling_line(_frame(1))
+        line = ledger.line()
         HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_operations
         try:
             operation = super()._fetch(v)

@@ -8,7 +8,6 @@ expression must never be true where they would raise, which tests/accounting/tes
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -44,8 +43,6 @@ from minitrain.workloads.workload import Recompute
 R = TypeVar("R")
 
 _WHOLE_GRADS = frozenset({WeightGrad, WeightGradPart})
-
-_frame = sys._getframe
 
 
 def unbound(method: Callable[..., R]) -> Callable[..., R]:
@@ -117,7 +114,7 @@ class StrictComputation(Model):
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, num_parts
-        line = ledger.line(_frame(1))
+        line = ledger.line()
         plain = weight.__class__ is Weight
         fields = fields_of_weight(weight) if plain else FIELDS[weight.__class__](weight)
         weight._origin = new_origin(ledger, weight._units, fields, None, line)
@@ -146,7 +143,7 @@ class StrictComputation(Model):
         ledger = self._ledger
         activation = super().get_input_activation(samples)
         units = ledger.size(activation)
-        activation._origin = new_origin(ledger, units, fields_of_activation(activation), None, ledger.line(_frame(1)))
+        activation._origin = new_origin(ledger, units, fields_of_activation(activation), None, ledger.line())
         return activation
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
@@ -174,7 +171,7 @@ class StrictComputation(Model):
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
         plain = out.__class__ is Activation
         fields = fields_of_activation(out) if plain else FIELDS[out.__class__](out)
-        out._origin = new_origin(ledger, out._units, fields, weight.step, ledger.line(_frame(1)))
+        out._origin = new_origin(ledger, out._units, fields, weight.step, ledger.line())
         return out
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -186,7 +183,7 @@ class StrictComputation(Model):
             ledger.sample(len(self._rows))
         grad = super().loss(inp)
         fields = FIELDS[grad.__class__](grad)
-        grad._origin = new_origin(ledger, ledger.size(grad), fields, inp._origin.step, ledger.line(_frame(1)))
+        grad._origin = new_origin(ledger, ledger.size(grad), fields, inp._origin.step, ledger.line())
         return grad
 
     def backward(
@@ -203,7 +200,7 @@ class StrictComputation(Model):
             both = weight_grad, grad_inp = self._backward(self, layer, inp, grad, weight)
         finally:
             HANDMADE_DETECTION.on = HANDMADE_DETECTION.in_strategies
-        line = ledger.line(_frame(1))
+        line = ledger.line()
         plain = weight_grad.__class__ is WeightGrad
         fields = fields_of_weight_grad(weight_grad) if plain else FIELDS[weight_grad.__class__](weight_grad)
         weight_grad._origin = new_origin(ledger, weight_grad._units, fields, weight.step, line)
@@ -221,7 +218,7 @@ class StrictComputation(Model):
             ledger.sample(len(self._rows))
         grad_inp = super().backward_input(layer, inp, grad, weight)
         fields = FIELDS[grad_inp.__class__](grad_inp)
-        grad_inp._origin = new_origin(ledger, grad_inp._units, fields, weight.step, ledger.line(_frame(1)))
+        grad_inp._origin = new_origin(ledger, grad_inp._units, fields, weight.step, ledger.line())
         return grad_inp
 
     def _are_surely_valid(self, inp: Any, grad: Any, weight: Any) -> bool:
@@ -254,7 +251,7 @@ class StrictComputation(Model):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(len(self._rows))
         weight_grad = super().backward_weight(layer, inp, grad, weight)
-        line = ledger.line(_frame(1))
+        line = ledger.line()
         fields = FIELDS[weight_grad.__class__](weight_grad)
         weight_grad._origin = new_origin(ledger, weight_grad._units, fields, grad._origin.step, line)
         return weight_grad
@@ -293,7 +290,7 @@ class StrictComputation(Model):
         num_parts = 1 if plain else division_of(weight)
         self._shard_counts[len(self._rows) - STRIDE] = len(weight.shards), weight.num_shards, num_parts
         note_update(ledger, weight)
-        overwrite = Overwrite("update", ledger.line(_frame(1)))
+        overwrite = Overwrite("update", ledger.line())
         fields = state_fields = fields_of_weight(updated) if plain else FIELDS[updated.__class__](updated)
         if state.shards is not updated.shards or state.num_shards != updated.num_shards:
             state_fields = FIELDS[state.__class__](state)

@@ -6,7 +6,6 @@ the engine's operations take. Here are the operations before the experts and aft
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,8 +28,6 @@ from minitrain.tensors.placed import (
 )
 from minitrain.workloads.expert_layers import ROUTER, Piece
 
-_frame = sys._getframe
-
 
 @contextmanager
 def _by_the_engine() -> Iterator[None]:
@@ -51,7 +48,7 @@ class StrictExperts(StrictComputation):
         with _by_the_engine():
             loaded = super().load_router(layer, shard, num_shards)
         self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, ROUTER
-        self._originate(loaded, None, self._ledger.line(_frame(1)))
+        self._originate(loaded, None, self._ledger.line())
         return loaded
 
     def load_experts(
@@ -62,7 +59,7 @@ class StrictExperts(StrictComputation):
         with _by_the_engine():
             loaded = super().load_experts(layer, shard, num_shards, part=part, num_parts=num_parts)
         self._shard_counts[len(self._rows) - STRIDE] = 1, num_shards, Piece("experts", num_parts)
-        self._originate(loaded, None, self._ledger.line(_frame(1)))
+        self._originate(loaded, None, self._ledger.line())
         return loaded
 
     def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
@@ -70,7 +67,7 @@ class StrictExperts(StrictComputation):
         self._require("route", weight, inp)
         with _by_the_engine():
             tokens = super().route(layer, inp, weight, num_parts, **how)
-        self._originate((tokens,), weight.step, self._ledger.line(_frame(1)))
+        self._originate((tokens,), weight.step, self._ledger.line())
         return tokens
 
     def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
@@ -78,7 +75,7 @@ class StrictExperts(StrictComputation):
         self._require("combine", weight, inp, outputs)
         with _by_the_engine():
             out = super().combine(layer, inp, outputs, weight)
-        self._originate((out,), weight.step, self._ledger.line(_frame(1)))
+        self._originate((out,), weight.step, self._ledger.line())
         return out
 
     def backward_combine(
@@ -89,7 +86,7 @@ class StrictExperts(StrictComputation):
         self._sample()
         with _by_the_engine():
             made = super().backward_combine(layer, inp, outputs, grad)
-        self._originate((made,), grad._origin.step, self._ledger.line(_frame(1)))
+        self._originate((made,), grad._origin.step, self._ledger.line())
         return made
 
     def backward_route(
@@ -99,7 +96,7 @@ class StrictExperts(StrictComputation):
         self._require("backward_route", weight, inp, grad, tokens_grad)
         with _by_the_engine():
             grads = super().backward_route(layer, inp, grad, tokens_grad, weight)
-        self._originate(grads, weight.step, self._ledger.line(_frame(1)))
+        self._originate(grads, weight.step, self._ledger.line())
         return grads
 
     def _require(self, op: str, weight: Any, *values: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank.stores import Account
-from minitrain.source_lines import ENGINE, OWNERS, strategy_frame
+from minitrain.source_lines import calling_frame
 from minitrain.tensors import Sharded
 
 
@@ -82,46 +82,19 @@ class Ledger(Account):
         self._lines: dict[tuple[int, int], Line] = {}
         self._recent: dict[int, Line] = {}  # by instruction alone: the function that was there last
 
-    def calling_line(self, frame: FrameType | None) -> Line:
-        """Return the line of the strategy that called into the engine.
-
-        Frames of the engine are skipped and not counted, so that its functions may call one another as they like.
-
-        Args:
-            frame: that of the caller of the function which asks, which is the engine's.
-        """
-        caller = None if frame is None else frame.f_back  # most often the strategy, at a line that is known
-        if caller is not None:
-            line = self._recent.get(caller.f_lasti)
-            if line is not None and line.code is caller.f_code:
-                return line
-        while frame is not None:
-            code = frame.f_code
-            if OWNERS[code.co_filename] != ENGINE:
-                line = self._recent.get(frame.f_lasti)
-                return line if line is not None and line.code is code else self.line(frame)
-            frame = frame.f_back
-        return _NOWHERE
-
-    def line(self, frame: FrameType | None) -> Line:
-        """Return the line of the strategy that runs in a frame or further out; quickest if it runs in the frame."""
-        assert frame is not None  # an event loop or a strategy calls
-        code, instruction = frame.f_code, frame.f_lasti
-        line = self._recent.get(instruction)
-        if line is not None and line.code is code:
+    def line(self) -> Line:
+        """Return the line of the strategy that called into the engine."""
+        frame = calling_frame()
+        if frame is None:
+            return _NOWHERE
+        line = self._recent.get(frame.f_lasti)
+        if line is not None and line.code is frame.f_code:
             return line
         # A code object takes longer to hash than all else; `Line` keeps it alive.
-        return self._lines.get((id(code), instruction)) or self._outer_line(frame)
-
-    def _outer_line(self, frame: FrameType) -> Line:
-        """Return the line of the strategy that called into the engine."""
-        found = strategy_frame(frame)
-        if found is None:
-            return _NOWHERE
-        key = id(found.f_code), found.f_lasti
+        key = id(frame.f_code), frame.f_lasti
         if key not in self._lines:
-            self._lines[key] = Line(found.f_code, found.f_lasti)
-        self._recent[found.f_lasti] = self._lines[key]
+            self._lines[key] = Line(frame.f_code, frame.f_lasti)
+        self._recent[frame.f_lasti] = self._lines[key]
         return self._lines[key]
 
     def units_of(self, tensor: Any) -> int:

@@ -14,7 +14,6 @@ What a strategy itself makes of tensors, by `+`, `combine` and `shard`, is follo
 
 from __future__ import annotations
 
-import sys
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
@@ -30,8 +29,6 @@ from minitrain.accounting.strict.laws import (
 from minitrain.accounting.strict.ledger import Ledger, Line
 from minitrain.tensors import FIELDS, Sharded
 from minitrain.tensors.placed import PARTIAL, num_summed
-
-_frame = sys._getframe
 
 
 class Origin(Buffer):
@@ -306,16 +303,14 @@ def derive(origin: Origin | Alias, result: Any, how: str, parent: Any, other: An
     fields = FIELDS[result.__class__](result)
     if how == "shard":
         _require_valid_whole(origin, result, parent)
-        buffer.make_view(result, fields, origin.step, ledger.calling_line(_frame(1)))
+        buffer.make_view(result, fields, origin.step, ledger.line())
         return
     if not (is_surely_valid(ledger, parent) and is_surely_valid(ledger, other)):
         require_valid(ledger, how, (parent, other))
     if other._origin.step != origin.step:
         raise different_steps(ledger.rank, how, parent, other)
     if how == "combine":  # a copy, with a buffer of its own
-        result._origin = new_origin(
-            ledger, ledger.units_of(result), fields, origin.step, ledger.calling_line(_frame(1))
-        )
+        result._origin = new_origin(ledger, ledger.units_of(result), fields, origin.step, ledger.line())
         return
     if not isinstance(parent, PARTIAL) and num_summed(result) != num_summed(parent) + num_summed(other):
         raise counted_twice(ledger.rank, parent, other)

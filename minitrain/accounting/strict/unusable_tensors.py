@@ -10,21 +10,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from minitrain.source_lines import ENGINE, OWNERS, PYTHON, strategy_frame
+from minitrain.source_lines import ENGINE, OWNERS, PYTHON, caller, strategy_frame
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
 if TYPE_CHECKING:
     from minitrain.accounting.strict.ledger import Ledger
     from minitrain.accounting.strict.provenance import Alias, Origin
 
-_frame = sys._getframe
 _HOW = {copy.__file__: "is a copy made", dataclasses.__file__: "was made by dataclasses.replace"}
 
 
@@ -105,15 +103,14 @@ class HandedIn(Unusable):
         self.line = buffer.line
 
 
-def _mark_handmade(tensor: Any, frame: FrameType | None) -> None:
-    """Mark a tensor as made by hand, unless the engine made it through Python's own modules (`copy`, for one)."""
-    how = "was made by hand"
-    while frame is not None and OWNERS[frame.f_code.co_filename] == PYTHON:
-        how = _HOW[frame.f_code.co_filename]
-        frame = frame.f_back
-    if frame is not None and OWNERS[frame.f_code.co_filename] == ENGINE:
+def _mark_handmade(tensor: Any) -> None:
+    """Mark a tensor that is just made as made by hand, unless the engine made it, itself or through Python's `copy`."""
+    how, depth = "was made by hand", 2
+    while OWNERS[filename := caller(depth).f_code.co_filename] == PYTHON:
+        how, depth = _HOW[filename], depth + 1
+    if OWNERS[filename] == ENGINE:
         return
-    made = strategy_frame(frame)
+    made = strategy_frame(caller(depth))
     where = "" if made is None else f" at {Path(made.f_code.co_filename).name}:{made.f_lineno}"
     tensor._origin = Unusable(f"{how}{where}; only what operations give can be used")
 
@@ -167,8 +164,8 @@ def _init_sampled(self: Any, layer: int, layers: int, samples: frozenset[int], t
     self.layers = layers
     self.samples = samples
     self.total_samples = total_samples
-    if HANDMADE_DETECTION.on and OWNERS[_frame(1).f_code.co_filename] != ENGINE:
-        _mark_handmade(self, _frame(1))
+    if HANDMADE_DETECTION.on:
+        _mark_handmade(self)
 
 
 def _init_stepped(
@@ -180,8 +177,8 @@ def _init_stepped(
     self.step = step
     self.shards = shards
     self.num_shards = num_shards
-    if HANDMADE_DETECTION.on and OWNERS[_frame(1).f_code.co_filename] != ENGINE:
-        _mark_handmade(self, _frame(1))
+    if HANDMADE_DETECTION.on:
+        _mark_handmade(self)
 
 
 def _init_grad(
@@ -200,8 +197,8 @@ def _init_grad(
     self.total_samples = total_samples
     self.shards = shards
     self.num_shards = num_shards
-    if HANDMADE_DETECTION.on and OWNERS[_frame(1).f_code.co_filename] != ENGINE:
-        _mark_handmade(self, _frame(1))
+    if HANDMADE_DETECTION.on:
+        _mark_handmade(self)
 
 
 _INITS: Mapping[type, Callable[..., None]] = MappingProxyType(
