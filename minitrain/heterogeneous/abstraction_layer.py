@@ -148,7 +148,7 @@ class HostBackend:
         """Return that the library has no such datatype, if it has none."""
         return None if datatype in self.library.datatypes else f"{self.name} does not compute with {datatype}"
 
-    def execute(self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation) -> Timed:  # noqa: ARG002
+    def execute(self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation) -> Timed:  # noqa: ARG002  (it is measured)
         """Return the result, and how long it took until it was there."""
         start = self._clock()
         result = self.library.compute(kind, operands, options)
