@@ -10,6 +10,11 @@ Held = dict[Any, tuple[int, Group]]
 """By key of the stores: the layer, and the ranks that hold the same."""
 
 
+def without_travel(recompute: str) -> str:
+    """Return what backward computes again of layers with experts where no token is to travel again for that."""
+    return "+".join(module for module in recompute.split("+") if module not in ("full", "moe")) or "none"
+
+
 def load_layers(
     model: Model, layers: Iterable[int], everyone: Group, parts: Group, replicas: Group, shard_states: bool
 ) -> Held:

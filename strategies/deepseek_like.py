@@ -12,7 +12,7 @@ from minitrain.schedules import Action
 from minitrain.schedules.messages import Messages
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
-from ._experts import load_layers
+from ._experts import load_layers, without_travel
 
 Turn = Generator[tuple[MutableMapping[Any, Any], Any, Launched[Any]], None, None]
 """What a rank computes until tokens travel; it yields their exchange, and the store and place where they arrive."""
@@ -48,11 +48,12 @@ async def deepseek_like(
             proportional.
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
-        recompute: what backward computes again of layers without experts: "none", "selective" or "full".
+        recompute: what backward computes again: "none", "selective", "full", or modules (see `Model.forward`). Of
+            layers with experts only modules are that are less than all of it, so that no token travels again.
         overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
     name = "deepseek_like"
-    model.recompute = recompute
+    model.recompute, of_experts = recompute, without_travel(recompute)
     require_range("ep", ep, model.world_size, name)
     require_range("pp", pp, model.world_size, name)
     if zero not in (0, 1):
@@ -98,9 +99,12 @@ async def deepseek_like(
                     ep,
                     imbalance=imbalance,
                     capacity_factor=capacity_factor,
+                    recompute=of_experts,
                 )
                 yield activations, tokens, model.launch(model.all_to_all(activations[tokens], layer, group=parts))
-                activations[made] = model.forward(layer, activations[tokens], weights["experts", layer])
+                activations[made] = model.forward(
+                    layer, activations[tokens], weights["experts", layer], recompute=of_experts
+                )
                 yield activations, made, model.launch(model.all_to_all(activations[made], layer, group=parts))
                 activations[layer + 1, i] = model.combine(
                     layer, activations[layer, i], activations[made], weights[layer]

@@ -11,7 +11,7 @@ from minitrain.lib import Model
 from minitrain.schedules.division import Degrees, Division
 from minitrain.schedules.expert_passes import Routing
 from minitrain.schedules.held_layers import HeldLayers
-from minitrain.schedules.layer_passes import MODULES, LayerPasses
+from minitrain.schedules.layer_passes import LayerPasses
 from minitrain.schedules.pipeline import BATCHED, HIDDEN, PLAIN, PipelineRank
 
 from ._batch import microbatches_of, require_multiple, require_range, require_shares, stage_layers
@@ -41,7 +41,6 @@ async def megatron(
     imbalance: float | Sequence[float] = 1,
     capacity_factor: float | None = None,
     overlap_experts: bool = True,
-    recompute_modules: Sequence[str] = (),
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -61,7 +60,8 @@ async def megatron(
         sequence_parallel: whether activations between layers are shards of the sequence.
         zero: the ZeRO stage of ranks that hold the same: 1 to shard optimizer states, 2 gradients too, 3 weights too.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
-        recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
+        recompute: what backward computes again: "none", "selective", "full", or modules in Megatron-Core's words, such
+            as "layernorm+mla_up_proj+moe_act" (see `Model.forward`).
         scatter_gather: whether each rank of a tensor-parallel group sends a share of an activation to the next stage,
             where the shares are gathered (Narayanan et al., section 4.1), instead of all of it. Shards of the sequence
             are shares anyway.
@@ -84,12 +84,7 @@ async def megatron(
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         overlap_experts: whether each of a pair of actions computes while the tokens of the other travel, in orders that
             have pairs ("dualpipe_v").
-        recompute_modules: what backward computes again of each layer, instead of `recompute`: some of "core_attn" (the
-            core of an attention), "self_attn" (all of it) and "mlp" (where experts are not divided among ranks).
     """
-    if recompute_modules and (recompute != "none" or not set(recompute_modules) <= set(MODULES)):
-        words = ", ".join(f'"{word}"' for word in MODULES)
-        raise StrategyError(f'recompute_modules must be some of {words}, beside recompute="none"; use such')
     model.recompute = recompute
     require_range("num_chunks", num_chunks, model.num_layers, "megatron")
     division = Division(model, Degrees(pp, tp, cp, ep, sequence_parallel, shard_size, cp_comm_type), "megatron")
@@ -120,7 +115,6 @@ async def megatron(
         routing,
         overlap_parts=overlap_parts,
         in_pairs=in_pairs,
-        recompute_modules=recompute_modules,
     )
     messages = HIDDEN if overlap_messages else BATCHED if batch_messages else PLAIN
     sends_shares = scatter_gather and tp > 1 and not division.shards_sequence

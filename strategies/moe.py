@@ -6,7 +6,7 @@ from minitrain.errors import StrategyError
 from minitrain.lib import Model
 
 from ._batch import add, microbatches, require_multiple, require_range, share
-from ._experts import load_layers
+from ._experts import load_layers, without_travel
 
 
 async def moe(
@@ -32,9 +32,10 @@ async def moe(
         imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens are
             proportional.
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
-        recompute: what backward computes again of layers without experts: "none", "selective" or "full".
+        recompute: what backward computes again: "none", "selective", "full", or modules (see `Model.forward`). Of
+            layers with experts only modules are that are less than all of it, so that no token travels again.
     """
-    model.recompute = recompute
+    model.recompute, of_experts = recompute, without_travel(recompute)
     require_range("ep", ep, model.world_size, "moe")
     if zero not in (0, 1):
         raise StrategyError(f"zero must be 0 or 1 for moe, got {zero!r}")
@@ -53,10 +54,18 @@ async def moe(
             if model.has_experts(layer):
                 tokens, made = ("tokens", layer), ("made", layer)
                 activations[tokens] = model.route(
-                    layer, activations[layer], weights[layer], ep, imbalance=imbalance, capacity_factor=capacity_factor
+                    layer,
+                    activations[layer],
+                    weights[layer],
+                    ep,
+                    imbalance=imbalance,
+                    capacity_factor=capacity_factor,
+                    recompute=of_experts,
                 )
                 activations[tokens] = await model.all_to_all(activations[tokens], layer, group=parts)
-                activations[made] = model.forward(layer, activations[tokens], weights["experts", layer])
+                activations[made] = model.forward(
+                    layer, activations[tokens], weights["experts", layer], recompute=of_experts
+                )
                 activations[made] = await model.all_to_all(activations[made], layer, group=parts)
                 activations[layer + 1] = model.combine(layer, activations[layer], activations[made], weights[layer])
             else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minitrain.exchange.recipe import Recipe
+from minitrain.workloads.workload import MODULES, as_recompute, modules_of
 
 Fields = dict[str, Any]
 
@@ -28,6 +29,7 @@ def layout_faults(recipe: Recipe) -> list[str]:
         f"offload of {options.get('offload')}": bool(options.get("offload")),
         f"zero={options.get('zero')}": options.get("zero", 0) > 1,
         f"shard_size={options.get('shard_size')}": options.get("shard_size") is not None,
+        "recompute=self_attn": "self_attn" in modules_of(as_recompute(options.get("recompute", "none"))),
         "layers_per_stage": bool(options.get("layers_per_stage")),
         f"the schedule {options.get('schedule')}": options.get("schedule", "1f1b") not in ("1f1b", "interleaved_1f1b"),
     }
@@ -62,14 +64,25 @@ def fields_of(recipe: Recipe) -> Fields:
         "overlap_grad_reduce": overlaps,
         "overlap_param_gather": zero and overlaps,
     }
-    return found | _RECOMPUTE[options.get("recompute", "none")]
+    return found | _recompute_fields(as_recompute(options.get("recompute", "none")))
 
 
-_RECOMPUTE: dict[str, Fields] = {
-    "none": {},
-    "selective": {"recompute_granularity": "selective"},
-    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-}
+def _recompute_fields(recompute: str) -> Fields:
+    """Return the fields that say what backward computes again."""
+    if recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    modules = modules_of(recompute)
+    if not modules:
+        return {}
+    found: Fields = {"recompute_granularity": "selective"}
+    return found if recompute == "selective" else found | {"recompute_modules": sorted(modules)}
+
+
+def _recompute_of(given: Mapping[str, Any]) -> str:
+    """Return what backward computes again by the fields that are given."""
+    granularity = "selective" if given.get("recompute_activations") else given.get("recompute_granularity") or "none"
+    modules = given.get("recompute_modules")
+    return as_recompute("+".join(modules)) if granularity == "selective" and modules else str(granularity)
 
 
 def layout_of(given: Mapping[str, Any], faults: list[str]) -> tuple[str, Fields]:
@@ -80,7 +93,7 @@ def layout_of(given: Mapping[str, Any], faults: list[str]) -> tuple[str, Fields]
         faults: where to write what no strategy does.
     """
     faults += _not_modelled(given)
-    recompute = "selective" if given.get("recompute_activations") else given.get("recompute_granularity") or "none"
+    recompute = "none" if faults else _recompute_of(given)
     found: Fields = {option: given[name] for option, name in DEGREES.items() if given.get(name, 1) > 1}
     found |= {"microbatch_size": given["micro_batch_size"]} if "micro_batch_size" in given else {}
     found |= {} if recompute == "none" else {"recompute": recompute}
@@ -133,8 +146,10 @@ def _not_modelled(given: Mapping[str, Any]) -> Iterator[str]:
     granularity = given.get("recompute_granularity")
     if granularity == "full" and (given.get("recompute_method"), given.get("recompute_num_layers")) != ("uniform", 1):
         yield "full recomputation must be uniform, of one layer each; that of several layers or some is not modelled"
-    if given.get("recompute_modules") not in (None, "core_attn", ["core_attn"]):
-        yield f"recompute_modules must be core_attn, since others are not modelled, got {given['recompute_modules']}"
+    known = [module for module in MODULES if module != "self_attn"]  # which is ours
+    unknown = [module for module in given.get("recompute_modules") or () if module not in known]
+    if unknown:
+        yield f"recompute_modules must be some of {', '.join(known)}, got {', '.join(unknown)}"
     sharding = given.get(
         "data_parallel_sharding_strategy", _SHARDS_ALL if given.get("use_megatron_fsdp") else "no_shard"
     )

@@ -19,7 +19,7 @@ from minitrain.exchange.recipe import Recipe
 from minitrain.exchange.without_bearing import OF_LAUNCHERS, OF_MEGATRON_LM
 from minitrain.workloads.field_faults import closest, refuse
 
-Kind = Literal["count", "number", "text", "list", "on", "off"]
+Kind = Literal["count", "number", "text", "list", "words", "on", "off"]
 
 TOOL = "megatron-lm"
 _NULL = "NullTokenizer"  # its vocabulary has one more than `--vocab-size`, for the end of a document
@@ -35,7 +35,7 @@ class Option:
     Args:
         field: Megatron Core's name for it.
         flag: as it is written.
-        kind: "count", "number", "text" or "list" of what follows; "on" or "off" where it stands alone.
+        kind: "count", "number", "text" or "list" of what follows, or its "words"; "on" or "off" where it stands alone.
     """
 
     field: str
@@ -46,6 +46,8 @@ class Option:
         """Return it as it is written with a value; nothing where it is left out for that."""
         if self.kind in ("on", "off"):
             return self.flag if bool(value) is (self.kind == "on") else ""
+        if self.kind == "words":
+            return f"{self.flag} {' '.join(value)}"
         return "" if value is None else f"{self.flag} {_text(value, self.field)}"
 
 
@@ -94,9 +96,10 @@ OPTIONS: tuple[Option, ...] = (
     *_options(
         "text", "normalization", "position_embedding_type", "attention_backend", "softmax_type",
         "moe_router_score_function", "moe_token_dispatcher_type", "recompute_granularity", "recompute_method",
-        "recompute_modules", "data_parallel_sharding_strategy", "tokenizer_type",
+        "data_parallel_sharding_strategy", "tokenizer_type",
         "cp_comm_type", fp8="fp8-format",
     ),
+    *_options("words", "recompute_modules"),
     *_options("list", "window_size", "window_attn_skip_freq", "moe_layer_freq"),
     *_options(
         "on", "squared_relu", "add_qkv_bias", "qk_layernorm", "multi_latent_attention", "moe_grouped_gemm",
@@ -177,6 +180,9 @@ def _field(option: Option, values: Sequence[str], faults: list[str]) -> Iterator
         return
     if not values or "$" in values[0]:
         faults.append(f"{option.flag} must have a value, got {values[0] if values else 'none'}; the script must set it")
+        return
+    if option.kind == "words":
+        yield option.field, list(values)
         return
     try:
         yield option.field, _READ[option.kind](values[0])

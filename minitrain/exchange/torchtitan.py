@@ -20,6 +20,7 @@ from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.models import models
 from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.workload import RECOMPUTE
 
 TOOL = "torchtitan"
 STRATEGIES = ("megatron", "fsdp")
@@ -73,6 +74,8 @@ def layout_faults(recipe: Recipe) -> list[str]:
     options = recipe.options
     found = [] if recipe.strategy in STRATEGIES else [f"the strategy {recipe.strategy}"]
     found += [f"{name} of more than 1 in {recipe.strategy}" for name in ("cp", "ep") if options.get(name, 1) > 1]
+    again = options.get("recompute", "none")
+    found += [] if again in RECOMPUTE else [f"recompute={again}"]
     chunks = options.get("num_chunks", 1)
     if recipe.model and chunks > 1 and _num_stages(recipe.model, _layers_a_stage(recipe)) != options["pp"] * chunks:
         found.append(f"{options['pp'] * chunks} stages of {recipe.model.num_layers} layers")

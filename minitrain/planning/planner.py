@@ -33,8 +33,7 @@ from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.workloads.models import find_model
 from minitrain.workloads.precision import Precision
-from minitrain.workloads.unit import check_recompute
-from minitrain.workloads.workload import Recompute
+from minitrain.workloads.workload import Recompute, as_recompute
 
 RECOMPUTATIONS: tuple[Recompute, ...] = ("selective", "full")
 """What backward may compute again where memory is short, the least first."""
@@ -114,8 +113,7 @@ def _times_by_precision(cluster: Cluster, step: Mapping[str, Any], precisions: A
     """Return how long the devices of a cluster take, for each precision that a step may be computed in."""
     step = dict(step)
     given = step.pop("recompute", None)
-    recompute: Any = "none" if given is None else given
-    check_recompute(recompute)
+    recompute = as_recompute("none" if given is None else given)
     others = RECOMPUTATIONS if given is None else ()
     return [
         DeviceTimes(cluster, each, precision, recompute, others)

@@ -75,14 +75,15 @@ class Attention(Computation):
             layer: an attention.
             inp: its input, from a store.
             weight: its complete weight, from a store.
-            recompute: what backward computes again: "none", "selective" (the attention core), or "full". Then the
-                strategy takes all steps again before backward, with "none", since keys and values must travel again.
+            recompute: what backward computes again (see `forward`), but not "mla_up_proj". With "self_attn" or "full"
+                the strategy takes all steps again before backward, with "none": keys and values must travel again.
 
         Raises:
             LawError: the weight is incomplete or not in a store, or something is of another layer.
         """
         steps.keys_values(self, layer, inp, weight)
         mode = mode_of_pass(recompute or self._recompute, inp, weight)
+        steps.recomputation(self, layer, mode.recompute)
         record_pass(self, "keys_values", layer, inp, mode)
         made = KeysValues(*_of_heads(self, layer, inp, weight))
         self._account.size(made)

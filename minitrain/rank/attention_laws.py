@@ -24,7 +24,7 @@ from minitrain.tensors.placed import (
     QueriesGrad,
 )
 from minitrain.transport.collectives import describe
-from minitrain.workloads.workload import PassMode
+from minitrain.workloads.workload import PassMode, modules_of, takes_again
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
@@ -34,6 +34,18 @@ def keys_values(model: RankState, layer: int, inp: Any, weight: Any) -> None:
     """Require an attention, shards of its input in storage, and its complete weight in storage."""
     _require_input(model, "keys_values", layer, inp)
     laws.forward(model, "keys_values", layer, inp, weight)
+
+
+def recomputation(model: RankState, layer: int, recompute: str) -> None:
+    """Require that keys and values are kept as they travel, or made again by all steps of the attention."""
+    if "mla_up_proj" in modules_of(recompute):
+        raise broken(
+            model,
+            "keys_values",
+            "the projections up from the latents are not computed again by themselves where a sequence is cut between "
+            f'ranks, whose keys and values travel; use "self_attn" or "full", got recompute={recompute!r}',
+            layer,
+        )
 
 
 def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
@@ -70,7 +82,7 @@ def mode_of_backward(model: RankState, op: str, layer: int, inp: Any) -> PassMod
         LawError: they were not made, or nothing of them was kept.
     """
     mode = mode_of_forward(model, op, layer, inp)
-    if mode.recompute == "full":
+    if takes_again(mode.recompute, "self_attn"):
         raise broken(
             model,
             op,

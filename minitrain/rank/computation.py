@@ -122,8 +122,10 @@ class Computation(RankState):
             layer: which layer.
             inp: its input, which stands for all that is kept for backward from now on.
             weight: its complete weight, from a store.
-            recompute: what backward computes again instead: "none", "selective" (the attention core) or "full" (the
-                whole transformer layer); `model.recompute` if None. Layers that are alike keep their input alone.
+            recompute: what backward computes again instead: "none", "selective" (the attention core), "full" (the
+                whole transformer layer), or modules by Megatron-Core's words, such as "layernorm+mla_up_proj+moe_act"
+                (see `minitrain.workloads.workload.MODULES`); `model.recompute` if None. Layers that are alike keep
+                their input alone.
 
         Returns:
             The input of layer + 1, for the same samples.
@@ -146,7 +148,7 @@ class Computation(RankState):
         if not is_legal:
             if not may_forward(self, layer, inp, weight):
                 if weight.__class__ in PIECES or inp.__class__ in COPIES:
-                    return forward_experts(self, layer, inp, weight)  # type: ignore[no-any-return]  # copies of tokens
+                    return forward_experts(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # copies of tokens
                 laws.forward(self, "forward", layer, inp, weight)
             if weight.__class__ is WeightPart or isinstance(inp, ActivationShard):
                 return forward_placed(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts, or a shard

@@ -16,6 +16,7 @@ from minitrain.rank.laws import broken, require_kind
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.tensors.expert_load import ExpertLoad
 from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.placed import (
     COPIES,
     ActivationGradShard,
@@ -33,6 +34,7 @@ from minitrain.tensors.placed import (
 )
 from minitrain.transport.collectives import describe
 from minitrain.workloads.degrees import Cut
+from minitrain.workloads.workload import takes_again
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
@@ -206,6 +208,16 @@ def backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad:
     _require_same_samples(model, op, layer, "inp and grad", inp, grad)
     for name, value in (("inp", inp), ("outputs", outputs), ("grad", grad)):
         laws.require_stored(model, op, name, value)
+    mode = passage_of(inp).mode
+    if mode is not None and takes_again(mode.recompute, "moe"):
+        raise broken(
+            model,
+            op,
+            f"{describe(inp)} is all that was kept of this layer; take route, the experts and combine again, with "
+            'recompute="none", before its backward',
+            layer,
+            value=inp,
+        )
 
 
 def backward_route(model: RankState, layer: int, inp: Any, grad: Any, tokens_grad: Any, weight: Any) -> None:

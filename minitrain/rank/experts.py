@@ -11,8 +11,12 @@ See `minitrain.tensors.placed` for the tensors. In the order of a step:
 | `combine` | shared experts, weighted sum, residual | `backward_route` | the router's gradients, and the input's |
 
 The layer's input stands for what router and shared experts keep, and the copies that arrived for what the experts keep.
-The strategy stores what experts have made until `backward_combine`. Nothing of it is computed again under full
-recomputation, since that would exchange the tokens again.
+The strategy stores what experts have made until `backward_combine`; once combined it takes no memory, since routers'
+probabilities are multiplied in before the last matrix (see `minitrain.workloads.feed_forward`).
+
+Backward computes norms, activation functions and shared experts again by itself, where it is to. All of a layer
+(`recompute` "moe" or "full") is the strategy's to take again, since tokens travel again: it frees the copies after
+`combine`, and before `backward_combine` it takes the five steps of forward again, with `recompute="none"`.
 """
 
 from __future__ import annotations
@@ -24,11 +28,13 @@ from typing import Any
 
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.rank import expert_laws
+from minitrain.rank.kept_for_backward import is_made_again, mode_of, units_before
 from minitrain.rank.placed_passes import stepped
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
 from minitrain.tensors.expert_load import as_imbalance, expert_load
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.placed import (
     ExpertGrad,
     ExpertOptState,
@@ -44,7 +50,7 @@ from minitrain.tensors.placed import (
 )
 from minitrain.workloads.context import Context
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
-from minitrain.workloads.workload import USUAL, PassMode
+from minitrain.workloads.workload import USUAL, PassMode, Recompute
 
 
 class ExpertComputation(RankState):
@@ -111,6 +117,7 @@ class ExpertComputation(RankState):
         imbalance: float | Sequence[float] = 1,
         capacity_factor: float | None = None,
         drop_tokens: bool = True,
+        recompute: Recompute | None = None,
     ) -> RoutedTokens:
         """Choose experts for each token, and return copies of the tokens for all parts of the experts.
 
@@ -123,6 +130,7 @@ class ExpertComputation(RankState):
                 are proportional. Experts get the same by default.
             capacity_factor: how many times the mean an expert takes at most; None for all.
             drop_tokens: whether the rest is dropped (it passes by the experts); else it is an error.
+            recompute: what backward computes again, as for `forward`; `model.recompute` if None.
 
         Raises:
             LawError: something is of another layer, incomplete, or not in a store; or an expert would have to take more
@@ -134,14 +142,29 @@ class ExpertComputation(RankState):
         load = expert_load(experts.num_experts, num_parts, as_imbalance(imbalance), capacity_factor)
         expert_laws.capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
         samples, sequence = inp.samples, inp.sequence
+        mode = _mode_around(sequence.share.denominator, mode_of(recompute or self._recompute).recompute)
+        is_again = self._note_repetition(layer, inp, mode)
         self._record_around("route", layer, inp)
         of_batch = layer, self._num_layers, samples, self._global_batch_size
         tokens = RoutedTokens(*of_batch, _every(num_parts), num_parts, samples, load, sequence, sequence)
         self._account.size(tokens)
+        passage_of(inp).mode = mode
         self._keep_for_router(layer, inp, combined=False)
-        self.routed_copies += experts.num_copies(len(samples), sequence.share)
-        self.dropped_copies += experts.num_copies(len(samples), load.dropped * sequence.share)
+        if not is_again:
+            self.routed_copies += experts.num_copies(len(samples), sequence.share)
+            self.dropped_copies += experts.num_copies(len(samples), load.dropped * sequence.share)
         return tokens
+
+    def _note_repetition(self, layer: int, inp: Activation, mode: PassMode) -> bool:
+        """Count what is routed again, and what the layer before holds again for that; return whether it is."""
+        passage = passage_of(inp)
+        if passage.mode is None:
+            return False
+        again = replace(mode, recompute="full")
+        self.recomputed_flop += self._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, again)
+        if passage.mode.recompute == "full" and mode.recompute != "full":
+            passage.made_before = units_before(self, layer, inp, passage.made_in)
+        return True
 
     def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
         """Add up what experts have made of each token, by the router's probabilities, with shared experts and residual.
@@ -163,7 +186,9 @@ class ExpertComputation(RankState):
         self._record_around("combine", layer, inp)
         out = replace(inp, layer=layer + 1)
         self._account.size(out)
+        passage_of(out).made_in = passage_of(inp).mode
         self._keep_for_router(layer, inp, combined=True)
+        self._resize(outputs, 0)
         return out
 
     def backward_combine(
@@ -204,6 +229,7 @@ class ExpertComputation(RankState):
                 or not in a store.
         """
         expert_laws.backward_route(self, layer, inp, grad, tokens_grad, weight)
+        self._compute_again_around(layer, inp)
         self._record_around("backward_route", layer, inp)
         of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
         weight_grad = RouterGrad(*of_batch, sequence=inp.sequence)
@@ -216,26 +242,46 @@ class ExpertComputation(RankState):
 
     def _record_around(self, typ: str, layer: int, inp: Activation) -> None:
         """Log a pass that goes before the experts or after them."""
-        mode = _mode_around(inp.sequence.share.denominator)
+        mode = self._mode_after_route(inp) if typ == "backward_route" else _mode_of_tokens(inp)
         if mode is not USUAL:
             self.pass_modes[len(self._rows)] = mode
         self._record(typ, layer, self._runtime_predictor.compute(typ, len(inp.samples), layer, mode), inp.samples)
 
+    def _mode_after_route(self, inp: Activation) -> PassMode:
+        """Return how the tokens of an input were routed, if they were on this rank."""
+        return passage_of(inp).mode or _mode_of_tokens(inp)
+
     def _keep_for_router(self, layer: int, inp: Activation, *, combined: bool) -> None:
         """Let the layer's input stand for what is kept beside the copies of tokens."""
-        num_parts = inp.sequence.share.denominator
-        kept = _experts_of(self).kept_by_router(layer, len(inp.samples), num_parts, combined=combined)
-        self._resize(inp, kept * UNITS_PER_ELEMENT)
+        passage, num_parts = passage_of(inp), inp.sequence.share.denominator
+        recompute = passage.mode.recompute
+        experts, num_samples = _experts_of(self), len(inp.samples)
+        kept = experts.kept_by_router(layer, num_samples, num_parts, recompute, combined=combined)
+        if recompute == "full" and not is_made_again(inp):
+            kept = max(kept, int(self._runtime_predictor.workload.memory_elements(inp)))
+        self._resize(inp, kept * UNITS_PER_ELEMENT + passage.made_before)
+
+    def _compute_again_around(self, layer: int, inp: Activation) -> None:
+        """Hold what backward computes again of norm and shared experts, until it is done."""
+        mode, experts = self._mode_after_route(inp), _experts_of(self)
+        if mode.recompute == "none":
+            return
+        sizes = layer, len(inp.samples), inp.sequence.share.denominator
+        whole, kept = (experts.kept_by_router(*sizes, each, combined=True) for each in ("none", mode.recompute))
+        self._borrow((whole - kept) * UNITS_PER_ELEMENT)
+        self.recomputed_flop += self._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, mode)
 
 
-def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any) -> Any:
+def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any, recompute: Recompute) -> Any:
     """Take copies of tokens through a part of a layer's experts; they stand for what the experts keep."""
     expert_laws.forward(model, layer, tokens, weight)
-    mode = _mode(model, tokens)
+    mode = _mode(model, tokens, mode_of(recompute).recompute)
+    passage_of(tokens).mode = mode
     _record(model, "forward", layer, tokens, mode)
     outputs = turned_into(ExpertOutputs, tokens)
     model._account.size(outputs)
-    model._resize(tokens, _experts_of(model).kept_by_experts(layer, mode.num_copies) * UNITS_PER_ELEMENT)
+    kept = _experts_of(model).kept_by_experts(layer, mode.num_copies, mode.recompute)
+    model._resize(tokens, kept * UNITS_PER_ELEMENT)
     return outputs
 
 
@@ -244,7 +290,10 @@ def backward_experts(
 ) -> tuple[ExpertGrad, RoutedTokensGrad]:
     """Take gradients back through a part of a layer's experts; a split backward uses one of the results."""
     expert_laws.backward(model, typ, layer, tokens, grad, weight)
-    _record(model, typ, layer, tokens, _mode(model, tokens))
+    mode = passage_of(tokens).mode or _mode(model, tokens)
+    if typ != "backward_weight":
+        _compute_experts_again(model, typ, layer, tokens, mode)
+    _record(model, typ, layer, tokens, mode)
     weight_grad = ExpertGrad(
         layer,
         model._num_layers,
@@ -269,9 +318,20 @@ def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) ->
     return stepped(model, weight), stepped(model, state)
 
 
-def _mode(model: RankState, tokens: Any) -> ExpertPass:
+def _compute_experts_again(model: RankState, typ: str, layer: int, tokens: Any, mode: ExpertPass) -> None:
+    """Hold what backward computes again of experts: until it is done, or until the second half of a split one."""
+    if mode.recompute == "none":
+        return
+    experts = _experts_of(model)
+    whole, kept = (experts.kept_by_experts(layer, mode.num_copies, each) for each in ("none", mode.recompute))
+    model._borrow((whole - kept) * UNITS_PER_ELEMENT)
+    if typ == "backward_input":
+        model._resize(tokens, whole * UNITS_PER_ELEMENT)
+
+
+def _mode(model: RankState, tokens: Any, recompute: Recompute = "none") -> ExpertPass:
     """Return how copies of tokens go through a part of the experts."""
-    return ExpertPass(num_parts=tokens.num_parts, num_copies=_experts_of(model).held_copies(tokens))
+    return ExpertPass(recompute, tokens.num_parts, num_copies=_experts_of(model).held_copies(tokens))
 
 
 def _record(model: RankState, typ: str, layer: int, tokens: Any, mode: ExpertPass) -> None:
@@ -287,10 +347,17 @@ def _experts_of(model: RankState) -> ExpertLayers:
     return experts
 
 
+def _mode_of_tokens(inp: Activation) -> PassMode:
+    """Return how the tokens of an input pass by the experts, with nothing computed again."""
+    return _mode_around(inp.sequence.share.denominator, "none")
+
+
 @lru_cache(maxsize=256)
-def _mode_around(num_parts: int) -> PassMode:
+def _mode_around(num_parts: int, recompute: Recompute) -> PassMode:
     """Return how some of a sequence's tokens, one of so many parts, pass by the experts: each by itself."""
-    return USUAL if num_parts == 1 else PassMode(context=Context(frozenset([0]), num_parts))
+    if num_parts == 1:
+        return mode_of(recompute)
+    return PassMode(recompute, context=Context(frozenset([0]), num_parts))
 
 
 @lru_cache(maxsize=256)

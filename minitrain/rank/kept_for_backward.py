@@ -6,26 +6,26 @@ and deleting it frees all of it. So a strategy that keeps inputs until their bac
 With full recomputation a transformer layer keeps its own input alone. The input of its MLP takes no memory: it is
 computed again from that of the attention. It is kept, however, where another rank sent it (a stage that begins with an
 MLP), and where forward made it without recomputation. Backward computes again what is missing, and holds it until it is
-done; the first half of a split backward leaves it for the second half.
+done; the first half of a split backward leaves it for the second half. Where single modules are computed again, every
+unit keeps its own input, and what those modules do not make.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError
 from minitrain.events import UNITS_PER_ELEMENT
 from minitrain.hardware.price import Price
 from minitrain.tensors.kinds import passage_of
-from minitrain.workloads.workload import USUAL, PassMode
+from minitrain.workloads.workload import USUAL, PassMode, Recompute, as_recompute
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
     from minitrain.tensors import Activation
 
 _FULL = PassMode("full")
-_MODES: dict[Any, PassMode] = {"none": USUAL, "selective": PassMode("selective"), "full": _FULL}
 
 
 def mode_of(recompute: Any) -> PassMode:
@@ -34,11 +34,13 @@ def mode_of(recompute: Any) -> PassMode:
     Raises:
         UsageError: there is no such recomputation.
     """
-    mode = _MODES.get(recompute) if isinstance(recompute, str) else None
-    if mode is None:
-        known = " or ".join(f'"{name}"' for name in _MODES)
-        raise UsageError(f"recompute must be {known}, got {recompute!r:.80}; use one of them", recompute=recompute)
-    return mode
+    return _mode_of(as_recompute(recompute))
+
+
+@lru_cache(maxsize=256)
+def _mode_of(recompute: Recompute) -> PassMode:
+    """Return the mode: one object for equal passes."""
+    return USUAL if recompute == "none" else PassMode(recompute)
 
 
 def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: PassMode) -> None:
@@ -129,7 +131,7 @@ def _kept_units(model: RankState, layer: int, inp: Activation, keeper: Any, mode
     """Return what a layer's input, or its shard, stands for, in units."""
     workload = model._runtime_predictor.workload
     elements = workload.kept_elements(layer, len(inp.samples), mode)
-    if mode.recompute == "full" and not _is_made_again(inp):
+    if mode.recompute == "full" and not is_made_again(inp):
         shards = passage_of(inp).gathered_from.sequence.num_pieces if mode.sequence_parallel else 1
         elements = max(elements, workload.memory_elements(inp) / shards)
     if mode.sequence_parallel and keeper is inp:  # the whole sequence is kept where a shard would do
@@ -137,10 +139,20 @@ def _kept_units(model: RankState, layer: int, inp: Activation, keeper: Any, mode
     return int(elements * UNITS_PER_ELEMENT)
 
 
-def _is_made_again(inp: Activation) -> bool:
+def is_made_again(inp: Activation) -> bool:
     """Return whether an activation can be computed again from the layer before, which keeps its own input for that."""
     made_in: PassMode = passage_of(inp).made_in or USUAL
     return made_in.recompute == "full"
+
+
+def units_before(model: RankState, layer: int, inp: Activation, mode: PassMode) -> int:
+    """Return what the layer before holds again, in units, once it has made an input that was not kept; 0 if it was."""
+    if not is_made_again(inp) or not layer:
+        return 0
+    workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
+    modes = replace(mode, recompute="none"), mode
+    whole, kept = (workload.kept_elements(layer - 1, num_samples, each) for each in modes)
+    return int((whole - kept) * UNITS_PER_ELEMENT)
 
 
 def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, unknown: PassMode = _FULL) -> Price:
@@ -186,9 +198,8 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     everything = replace(mode, recompute="none")
     whole = int(workload.kept_elements(layer, num_samples, everything) * UNITS_PER_ELEMENT)
     borrowed = max(0, whole - model._account.units_of(keeper))
-    if mode.recompute == "full" and _is_made_again(inp) and layer:  # the layer before runs again too, to make the input
-        before = [workload.kept_elements(layer - 1, num_samples, each) for each in (everything, mode)]
-        borrowed += int((before[0] - before[1]) * UNITS_PER_ELEMENT)
+    if mode.recompute == "full" and not workload.kept_elements(layer, num_samples, mode):
+        borrowed += units_before(model, layer, inp, mode)
     model._borrow(borrowed)
     model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode)
     if typ == "backward_input":

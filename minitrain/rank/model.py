@@ -84,7 +84,7 @@ class Model(Attention, ExpertComputation, Communication):
 
     @property
     def recompute(self) -> Recompute:
-        """What backward computes again of a layer, where its forward does not say: "none", "selective" or "full".
+        """What backward computes again of a layer, where its forward does not say: see `forward`.
 
         Layers that are alike keep their input alone, whatever it is.
         """

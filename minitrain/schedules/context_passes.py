@@ -13,6 +13,7 @@ from minitrain.rank.model import Model
 from minitrain.schedules.division import Division
 from minitrain.schedules.held_layers import Steps
 from minitrain.source_lines import count_as_strategy
+from minitrain.workloads.workload import takes_again
 
 count_as_strategy(__file__)
 
@@ -37,7 +38,7 @@ class StepwiseAttention(ABC):
         model, activations, own = self._model, self._model.activations, ("own", layer, i)
         activations[own] = model.keys_values(layer, x, weight, recompute=recompute)
         yield from self._attend(layer, x, own)
-        if recompute == "full":  # keys and values will be made, and travel, again
+        if takes_again(recompute, "self_attn"):  # keys and values will be made, and travel, again
             del activations[own]
         return model.project(layer, x, weight, activations.pop("attended"))
 

@@ -14,6 +14,7 @@ from minitrain.rank.operations import Launched
 from minitrain.schedules.held_layers import HeldLayers, Steps
 from minitrain.source_lines import count_as_strategy
 from minitrain.transport.groups import Group
+from minitrain.workloads.workload import takes_again
 
 count_as_strategy(__file__)
 
@@ -53,6 +54,13 @@ class ExpertPasses:
 
     def forward(self, layer: int, i: int) -> Steps:
         """Take a microbatch forward through a layer."""
+        model, activations = self._model, self._model.activations
+        activations[layer + 1, i] = yield from self._forward(layer, i, model.recompute)
+        if takes_again(model.recompute, "moe"):  # tokens will travel again
+            del activations["tokens", layer, i], activations["made", layer, i]
+
+    def _forward(self, layer: int, i: int, recompute: str) -> Steps:
+        """Return what a layer makes of a microbatch."""
         model, activations, routing = self._model, self._model.activations, self._routing
         tokens, made = ("tokens", layer, i), ("made", layer, i)
         router = yield from self._held.whole(layer)
@@ -63,20 +71,24 @@ class ExpertPasses:
             self._group.size,
             imbalance=routing.imbalance,
             capacity_factor=routing.capacity_factor,
+            recompute=recompute,
         )
         yield from self._exchange(activations, tokens, layer)
         experts = yield from self._held.whole(("experts", layer))
-        activations[made] = model.forward(layer, activations[tokens], experts)
+        activations[made] = model.forward(layer, activations[tokens], experts, recompute=recompute)
         del experts
         self._held.drop_whole(("experts", layer))
         yield from self._exchange(activations, made, layer)
-        activations[layer + 1, i] = model.combine(layer, activations[layer, i], activations[made], router)
+        combined = model.combine(layer, activations[layer, i], activations[made], router)
         del router
         self._held.drop_whole(layer)
+        return combined
 
     def backward(self, layer: int, i: int, kind: str) -> Steps:
         """Take the gradient of a microbatch back through a layer: kind B, or I, without the experts' weights."""
         model, activations, grads = self._model, self._model.activations, self._model.grad_activations
+        if ("made", layer, i) not in activations:
+            yield from self._forward(layer, i, "none")
         tokens, made, inp, grad = ("tokens", layer, i), ("made", layer, i), activations[layer, i], grads[layer, i]
         grads[made] = model.backward_combine(layer, inp, activations[made], grad)
         del activations[made]

@@ -22,14 +22,11 @@ from minitrain.schedules.division import Division
 from minitrain.schedules.expert_passes import ExpertPasses, Routing
 from minitrain.schedules.held_layers import HeldLayers, Steps
 from minitrain.source_lines import count_as_strategy
+from minitrain.workloads.workload import takes_again
 
 count_as_strategy(__file__)
 
 _STEPWISE = {"p2p": RingAttention, "all_gather": GatheredAttention}
-
-
-MODULES = ("core_attn", "self_attn", "mlp")
-"""What of a transformer layer backward can compute again by itself, in the words of Megatron-Core."""
 
 
 class LayerPasses:
@@ -43,7 +40,6 @@ class LayerPasses:
         overlap_parts: whether the gradient of a layer's input is summed over the parts while that of its weight is
             computed.
         in_pairs: whether a pass may go on while tokens of another one travel.
-        recompute_modules: what backward computes again where `model.recompute` is "none": some of `MODULES`.
     """
 
     def __init__(
@@ -55,7 +51,6 @@ class LayerPasses:
         *,
         overlap_parts: bool = False,
         in_pairs: bool = False,
-        recompute_modules: Sequence[str] = (),
     ) -> None:
         self._model, self._held, self._parts = model, held, division.parts
         self._shards_sequence = division.shards_sequence
@@ -63,7 +58,6 @@ class LayerPasses:
         self._attention = _STEPWISE[division.degrees.cp_comm_type](model, division) if division.sequence else None
         self._experts = ExpertPasses(model, division.experts, held, routing, in_pairs) if division.experts else None
         self._in_parts = division.parts.size > 1 and not model.layers_are_alike
-        self._modules = frozenset(recompute_modules)
 
     def forward(self, layers: Sequence[int], i: int) -> Steps:
         """Take a microbatch forward through some layers."""
@@ -75,9 +69,7 @@ class LayerPasses:
             weight = yield from self._held.whole(layer)
             inp = yield from self._gathered(activations, activations[layer, i], layer)
             if self._in_steps(layer):
-                made = yield from self._attention.forward(layer, i, inp, weight, self._recompute(layer))  # type: ignore[union-attr]  # the same
-            elif self._modules:
-                made = model.forward(layer, inp, weight, recompute=self._recompute(layer))
+                made = yield from self._attention.forward(layer, i, inp, weight, model.recompute)  # type: ignore[union-attr]  # the same
             else:
                 made = model.forward(layer, inp, weight)
             activations[layer + 1, i] = yield from self._total(made, layer + 1)
@@ -114,15 +106,13 @@ class LayerPasses:
         """Return whether the experts of a layer are divided among ranks."""
         return self._experts is not None and self._model.has_experts(layer)
 
-    def _recompute(self, layer: int) -> Any:
-        """Return what backward computes again of a layer."""
-        if not self._modules or not 0 < layer < self._model.num_layers - 1:
-            return self._model.recompute
-        if not self._model.has_attention(layer):
-            return "full" if "mlp" in self._modules else "none"
-        if "self_attn" in self._modules:
-            return "full"
-        return "selective" if "core_attn" in self._modules else "none"
+    def _is_repeated(self, layer: int) -> bool:
+        """Return whether backward takes all of a layer again, so that its parts are summed again too."""
+        model = self._model
+        if not 0 < layer < model.num_layers - 1:
+            return False
+        own = "self_attn" if model.has_attention(layer) else "moe" if model.has_experts(layer) else "mlp"
+        return takes_again(model.recompute, own)
 
     def _in_steps(self, layer: int) -> bool:
         """Return whether a layer is an attention whose keys and values are on several ranks."""
@@ -134,7 +124,7 @@ class LayerPasses:
         weight = yield from self._held.whole(layer)
         inp = yield from self._gathered(activations, activations[layer, i], layer)
         in_steps = self._in_steps(layer)
-        if self._in_parts and self._recompute(layer) == "full" and 0 < layer < model.num_layers - 1 and not in_steps:
+        if self._in_parts and not in_steps and self._is_repeated(layer):
             yield from self._total(model.forward(layer, inp, weight, recompute="none"), layer + 1)
         grad = yield from self._gathered(grads, grads[layer, i], layer + 1)
         if in_steps:

@@ -222,16 +222,17 @@ class Passage:
         kept_by: what stands for what was kept then.
         gathered_from: the shard of the sequence that it was gathered from.
         logits: how many units of what it stands for are logits.
+        made_before: how many units that the layer before holds again are counted with it.
     """
 
-    __slots__ = ("gathered_from", "kept_by", "logits", "made_in", "mode")
+    __slots__ = ("gathered_from", "kept_by", "logits", "made_before", "made_in", "mode")
 
     def __init__(self) -> None:
         self.mode: Any = None
         self.made_in: Any = None
         self.kept_by: Any = None
         self.gathered_from: Any = None
-        self.logits = 0
+        self.logits = self.made_before = 0
 
 
 def passage_of(tensor: Any) -> Passage:

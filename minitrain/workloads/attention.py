@@ -18,7 +18,7 @@ from minitrain.workloads.degrees import Cut
 from minitrain.workloads.latent_attention import LatentAttention
 from minitrain.workloads.norms import saved_by_second_norm, unit_norms
 from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
-from minitrain.workloads.shapes import RECOMPUTE, AttentionCore, Projection, SavedTensor, WeightShape
+from minitrain.workloads.shapes import AttentionCore, Projection, SavedTensor, WeightShape
 from minitrain.workloads.unit import Unit
 
 
@@ -123,47 +123,60 @@ def _output_weights(model: Architecture) -> Iterator[WeightShape]:
         yield WeightShape("output.bias", (model.hidden_size,))
 
 
+_ALL = "self_attn"
+"""The module whose recomputation makes everything again but the unit's input."""
+
+
 def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
     """Yield what is saved up to queries, keys and values; the norm's input is all that full recomputation keeps."""
-    element = model.precision.activation_bytes
-    yield SavedTensor("norm input", model.hidden_size, element, kept=RECOMPUTE)
-    yield SavedTensor("projection input", model.hidden_size, element)
-    if model.latent is not None:
-        yield from _saved_latents(model.latent, element)
+    element, latent = model.precision.activation_bytes, model.latent
+    up = (_ALL,) if latent is None else (_ALL, "mla_up_proj")
+    yield SavedTensor("norm input", model.hidden_size, element, is_always_kept=True)
+    yield SavedTensor("projection input", model.hidden_size, model.precision.saved_bytes, None, (_ALL, "layernorm"))
+    if latent is not None:
+        yield from _saved_latents(model, latent)
     if model.qk_norm != "none":
-        yield SavedTensor("queries' norm input", model.num_heads * model.head_dim, element, _heads(model))
-        yield SavedTensor("keys' norm input", model.num_kv_heads * model.head_dim, element, _kv_heads(model))
-    yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model))
-    yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model))
-    yield SavedTensor("values", model.num_kv_heads * _value_dim(model), element, _kv_heads(model))
+        yield SavedTensor("queries' norm input", model.num_heads * model.head_dim, element, _heads(model), up)
+        yield SavedTensor("keys' norm input", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
+    yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model), up)
+    yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
+    yield SavedTensor("values", model.num_kv_heads * _value_dim(model), element, _kv_heads(model), up)
 
 
-def _saved_latents(latent: LatentAttention, element: int) -> Iterator[SavedTensor]:
+def _saved_latents(model: Architecture, latent: LatentAttention) -> Iterator[SavedTensor]:
     """Yield the inputs and outputs of the latents' norms."""
+    sizes = model.precision
     for name, rank in (("query latent", latent.query_rank), ("kv latent", latent.kv_rank)):
         if rank is not None:
-            yield SavedTensor(f"{name} norm input", rank, element)
-            yield SavedTensor(f"{name} projection input", rank, element)
+            yield SavedTensor(f"{name} norm input", rank, sizes.activation_bytes, None, (_ALL,))
+            yield SavedTensor(f"{name} projection input", rank, sizes.saved_bytes, None, (_ALL, "mla_up_proj"))
 
 
 def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
     """Yield what the core saves, which selective recomputation does without where attention is unfused."""
     heads, element = _heads(model), model.precision.activation_bytes
+    again = (_ALL, "core_attn")
     if model.attention == "flash":
-        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads)
+        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads, (_ALL,))
         return
     if model.score_cap:
-        yield SavedTensor("capped scores", model.num_heads, element, heads, ("none",), is_per_key=True)
-    yield SavedTensor("probabilities", model.num_heads, element, heads, ("none",), is_per_key=True)
+        yield SavedTensor("capped scores", model.num_heads, element, heads, again, is_per_key=True)
+    yield SavedTensor("probabilities", model.num_heads, element, heads, again, is_per_key=True)
     if model.attention_dropout:
-        yield SavedTensor("probabilities' mask", model.num_heads, MASK_BYTES, heads, ("none",), is_per_key=True)
-        yield SavedTensor("dropped probabilities", model.num_heads, element, heads, ("none",), is_per_key=True)
+        yield SavedTensor("probabilities' mask", model.num_heads, MASK_BYTES, heads, again, is_per_key=True)
+        yield SavedTensor("dropped probabilities", model.num_heads, element, heads, again, is_per_key=True)
 
 
 def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
-    """Yield what the output projection and the dropout after it save."""
-    size = model.num_heads * _value_dim(model)
-    yield SavedTensor("output projection input", size, model.precision.activation_bytes, _heads(model))
-    yield from saved_by_second_norm(model)
+    """Yield what the core's backward, the output projection and the dropout after it save.
+
+    Flash attention needs its output in 16 bits. A projection in eight bits keeps a copy of its own beside that.
+    """
+    size, sizes = model.num_heads * _value_dim(model), model.precision
+    in_eight = sizes.saved_bytes != sizes.activation_bytes
+    if in_eight and model.attention == "flash":
+        yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), (_ALL,))
+    yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), (_ALL,))
+    yield from saved_by_second_norm(model, _ALL)
     if model.dropout:
-        yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES)
+        yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES, None, (_ALL,))

@@ -31,6 +31,7 @@ from minitrain.workloads.unit_kernels import (
     Style,
     backward_kernels,
     forward_kernels,
+    repeated_kernels,
 )
 from minitrain.workloads.workload import PassMode
 
@@ -55,11 +56,13 @@ def step_kernels(model: Architecture, unit: Unit, work: Work, typ: str, mode: Pa
     """
     is_backward = typ.startswith("backward")
     if not typ.endswith("attend"):
-        return _around_core(model, unit, work, style, is_after=typ.endswith("project"), is_backward=is_backward)
+        found = _around_core(model, unit, work, style, is_after=typ.endswith("project"), is_backward=is_backward)
+        is_normed_again = typ == "backward_keys_values" and unit.repeats_norm(mode.recompute)
+        return found + repeated_kernels(model, unit, work, "layernorm", style) if is_normed_again else found
     assert mode.context is not None  # steps are of some shards
     found = _core(model, unit, work, mode.context, style, is_backward=is_backward)
     assert unit.core is not None  # an attention has one
-    if is_backward and mode.recompute == "selective" and not unit.core.is_flash:
+    if is_backward and unit.repeats_core(mode.recompute) and not unit.core.is_flash:
         found = found + _core(model, unit, work, mode.context, style, is_backward=False)
     return found
 

@@ -31,6 +31,7 @@ from minitrain.workloads.unit_costs import (
     Demand,
     gemm_demand,
     hidden_state_demand,
+    norm_demand,
     weight_gemms,
 )
 from minitrain.workloads.workload import Cost, PassMode
@@ -63,6 +64,8 @@ def step_cost(model: Architecture, unit: Unit, work: Work, typ: str, mode: PassM
             found = _core_backward(found, unit, mode)
         return Cost(found.flop, found.num_bytes)
     total = sum(_around_core(model, unit, work, typ), Demand())
+    if typ == "backward_keys_values" and unit.repeats_norm(mode.recompute):
+        total += norm_demand(model, work)
     return Cost(total.flop, total.num_bytes)
 
 
@@ -105,7 +108,7 @@ def _core_backward(forward: Demand, unit: Unit, mode: PassMode) -> Demand:
     assert core is not None  # an attention has one
     if core.is_flash:
         return Demand(forward.flop * FLASH_BACKWARD, 2 * forward.num_bytes)
-    return forward.times(3 if mode.recompute == "selective" else 2)
+    return forward.times(3 if unit.repeats_core(mode.recompute) else 2)
 
 
 def keys_values_bytes(unit: Unit, work: Work) -> int:
@@ -144,7 +147,7 @@ def kept_bytes(unit: Unit, work: Work, mode: PassMode) -> int:
 
     Before the queries have seen any keys, these are what precedes the core.
     """
-    kept = [tensor for tensor in unit.saved if mode.recompute in tensor.kept and tensor.name not in _KEYS_AND_VALUES]
+    kept = [tensor for tensor in unit.saved if tensor.is_kept(mode.recompute) and tensor.name not in _KEYS_AND_VALUES]
     if mode.context is not None and not mode.context.keys:
         kept = list(_before_core(kept))
     return sum(tensor.num_bytes(work) for tensor in kept)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Cut
 from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES
-from minitrain.workloads.shapes import RECOMPUTE, Projection, SavedTensor, WeightShape, norm_weights
+from minitrain.workloads.shapes import Projection, SavedTensor, WeightShape, norm_weights
 from minitrain.workloads.unit import Unit
 
 
@@ -24,7 +24,7 @@ def embedding_unit(model: Architecture) -> Unit:
     tables = [WeightShape("tokens", (model.vocab_size, model.hidden_size), _vocabulary(model))]
     if model.positions == "learned":
         tables.append(WeightShape("positions", (model.num_positions, model.hidden_size)))
-    mask = SavedTensor("dropout mask", model.hidden_size, MASK_BYTES, kept=RECOMPUTE)
+    mask = SavedTensor("dropout mask", model.hidden_size, MASK_BYTES, is_always_kept=True)
     return Unit(
         kind="embedding",
         layer=None,
@@ -48,8 +48,8 @@ def head_unit(model: Architecture) -> Unit:
         projections=(Projection("logits", hidden_size, model.vocab_size, vocabulary),),
         core=None,
         saved=(
-            SavedTensor("norm input", hidden_size, element, kept=RECOMPUTE),
-            SavedTensor("head input", hidden_size, element, kept=RECOMPUTE),
-            SavedTensor("logits", model.vocab_size, STATISTIC_BYTES, vocabulary, kept=RECOMPUTE),
+            SavedTensor("norm input", hidden_size, element, is_always_kept=True),
+            SavedTensor("head input", hidden_size, element, is_always_kept=True),
+            SavedTensor("logits", model.vocab_size, STATISTIC_BYTES, vocabulary, is_always_kept=True),
         ),
     )

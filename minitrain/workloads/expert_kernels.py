@@ -16,7 +16,8 @@ from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
 from minitrain.workloads.pass_kernels import pass_kernels
 from minitrain.workloads.shapes import Projection
 from minitrain.workloads.unit import Unit
-from minitrain.workloads.unit_kernels import Style
+from minitrain.workloads.unit_kernels import Style, repeated_kernels
+from minitrain.workloads.workload import Recompute, takes_again
 
 _LAUNCHES: Mapping[str, int] = MappingProxyType(
     {"route": 4, "forward": 4, "combine": 4, "backward_combine": 3, "backward_route": 13}
@@ -28,7 +29,7 @@ _AROUND = _NORM | _RESIDUAL | {"residual gradient", "bias gradient"}
 
 
 def kernels_of_experts(
-    model: Architecture, unit: Unit, typ: str, num_copies: int, num_parts: int, style: Style
+    model: Architecture, unit: Unit, typ: str, num_copies: int, num_parts: int, recompute: Recompute, style: Style
 ) -> KernelList:
     """Return what a rank's experts run for some copies of tokens.
 
@@ -38,6 +39,7 @@ def kernels_of_experts(
         typ: "forward", "backward", "backward_input" or "backward_weight".
         num_copies: copies of tokens, for all experts of the rank.
         num_parts: parts that the experts are divided into.
+        recompute: what backward computes again.
         style: how a framework runs it.
     """
     num_tokens = -(-num_copies // model.experts_per_token)  # of a rank that gets as many copies as it sends
@@ -45,11 +47,15 @@ def kernels_of_experts(
         return KernelList()
     work = Work(1, num_tokens, Degrees(ep=num_parts))
     experts = _with(unit, (projection for projection in unit.projections if projection.num_experts))
-    whole = pass_kernels(model, experts, work, typ, "none", style)
-    return KernelList(_without(whole.kernels, _AROUND), _LAUNCHES[typ])
+    again = "moe_act" if takes_again(recompute, "moe_act") else "none"
+    whole = pass_kernels(model, experts, work, typ, again, style)
+    num_again = 1 if again != "none" and typ in ("backward", "backward_input") else 0
+    return KernelList(_without(whole.kernels, _AROUND), _LAUNCHES[typ] + num_again)
 
 
-def kernels_around_experts(model: Architecture, unit: Unit, typ: str, work: Work, style: Style) -> KernelList:
+def kernels_around_experts(
+    model: Architecture, unit: Unit, typ: str, work: Work, recompute: Recompute, style: Style
+) -> KernelList:
     """Return the kernels of a pass before the experts, or of one after them.
 
     Args:
@@ -57,6 +63,7 @@ def kernels_around_experts(model: Architecture, unit: Unit, typ: str, work: Work
         unit: a unit with experts.
         typ: "route", "combine", "backward_combine" or "backward_route".
         work: the rank's samples and their length.
+        recompute: what backward computes again.
         style: how a framework runs it.
     """
     router = [projection for projection in unit.projections if projection.name == "router"]
@@ -68,7 +75,11 @@ def kernels_around_experts(model: Architecture, unit: Unit, typ: str, work: Work
         found = tuple(kernel for kernel in found if _name(kernel) in _RESIDUAL)
     else:
         found = _without(found, _RESIDUAL if typ in ("route", "backward_route") else _NORM)
-    return KernelList(found, _LAUNCHES[typ])
+    passes = KernelList(found, _LAUNCHES[typ])
+    if typ != "backward_route":
+        return passes
+    names = "+".join(name for name in ("layernorm", "shared_experts") if takes_again(recompute, name))
+    return passes + repeated_kernels(model, unit, work, names, style) if names else passes
 
 
 def _with(unit: Unit, projections: Iterable[Projection]) -> Unit:

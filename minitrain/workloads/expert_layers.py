@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from math import prod
 from types import MappingProxyType
 from typing import Any, Literal, final
@@ -28,7 +29,7 @@ from minitrain.workloads.shapes import Gemm, Projection, SavedTensor
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.unit_kernels import Style
-from minitrain.workloads.workload import Cost, PassMode
+from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
 
 _ROUTING = frozenset({"route", "combine", "backward_combine", "backward_route"})
 _SENT = (ExpertOutputs, ExpertOutputsGrad)
@@ -136,7 +137,10 @@ class ExpertLayers:
         """
         unit = self._units[layer]
         work = self._work(num_samples, 1 if mode.context is None else mode.context.degree)
+        asked: Iterable[tuple[float, float]]
         asked = self._experts(unit, typ, mode) if isinstance(mode, ExpertPass) else self._around(unit, typ, work)
+        if typ == "backward_route":
+            asked = chain(asked, self._again(unit, work, mode.recompute))
         flop, num_bytes = zip(*asked, strict=True)
         return Cost(sum(flop), sum(num_bytes))
 
@@ -144,9 +148,9 @@ class ExpertLayers:
         """Return the kernels of a pass; arguments as those of `cost`, and how a framework runs it."""
         unit = self._units[layer]
         if isinstance(mode, ExpertPass):
-            return kernels_of_experts(self._model, unit, typ, mode.num_copies, mode.num_parts, style)
+            return kernels_of_experts(self._model, unit, typ, mode.num_copies, mode.num_parts, mode.recompute, style)
         work = self._work(num_samples, 1 if mode.context is None else mode.context.degree)
-        return kernels_around_experts(self._model, unit, typ, work, style)
+        return kernels_around_experts(self._model, unit, typ, work, mode.recompute, style)
 
     def _work(self, num_samples: int, num_parts: int) -> Work:
         """Return what a rank does with one of so many parts of each sequence, every token by itself."""
@@ -184,31 +188,45 @@ class ExpertLayers:
                 yield self._gemm(gemm.m, gemm, sizes.parameter_bytes)
                 yield self._gemm(gemm.m, gemm, sizes.gradient_bytes)
 
+    def _again(self, unit: Unit, work: Work, recompute: Recompute) -> Iterator[tuple[float, float]]:
+        """Yield FLOPs and bytes of what backward computes again of norm and shared experts by itself."""
+        if unit.repeats_norm(recompute):
+            yield 0, MOVES_OF_NORM * work.num_tokens * self._copy_bytes
+        for projection in _shared(unit) if takes_again(recompute, "shared_experts") else ():
+            gemm = projection.gemm(work)
+            yield self._gemm(gemm.m, gemm, self._model.precision.parameter_bytes)
+
     def _gemm(self, num_rows: int, gemm: Gemm, weight_bytes: int, num_weights: int = 1) -> tuple[float, float]:
         """Return FLOPs and bytes of rows times a weight, or times several, of which each row takes one."""
         activations = self._model.precision.activation_bytes * num_rows * (gemm.k + gemm.n)
         return 2 * num_rows * gemm.k * gemm.n, activations + num_weights * weight_bytes * gemm.k * gemm.n
 
-    def kept_by_router(self, layer: int, num_samples: int, num_parts: int = 1, *, combined: bool) -> int:
+    def kept_by_router(
+        self, layer: int, num_samples: int, num_parts: int = 1, recompute: Recompute = "none", *, combined: bool
+    ) -> int:
         """Return the bytes that a layer's input stands for, once it is routed, and once it is combined.
 
         Args:
             layer: the layer.
             num_samples: samples of the rank.
             num_parts: ranks that each have an equal part of these samples' tokens.
+            recompute: what backward computes again.
             combined: whether it is combined.
         """
         work = self._work(num_samples, num_parts)
         saved = (
             tensor
             for tensor in self._units[layer].saved
-            if not tensor.name.startswith("expert ") and (combined or tensor.name in _KEPT_BY_ROUTE)
+            if not tensor.name.startswith("expert ")
+            and (combined or tensor.name in _KEPT_BY_ROUTE)
+            and tensor.is_kept(recompute)
         )
         return sum(tensor.num_bytes(work) for tensor in saved)
 
-    def kept_by_experts(self, layer: int, num_copies: int) -> int:
+    def kept_by_experts(self, layer: int, num_copies: int, recompute: Recompute = "none") -> int:
         """Return the bytes that copies of tokens stand for, once they have gone through the experts."""
-        return num_copies * sum(self._bytes_of_copy(tensor) for tensor in _kept_by_experts(self._units[layer].saved))
+        saved = (tensor for tensor in self._units[layer].saved if tensor.name.startswith("expert "))
+        return num_copies * sum(self._bytes_of_copy(tensor) for tensor in saved if tensor.is_kept(recompute))
 
     def _bytes_of_copy(self, tensor: SavedTensor) -> int:
         """Return the bytes of a saved tensor for one copy."""
@@ -226,11 +244,6 @@ _MOVED_OF_WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """What each pass through experts moves of an element of a weight: a field of `Precision` for each multiplication."""
 
 _KEPT_BY_ROUTE = frozenset({"norm input", "mlp input", "router probabilities"})
-
-
-def _kept_by_experts(saved: Iterable[SavedTensor]) -> Iterator[SavedTensor]:
-    """Yield what experts keep; their outputs are kept where they are combined."""
-    return (tensor for tensor in saved if tensor.name.startswith("expert ") and tensor.name != "expert outputs")
 
 
 def _shared(unit: Unit) -> Iterator[Projection]:

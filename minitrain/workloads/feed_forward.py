@@ -5,9 +5,13 @@ parallelism gives it some experts. What is saved follows Korthikanti et al. (202
 output, the activation function's input, the last matrix's input, and the mask of the dropout. ReLU's input is not
 saved, since its output suffices; SwiGLU and GEGLU are one kernel that saves both its inputs.
 
-Experts save, beside that, for every token and expert that it is sent to: the copy that the expert was sent and the
-result that comes back, whose product with the router's probability needs it. The router saves its probabilities. Routed
-copies lie between tensor-parallel operations, as the hidden state does.
+Experts save, beside that, the copy of a token that each expert was sent. The router saves its probabilities. They are
+multiplied in before the last matrix, so that what comes back need not be kept (the `probs` of `TEGroupedMLP` in
+Megatron-Core, `score_before_experts` in torchtitan). Routed copies lie between tensor-parallel operations, as the
+hidden state does.
+
+In eight bits, inputs of matrices are kept in eight, inputs of norms and activation functions in 16 (Transformer
+Engine); the router's input too, beside the copy that shared experts have.
 """
 
 from __future__ import annotations
@@ -37,7 +41,11 @@ def mlp_unit(model: Architecture, layer: int) -> Unit:
         weights=(*unit_norms(model), *_mlp_weights(model, "", cut.count, cut)),
         projections=tuple(_mlp_projections(model, "", cut.count, cut)),
         core=None,
-        saved=(*_saved_by_norm(model), *_saved_by_mlp(model, "", cut.count, cut), *_saved_after(model)),
+        saved=(
+            *_saved_by_norm(model, model.precision.saved_bytes),
+            *_saved_by_mlp(model, "", cut.count, cut, ("mlp",)),
+            *_saved_after(model, "mlp"),
+        ),
     )
 
 
@@ -62,10 +70,10 @@ def moe_unit(model: Architecture, layer: int) -> Unit:
         ),
         core=None,
         saved=(
-            *_saved_by_norm(model),
+            *_saved_by_norm(model, model.precision.activation_bytes),
             *_saved_by_experts(model, cut),
-            *(_saved_by_mlp(model, "shared ", shared, cut) if shared else ()),
-            *_saved_after(model),
+            *(_saved_by_shared_experts(model, shared, cut) if shared else ()),
+            *_saved_after(model, "moe"),
         ),
     )
 
@@ -115,31 +123,52 @@ def _expert_projections(model: Architecture, cut: Cut) -> Iterator[Projection]:
     yield Projection("experts.down", cut.count, model.hidden_size, cut, "k", *counts)
 
 
-def _saved_by_norm(model: Architecture) -> Iterator[SavedTensor]:
+def _saved_by_norm(model: Architecture, output_bytes: int) -> Iterator[SavedTensor]:
     """Yield the norm's input and output."""
-    for name in ("norm input", "mlp input"):
-        yield SavedTensor(name, model.hidden_size, model.precision.activation_bytes)
+    yield SavedTensor("norm input", model.hidden_size, model.precision.activation_bytes)
+    yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm",))
 
 
-def _saved_by_mlp(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[SavedTensor]:
-    """Yield the activation function's inputs and the last matrix's input."""
-    element = model.precision.activation_bytes
+def _saved_by_mlp(
+    model: Architecture, prefix: str, size: int, cut: Cut, again: tuple[str, ...], act: tuple[str, ...] = ()
+) -> Iterator[SavedTensor]:
+    """Yield the activation function's inputs and the last matrix's input.
+
+    Args:
+        model: the model.
+        prefix: of the names.
+        size: columns of all experts of a token.
+        cut: what the columns consist of.
+        again: the modules whose recomputation makes both again.
+        act: those that make the activation function's output again, from its input.
+    """
+    sizes = model.precision
     if model.mlp != "relu":
-        yield SavedTensor(f"{prefix}activation input", len(_first(model)) * size, element, cut)
-    yield SavedTensor(f"{prefix}down input", size, element, cut)
+        columns = len(_first(model)) * size
+        yield SavedTensor(f"{prefix}activation input", columns, sizes.activation_bytes, cut, again)
+        again = (*again, *act)
+    yield SavedTensor(f"{prefix}down input", size, sizes.saved_bytes, cut, again)
 
 
 def _saved_by_experts(model: Architecture, cut: Cut) -> Iterator[SavedTensor]:
     """Yield what router and routed experts save, for all experts of a token together."""
-    element, copies = model.precision.activation_bytes, model.experts_per_token
-    yield SavedTensor("router probabilities", model.num_experts, STATISTIC_BYTES)
-    yield SavedTensor("expert inputs", copies * model.hidden_size, element)
-    yield from _saved_by_mlp(model, "expert ", copies * cut.count, cut)
-    yield SavedTensor("expert outputs", copies * model.hidden_size, element)
+    copies, again = model.experts_per_token, ("moe",)
+    yield SavedTensor("router probabilities", model.num_experts, STATISTIC_BYTES, None, again)
+    yield SavedTensor("expert inputs", copies * model.hidden_size, model.precision.saved_bytes, None, again)
+    yield from _saved_by_mlp(model, "expert ", copies * cut.count, cut, again, ("moe_act",))
 
 
-def _saved_after(model: Architecture) -> Iterator[SavedTensor]:
+def _saved_by_shared_experts(model: Architecture, size: int, cut: Cut) -> Iterator[SavedTensor]:
+    """Yield what shared experts save: in eight bits an input of their own, made of what the norm makes."""
+    sizes = model.precision
+    if sizes.saved_bytes != sizes.activation_bytes:
+        again = ("moe", "shared_experts", "layernorm")
+        yield SavedTensor("shared input", model.hidden_size, sizes.saved_bytes, None, again)
+    yield from _saved_by_mlp(model, "shared ", size, cut, ("moe", "shared_experts"))
+
+
+def _saved_after(model: Architecture, module: str) -> Iterator[SavedTensor]:
     """Yield what a norm before the residual connection saves, and the mask of the dropout there."""
-    yield from saved_by_second_norm(model)
+    yield from saved_by_second_norm(model, module)
     if model.dropout:
         yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES)

@@ -24,7 +24,7 @@ def has_second_norm(model: Architecture) -> bool:
     return model.norm_placement == "both"
 
 
-def saved_by_second_norm(model: Architecture) -> Iterator[SavedTensor]:
-    """Yield what the norm behind a unit saves, where there is one before it too: its input."""
+def saved_by_second_norm(model: Architecture, module: str) -> Iterator[SavedTensor]:
+    """Yield what the norm behind a unit saves, where there is one before it too: its input, made by a module."""
     if has_second_norm(model):
-        yield SavedTensor("second norm input", model.hidden_size, model.precision.activation_bytes)
+        yield SavedTensor("second norm input", model.hidden_size, model.precision.activation_bytes, None, (module,))

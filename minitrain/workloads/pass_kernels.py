@@ -14,7 +14,7 @@ from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import Kernel, KernelList, Matmul, MemoryPass
 from minitrain.workloads.unit import Unit
-from minitrain.workloads.unit_kernels import Style, backward_kernels, core_kernels, forward_kernels
+from minitrain.workloads.unit_kernels import Style, backward_kernels, forward_kernels, repeated_kernels
 from minitrain.workloads.workload import PassMode
 
 
@@ -65,9 +65,7 @@ def _again(model: Architecture, unit: Unit, work: Work, recompute: str, style: S
     if recompute == "full" and unit.layer is not None:
         forward = forward_kernels(model, unit, work, style)
         return _without_last(forward) if style.stops_early and unit.kind == "mlp" else forward
-    if recompute == "selective":
-        return core_kernels(model, unit, work, style)
-    return KernelList()
+    return repeated_kernels(model, unit, work, recompute, style)
 
 
 def _without_last(forward: KernelList) -> KernelList:

@@ -69,6 +69,15 @@ class Precision:
         """Return the bytes of a parameter with its gradient and optimizer state."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
+    @property
+    def saved_bytes(self) -> int:
+        """Return the bytes of an element that a multiplication with a weight keeps of its input for backward.
+
+        One where it multiplies in eight bits: the weight's gradient is made of the same copy (Transformer Engine's
+        `LayerNormLinear` and `Linear`; DeepSeek-V3, section 3.3.3).
+        """
+        return 1 if self.weight_datatype == "float8" else self.activation_bytes
+
 
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     {

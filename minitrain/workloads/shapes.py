@@ -13,7 +13,7 @@ from math import prod
 from typing import Literal, final
 
 from minitrain.workloads.degrees import WHOLE, Cut, Degrees, Work
-from minitrain.workloads.workload import RECOMPUTE, Recompute
+from minitrain.workloads.workload import RECOMPUTE, Recompute, modules_of
 
 __all__ = [
     "RECOMPUTE",
@@ -222,7 +222,8 @@ class SavedTensor:
         size: elements of a token; of a token and key where `is_per_key`.
         element_bytes: bytes of an element.
         cut: what the elements consist of, None where they lie between tensor-parallel operations.
-        kept: the ways to recompute under which it is kept.
+        made_again_in: the modules whose recomputation makes it again, so that it is not kept (see `MODULES`).
+        is_always_kept: whether it is kept where backward computes the whole layer again, too.
         is_per_key: whether there are `size` elements for every key of the sequence.
     """
 
@@ -230,8 +231,15 @@ class SavedTensor:
     size: int
     element_bytes: int
     cut: Cut | None = None
-    kept: tuple[Recompute, ...] = ("none", "selective")
+    made_again_in: tuple[str, ...] = ()
+    is_always_kept: bool = False
     is_per_key: bool = False
+
+    def is_kept(self, recompute: Recompute) -> bool:
+        """Return whether it is kept if backward computes so much again."""
+        if recompute == "full":
+            return self.is_always_kept
+        return modules_of(recompute).isdisjoint(self.made_again_in)
 
     def num_bytes(self, work: Work) -> int:
         """Return one rank's bytes.

@@ -24,7 +24,7 @@ from minitrain.workloads.embedding_and_head import embedding_unit, head_unit
 from minitrain.workloads.feed_forward import mlp_unit, moe_unit
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.shapes import Recompute
-from minitrain.workloads.unit import Unit, check_recompute
+from minitrain.workloads.unit import Unit
 
 
 @final
@@ -111,7 +111,6 @@ class Transformer(Architecture):
         Source:
             Narayanan et al. (2021), equation 3 and its appendix; experts as those that a token is sent to.
         """
-        check_recompute(recompute)
         length = self.seq_len if seq_len is None else seq_len
         fault = count_fault("seq_len", length, 1, "seq_len=2048")
         if fault:

@@ -11,8 +11,8 @@ from math import prod
 from typing import Literal, final
 
 from minitrain.workloads.degrees import WHOLE, Degrees, Work
-from minitrain.workloads.field_faults import choice_fault, refuse
-from minitrain.workloads.shapes import RECOMPUTE, AttentionCore, Gemm, Projection, Recompute, SavedTensor, WeightShape
+from minitrain.workloads.shapes import AttentionCore, Gemm, Projection, Recompute, SavedTensor, WeightShape
+from minitrain.workloads.workload import as_recompute, modules_of
 
 Kind = Literal["embedding", "attention", "mlp", "moe", "head"]
 
@@ -93,24 +93,58 @@ class Unit:
         tokens = seq_len * sum(projection.flop_per_token for projection in self.projections)
         return tokens if self.core is None else tokens + self.core.flop(seq_len, causal=causal)
 
+    def is_repeated(self, recompute: Recompute) -> bool:
+        """Return whether backward computes all of it again, but for norms and residual connection where they are kept.
+
+        Embedding and head never are.
+        """
+        if self.layer is None:
+            return False
+        return recompute == "full" or _WHOLE[self.kind] in modules_of(recompute)
+
+    def repeated_projections(self, recompute: Recompute) -> tuple[Projection, ...]:
+        """Return the multiplications with weights that backward computes again."""
+        if self.is_repeated(recompute):
+            return self.projections
+        modules = modules_of(recompute)
+        return tuple(
+            projection
+            for projection in self.projections
+            if _module_of_projection(self.kind, projection.name) in modules
+        )
+
+    def repeats_core(self, recompute: Recompute) -> bool:
+        """Return whether backward computes the attention core again: by itself, only where that frees memory.
+
+        Flash attention has nothing stored that could be saved.
+        """
+        if self.core is None or self.is_repeated(recompute):
+            return self.core is not None
+        return not self.core.is_flash and "core_attn" in modules_of(recompute)
+
+    def repeats_norm(self, recompute: Recompute) -> bool:
+        """Return whether backward computes the norm before it again."""
+        modules = modules_of(recompute)
+        own = recompute == "full" or "layernorm" in modules or (self.kind == "attention" and "self_attn" in modules)
+        return self.layer is not None and own
+
     def recomputed_flop(self, seq_len: int, recompute: Recompute, *, causal: bool = False) -> int:
         """Return the floating-point operations that backward repeats for one sample, beside its own.
 
         Full recomputation repeats forward, of all units but embedding and head. Selective recomputation repeats the
-        attention core, unless that is flash attention, which has nothing stored that could be saved.
+        attention core, unless that is flash attention. Norms and activation functions count for none.
         """
-        check_recompute(recompute)
-        if recompute == "full" and self.layer is not None:
-            return self.forward_flop(seq_len, causal=causal)
-        if recompute == "selective" and self.core is not None and not self.core.is_flash:
-            return self.core.flop(seq_len, causal=causal)
-        return 0
+        recompute = as_recompute(recompute)
+        flop = seq_len * sum(projection.flop_per_token for projection in self.repeated_projections(recompute))
+        if self.core is None or not self.repeats_core(recompute):
+            return flop
+        return flop + self.core.flop(seq_len, causal=causal)
 
     def saved_bytes(self, work: Work, recompute: Recompute = "none") -> int:
         """Return the bytes that one rank keeps between forward and backward.
 
         With "full" the attention keeps the input of the whole transformer layer, from which the MLP's is computed
-        again.
+        again. Where modules are computed again by themselves, each unit keeps its own input.
 
         Args:
             work: the rank's samples, their length, and how ranks divide the unit.
@@ -122,12 +156,18 @@ class Unit:
         Source:
             Korthikanti et al. (2022), equations 1 to 6, for 16 bits, unfused attention and dropout.
         """
-        check_recompute(recompute)
-        return sum(tensor.num_bytes(work) for tensor in self.saved if recompute in tensor.kept)
+        recompute = as_recompute(recompute)
+        return sum(tensor.num_bytes(work) for tensor in self.saved if tensor.is_kept(recompute))
 
 
-def check_recompute(recompute: str) -> None:
-    """Raise a UsageError unless there is such a way to recompute."""
-    fault = choice_fault("recompute", recompute, RECOMPUTE)
-    if fault:
-        raise refuse("the recomputation", [fault])
+_WHOLE = {"attention": "self_attn", "mlp": "mlp", "moe": "moe"}
+"""The module that is all of a unit, its norm and the residual connection left out."""
+
+_UP = frozenset({"query", "query_up", "kv_up"})
+
+
+def _module_of_projection(kind: Kind, name: str) -> str | None:
+    """Return the module, less than a unit, whose recomputation repeats a multiplication; None for most."""
+    if kind == "attention":
+        return "mla_up_proj" if name in _UP else None
+    return "shared_experts" if name.startswith("shared.") else None

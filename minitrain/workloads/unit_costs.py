@@ -115,8 +115,19 @@ def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Itera
     """Yield what backward computes again."""
     if recompute == "full" and unit.layer is not None:
         yield from _forward(model, unit, work)
-    elif recompute == "selective" and unit.core is not None and not unit.core.is_flash:
+        return
+    for projection in unit.repeated_projections(recompute):
+        yield gemm_demand(model, projection.gemm(work), model.precision.parameter_bytes)
+    if unit.core is not None and unit.repeats_core(recompute):
         yield _core(model, unit.core, work)
+    if unit.repeats_norm(recompute):
+        yield norm_demand(model, work)
+
+
+def norm_demand(model: Architecture, work: Work) -> Demand:
+    """Return the demand of a norm of the hidden state, forward."""
+    elements = MOVES_OF_NORM * work.num_tokens_between * model.hidden_size
+    return Demand(0, elements * model.precision.activation_bytes)
 
 
 def weight_gemms(unit: Unit, work: Work) -> Iterator[Gemm]:

@@ -34,6 +34,7 @@ from minitrain.workloads.norms import has_second_norm
 from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES, Precision
 from minitrain.workloads.shapes import Gemm
 from minitrain.workloads.unit import Unit
+from minitrain.workloads.workload import modules_of
 
 ADAM_BYTES = 46
 """Bytes of memory traffic of Adam for a parameter, in single precision but for the last: master copy and two moments
@@ -95,11 +96,29 @@ def backward_kernels(model: Architecture, unit: Unit, work: Work, style: Style =
     return _Lister(model, unit, work, style).listed(is_backward=True)
 
 
-def core_kernels(model: Architecture, unit: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
-    """Return the attention core alone, forward: what selective recomputation runs again; nothing where it is flash."""
-    if unit.core is None or unit.core.is_flash:
-        return KernelList()
-    return KernelList(tuple(_Lister(model, unit, work, style).core(is_backward=False)), UNFUSED_LAUNCHES[0])
+def repeated_kernels(
+    model: Architecture, unit: Unit, work: Work, recompute: str, style: Style = DEFAULT_STYLE
+) -> KernelList:
+    """Return what backward computes again of single modules of a unit; arguments as those of `forward_kernels`.
+
+    Launches are a share of forward's, by the number of kernels.
+
+    Args:
+        model: whose unit it is.
+        unit: one of its units.
+        work: the rank's samples, their length, and how ranks divide the unit.
+        recompute: what backward computes again, but not "full".
+        style: how a framework runs it.
+    """
+    lister, core = _Lister(model, unit, work, style), KernelList()
+    if unit.core is not None and unit.repeats_core(recompute):
+        launches = FLASH_LAUNCHES if unit.core.is_flash else UNFUSED_LAUNCHES
+        core = KernelList(tuple(lister.core(is_backward=False)), launches[0])
+    kernels = tuple(lister.repeated(recompute))
+    if not kernels:
+        return core
+    in_whole = len(lister.listed(is_backward=False).kernels)
+    return KernelList(kernels, -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)) + core
 
 
 def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
@@ -167,6 +186,26 @@ class _Lister:
         yield self._memory("softmax", num_scores, 3 if is_backward else 2)
         if self.model.attention_dropout:
             yield self._memory("attention dropout", num_scores, 2, MASK_BYTES)
+
+    def repeated(self, recompute: str) -> Iterator[Kernel]:
+        """Yield what backward computes again of single modules, but for the core."""
+        unit, names = self.unit, {each.name for each in self.unit.repeated_projections(recompute)}
+        if unit.repeats_norm(recompute):
+            yield self._memory("norm", self.work.num_tokens_between * self.model.hidden_size, 2)
+        for gemm in self._projections():
+            if gemm.name in names:
+                yield from self._products(gemm, is_backward=False)
+        if names and unit.core is not None:
+            yield from self._inner(is_backward=False)
+        elif unit.core is None:
+            yield from self._repeated_activations(names, modules_of(recompute))
+
+    def _repeated_activations(self, names: set[str], modules: frozenset[str]) -> Iterator[Kernel]:
+        """Yield the activation functions before the last matrices of what is computed again."""
+        for gemm in self._projections():
+            is_by_itself = gemm.name == "experts.down" and "moe_act" in modules and self.model.mlp != "relu"
+            if gemm.name.endswith("down") and (gemm.name in names or is_by_itself):
+                yield self._activation(gemm.batch * gemm.m * gemm.k, is_backward=False)
 
     def _projections(self) -> tuple[Gemm, ...]:
         """Return the multiplications with weights."""

@@ -5,9 +5,12 @@ and bytes. The default is `minitrain.workloads.matmul`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
+from minitrain.errors import UsageError
 from minitrain.workloads.context import Context
+from minitrain.workloads.field_faults import choice_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,51 @@ class Cost:
     share: float = 1.0
 
 
-Recompute = Literal["none", "selective", "full"]
-"""What backward computes again: nothing, the attention core, or the whole transformer layer from its input."""
+Recompute = str
+"""What backward computes again: "none", "selective" (the attention core), "full" (the whole transformer layer from its
+input), or some of `MODULES`, joined by "+": "layernorm+mla_up_proj"."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+MODULES = ("core_attn", "self_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""What of a transformer layer backward can compute again by itself, in the words of Megatron-Core (`recompute_modules`
+of its `transformer_config.py`), and "self_attn" for all of an attention: the attention core; the norms before attention
+and MLP; the projections up from the latents, with their norms and rotary embedding; the dense MLP; the layer of
+experts, whose tokens travel again; the activation function of its routed experts; its shared experts."""
+
+
+def as_recompute(words: Any) -> Recompute:
+    """Return words for what backward computes again, the same for all that mean the same.
+
+    Raises:
+        UsageError: there are no such words.
+
+    Example:
+        >>> as_recompute("moe_act+layernorm"), as_recompute("core_attn")
+        ('layernorm+moe_act', 'selective')
+    """
+    if words in RECOMPUTE:
+        return str(words)
+    given = words.split("+") if isinstance(words, str) else [""]
+    if not set(given) <= set(MODULES):
+        modules = ", ".join(f'"{name}"' for name in MODULES)
+        fault = choice_fault("recompute", words, RECOMPUTE)
+        raise UsageError(f'{fault}, or some of {modules}, joined by "+"', recompute=words)
+    named = "+".join(module for module in MODULES if module in given)
+    return "selective" if named == "core_attn" else named
+
+
+@lru_cache(maxsize=256)
+def modules_of(recompute: Recompute) -> frozenset[str]:
+    """Return the modules that backward computes again by themselves: none where it takes the whole layer again."""
+    if recompute == "selective":
+        return frozenset(["core_attn"])
+    return frozenset() if recompute in RECOMPUTE else frozenset(recompute.split("+"))
+
+
+def takes_again(recompute: Recompute, module: str) -> bool:
+    """Return whether backward computes a module again, by itself or with the whole layer."""
+    return recompute == "full" or module in modules_of(recompute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +80,7 @@ class PassMode:
     """How a rank takes samples through a layer.
 
     Args:
-        recompute: what backward computes again: "none", "selective" or "full".
+        recompute: what backward computes again, as `as_recompute` returns it.
         num_parts: the parts that the layer is divided into, of which the rank computes one.
         sequence_parallel: whether what parts do not divide is divided along the sequence.
         context: the shards of the sequence that the rank takes through the whole network; None for all of it.

@@ -89,6 +89,16 @@ def test_what_is_written_is_read_as_the_same_layout(tool: str, strategy: str, op
     assert again.world_size == (64 if tool == "torchtitan" else None)
 
 
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
+@pytest.mark.parametrize("recompute", ["layernorm+mlp", "core_attn+layernorm", "mla_up_proj+moe+shared_experts"])
+def test_modules_that_are_computed_again_have_megatrons_words(tool: str, recompute: str) -> None:
+    options = {"microbatch_size": 1, "pp": 4, "recompute": recompute}
+    words = mt.write_recipe(mt.Recipe("megatron", options, LLAMA, 64, 256), tool)
+    assert mt.read_recipe(words).options == options
+    with pytest.raises(mt.UsageError, match=r"recompute=layernorm\+mlp"):
+        mt.write_recipe(mt.Recipe("megatron", {**options, "recompute": "layernorm+mlp"}, LLAMA, 64, 256), "torchtitan")
+
+
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
@@ -256,7 +266,7 @@ def test_deepseek_v3_is_read_as_megatron_writes_it() -> None:
             "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
             ["must be uniform, of one layer"],
         ),
-        ("--recompute-modules moe_act", ["recompute_modules must be core_attn"]),
+        ("--recompute-modules moe_act norms", ["recompute_modules must be some of core_attn, .*, got norms"]),
         ("--num-layers 2 --normalization Mine", ["normalization must be LayerNorm or RMSNorm"]),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", ["must be optim_grads_params"]),
         ("--context-parallel-size 2 --cp-comm-type a2a", ["cp_comm_type must be p2p or all_gather"]),

@@ -22,8 +22,8 @@ DENSE: list[dict[str, Any]] = [
     {"world_size": 8, "tp": 2, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1", "zero": 3},
     {"world_size": 8, "tp": 2, "zero": 3, "shard_size": 2, "sequence_parallel": True},
     {"world_size": 8, "cp": 2, "zero": 1, "shard_size": 2},
-    {"world_size": 4, "cp": 2, "tp": 2, "sequence_parallel": True, "recompute_modules": ["self_attn"]},
-    {"world_size": 4, "tp": 2, "pp": 2, "sequence_parallel": True, "recompute_modules": ["mlp", "core_attn"]},
+    {"world_size": 4, "cp": 2, "tp": 2, "sequence_parallel": True, "recompute": "self_attn"},
+    {"world_size": 4, "tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "mlp+core_attn"},
 ]
 EXPERTS: list[dict[str, Any]] = [
     {"world_size": 8, "pp": 2, "ep": 2, "zero": 1},
@@ -33,6 +33,9 @@ EXPERTS: list[dict[str, Any]] = [
     {"world_size": 4, "tp": 2, "ep": 4, "sequence_parallel": True, "zero": 1},
     {"world_size": 8, "tp": 2, "ep": 4, "pp": 2, "sequence_parallel": True, "schedule": "zb_h1"},
     {"world_size": 8, "tp": 2, "ep": 2, "zero": 3, "sequence_parallel": True, "pp": 2, "schedule": "dualpipe_v"},
+    {"world_size": 8, "pp": 2, "ep": 4, "zero": 1, "recompute": "full"},
+    {"world_size": 4, "tp": 2, "ep": 4, "sequence_parallel": True, "recompute": "moe+layernorm+mla_up_proj"},
+    {"world_size": 8, "pp": 2, "ep": 4, "schedule": "dualpipe_v", "recompute": "moe_act+shared_experts+layernorm"},
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.unit_kernels import (
     DEFAULT_STYLE,
     backward_kernels,
-    core_kernels,
     forward_kernels,
     loss_kernels,
+    repeated_kernels,
 )
 from minitrain.workloads.workload import USUAL
 
@@ -64,7 +65,10 @@ def test_an_operation_takes_as_long_as_its_kernels() -> None:
     assert loss == {len(units): device.pass_seconds(loss_kernels(SMALL, units[-1], work))}
 
 
-@pytest.mark.parametrize(("recompute", "again"), [("selective", core_kernels), ("full", forward_kernels)])
+@pytest.mark.parametrize(
+    ("recompute", "again"),
+    [("selective", partial(repeated_kernels, recompute="selective")), ("full", forward_kernels)],
+)
 def test_what_backward_computes_again_is_part_of_its_price(recompute: str, again: Any) -> None:
     device, unit, work = KernelDevice(load_config("a100_80g")), SMALL.units()[1], Work(2, 512)
     expected = device.pass_seconds(backward_kernels(SMALL, unit, work) + again(SMALL, unit, work))

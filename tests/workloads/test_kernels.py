@@ -19,9 +19,9 @@ from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.unit_kernels import (
     Style,
     backward_kernels,
-    core_kernels,
     forward_kernels,
     loss_kernels,
+    repeated_kernels,
     update_kernels,
 )
 
@@ -120,10 +120,10 @@ def test_passes_over_memory_have_the_bytes_of_their_tensors() -> None:
 
 def test_selective_recomputation_repeats_unfused_cores_alone() -> None:
     unit = GPT.units()[1]
-    core = core_kernels(GPT, unit, work())
+    core = repeated_kernels(GPT, unit, work(), "selective")
     assert matmul_flop(core) == 2 * unit.recomputed_flop(512, "selective")
-    assert core_kernels(LLAMA, LLAMA.units()[1], work()) == KernelList()
-    assert core_kernels(GPT, GPT.units()[2], work()) == KernelList()
+    assert repeated_kernels(LLAMA, LLAMA.units()[1], work(), "selective") == KernelList()
+    assert repeated_kernels(GPT, GPT.units()[2], work(), "selective") == KernelList()
 
 
 def test_a_style_changes_what_its_name_says() -> None:

@@ -110,7 +110,7 @@ def test_latent_attention_keeps_latents_and_the_keys_and_values_of_all_heads() -
 def test_experts_keep_a_copy_a_token_and_expert() -> None:
     _, _, moe, *_ = mt.models()["mixtral-8x7b"].units()
     h, f = 4096, 14336
-    token = 2 * (h + h) + 4 * 8 + 2 * 2 * (h + 2 * f + f + h)
+    token = 2 * (h + h) + 4 * 8 + 2 * 2 * (h + 2 * f + f)  # what comes back from them is not kept
     assert moe.saved_bytes(Work(1, 64)) == 64 * token
     assert moe.saved_bytes(Work(1, 64), "full") == 0
 
