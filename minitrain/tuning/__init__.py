@@ -1,7 +1,7 @@
 """Which layout trains a workload best on a machine: `tune` searches, and `Tuning` is what it has found.
 
-May import: `errors`, `files`, `tensors`, `workloads`, `exchange`, `events`, `hardware`, `rank`, `analysis`, `run`,
-`folding`, `sweeps`. Open `tune` first.
+May import: `errors`, `files`, `tensors`, `workloads`, `exchange`, `events`, `hardware`, `rank`, `schedules`,
+`analysis`, `run`, `folding`, `sweeps`. Open `tune` first.
 
 Layouts of the strategy megatron are not simulated one by one. What a layer takes is recorded in short runs, as
 *pieces* (some operations with their seconds and memory). Many layouts at once are then put together from pieces. A

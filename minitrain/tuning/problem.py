@@ -110,9 +110,14 @@ class Machine:
     @cached_property
     def composes(self) -> bool:
         """Whether steps of `megatron` can be put together from pieces: transformers without experts, usual prices."""
-        is_usual = type(self.predictor) in (RuntimePredictor, KernelPredictor) and self.parameters.placement is None
+        return self.is_usual and not self.has_experts
+
+    @cached_property
+    def is_usual(self) -> bool:
+        """Whether it trains a transformer, and prices of passes and transfers do not depend on what else happens."""
+        has_own_prices = type(self.predictor) in (RuntimePredictor, KernelPredictor)
         plainly = not (self.parameters.slowdown or self.parameters.contention or self.parameters.strict)
-        return is_usual and plainly and self.model is not None and not self.has_experts
+        return has_own_prices and plainly and self.parameters.placement is None and self.model is not None
 
     def is_aligned(self, size: int) -> bool:
         """Return whether blocks of so many neighbours lie alike in the network."""

@@ -25,8 +25,8 @@ from minitrain.tuning.layouts import Structure
 from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, judged_again, key_of_candidate, row_of, value_of
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.usual_axes import RECOMPUTATIONS
 from minitrain.tuning.worker_tasks import Figures, Limit, price_pipelines, simulate_each
+from minitrain.workloads.workload import MODULES, Recompute, as_recompute, is_less, modules_within
 
 Progress = Callable[[int, int, Row | None], None]
 Task = list[tuple[int, Candidate]]
@@ -104,7 +104,7 @@ class Search:
         self._end = None if budget_s is None else time.monotonic() + budget_s
         self._best: Row | None = None
         self._points: list[Row] = []
-        self._fits_with: dict[Hashable, int] = {}  # the least recomputation with which a layout fits
+        self._fits_with: dict[Hashable, set[Recompute]] = {}  # the recomputations with which a layout fits
 
     def run(self, choose: Callable[[Task], Iterator[Task]] | None = None) -> None:
         """Price what is not known; Ctrl-C ends it and keeps what is there.
@@ -156,8 +156,7 @@ class Search:
         row = row_of(candidate, figures, machine, self.most_bytes(machine))
         self._keep(place, row)
         if row["status"] == FITS:
-            layout, share = _but_recomputation(candidate), _recomputed(candidate)
-            self._fits_with[layout] = min(share, self._fits_with.get(layout, share))
+            self._fits_with.setdefault(_but_recomputation(candidate), set()).add(_recomputed(candidate))
         if self._results is not None and self._known.get(key := key_of_candidate(candidate)) != row:
             self._write(key, row)
 
@@ -177,7 +176,7 @@ class Search:
         bounded = [(bound_of(candidate, candidate.problem.machine), place, candidate) for place, candidate in missing]
         worth = []
         for bound, place, candidate in sorted(
-            bounded, key=lambda one: (one[0].step_time_s, _recomputed(one[2]), one[1])
+            bounded, key=lambda one: (one[0].step_time_s, _amount_recomputed(one[2]), one[1])
         ):
             if bound.peak_memory_bytes > self.most_bytes(candidate.problem.machine):
                 figures = Figures(peak_memory_bytes=bound.peak_memory_bytes, is_pruned=True, is_bound=True)
@@ -210,7 +209,8 @@ class Search:
         """Return whether the same layout fits with less recomputation, and so is quicker."""
         if self._prune not in ("auto", "best") or not candidate.problem.machine.has_experts:
             return False
-        return self._fits_with.get(_but_recomputation(candidate), _recomputed(candidate)) < _recomputed(candidate)
+        known = self._fits_with.get(_but_recomputation(candidate), ())
+        return any(is_less(recompute, _recomputed(candidate)) for recompute in known)
 
     def _is_beaten(self, bound: Bound, candidate: Candidate) -> bool:
         """Return whether a known row is better than a configuration can be by its bound."""
@@ -298,10 +298,15 @@ class Search:
             self._progress(len(self.rows), len(self.candidates), self._best)
 
 
-def _recomputed(candidate: Candidate) -> int:
-    """Return how much backward computes again, as a place among `RECOMPUTATIONS`."""
-    recompute = candidate.options.get("recompute")
-    return RECOMPUTATIONS.index(recompute) if recompute in RECOMPUTATIONS else 0
+def _recomputed(candidate: Candidate) -> Recompute:
+    """Return what backward computes again."""
+    return as_recompute(candidate.options.get("recompute", "none"))
+
+
+def _amount_recomputed(candidate: Candidate) -> int:
+    """Return how much that is: more for what includes another one."""
+    recompute = _recomputed(candidate)
+    return len(MODULES) + 1 if recompute == "full" else len(modules_within(recompute))
 
 
 def _but_recomputation(candidate: Candidate) -> Hashable:

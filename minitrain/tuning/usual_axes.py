@@ -50,9 +50,21 @@ def _of_megatron_with_experts(machine: Machine) -> dict[str, Sequence[Any]]:
         "num_chunks": (1, 4, 8),
         "microbatch_size": (1,),
         "zero": (1,),
-        "recompute": ("none", "full"),
+        "recompute": _recomputations_with_experts(machine),
         "overlap_replicas": (True,),
     }
+
+
+def _recomputations_with_experts(machine: Machine) -> tuple[str, ...]:
+    """Return what recipes compute again of layers with experts, each of them more than the one before.
+
+    Norms, projections up from latents and activation functions (DeepSeek-V3, section 3.2.3); MLPs and experts beside
+    these (NVIDIA's DeepSeek-V3 on H100, NVIDIA/dgxc-benchmarking); everything.
+    """
+    up = ["mla_up_proj"] if machine.model.latent is not None else []
+    has_dense = any(unit.kind == "mlp" for unit in machine.workload.units)
+    few, more = ["layernorm", *up, "moe_act"], ["layernorm", *up, *(["mlp"] if has_dense else []), "moe"]
+    return ("none", "+".join(few), "+".join(more), "full")
 
 
 def _of_fsdp(machine: Machine) -> dict[str, Sequence[Any]]:
@@ -90,7 +102,7 @@ def _of_deepseek_like(machine: Machine) -> dict[str, Sequence[Any]]:
         "ep": [size for size in sizes if num_experts % size == 0],
         "microbatch_size": [size for size in _microbatches(machine) if size <= _MOST_WITH_EXPERTS],
         "zero": (1,),
-        "recompute": RECOMPUTATIONS,
+        "recompute": tuple(word for word in _recomputations_with_experts(machine) if not word.endswith("+moe")),
     }
 
 

@@ -70,6 +70,31 @@ def modules_of(recompute: Recompute) -> frozenset[str]:
     return frozenset() if recompute in RECOMPUTE else frozenset(recompute.split("+"))
 
 
+_WITHIN = {
+    "self_attn": ("core_attn", "layernorm", "mla_up_proj"),
+    "moe": ("moe_act", "shared_experts"),
+}
+"""The modules that are computed again with another one."""
+
+
+def is_less(recompute: Recompute, other: Recompute) -> bool:
+    """Return whether one recomputation repeats some of what another one does, and nothing else.
+
+    Example:
+        >>> is_less("layernorm+moe_act", "layernorm+moe"), is_less("mlp", "layernorm+moe"), is_less("moe", "full")
+        (True, False, True)
+    """
+    if "full" in (recompute, other):
+        return recompute != other == "full"
+    return modules_within(recompute) < modules_within(other)
+
+
+def modules_within(recompute: Recompute) -> frozenset[str]:
+    """Return the modules of a recomputation, and those within them."""
+    modules = modules_of(recompute)
+    return modules.union(*(_WITHIN.get(module, ()) for module in modules))
+
+
 def takes_again(recompute: Recompute, module: str) -> bool:
     """Return whether backward computes a module again, by itself or with the whole layer."""
     return recompute == "full" or module in modules_of(recompute)

@@ -11,6 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.precision import PRECISIONS
 from tests.strategies.test_moe import MODEL, MOE_LAYERS, H, K, S, exchanges, train
 
 DEEPSEEK = mt.models()["deepseek-v3"]
@@ -20,7 +21,7 @@ QUERY, VALUE, COLUMNS = 192, 128, 2048  # of a head; of an expert
 
 def kept(kind: str, recompute: str, precision: str = "bf16") -> int:
     """Return the bytes of a token that a unit of DeepSeek-V3 keeps."""
-    units = replace(DEEPSEEK, precision=precision).units()
+    units = replace(DEEPSEEK, precision=PRECISIONS[precision]).units()
     unit = next(unit for unit in reversed(units) if unit.kind == kind)
     return unit.saved_bytes(Work(1, 1), recompute)
 
