@@ -311,7 +311,7 @@ def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
     """Return what the check of final weights reads of a model, with the shards of all ranks of its class."""
     final = {layer: _whole(weight, attempt) for layer, weight in model.final_weights.items()}
     experts = {layer: _whole(weight, attempt) for layer, weight in model.final_experts.items()}
-    sizes = {"rank": model.rank, "num_layers": model.num_layers}
+    sizes = {"rank": model._rank, "num_layers": model.num_layers}
     return SimpleNamespace(**sizes, final_weights=final, final_experts=experts)
 
 

@@ -84,8 +84,8 @@ class FoldedGroup(Group):
 
     @property
     def rank(self) -> Any:  # type: ignore[override]
-        """The rank whose group it is: one number to the engine, a number for each rank to the strategy."""
-        return self._lowest_rank if in_engine() else per_rank(self.attempt, self._lowest_rank, self.attempt.strides)
+        """The rank whose group it is, a number for each rank of the class."""
+        return per_rank(self.attempt, self._lowest_rank, self.attempt.strides)
 
     @property
     def index(self) -> Any:  # type: ignore[override]
@@ -132,12 +132,8 @@ class FoldedMesh(Mesh):
 
     @property
     def rank(self) -> Any:
-        """The rank: one number to the engine, a number for each rank to the strategy."""
-        return self._rank if in_engine() else per_rank(self.attempt, self._rank, self.attempt.strides)
-
-    @rank.setter
-    def rank(self, rank: int) -> None:
-        self._rank = rank
+        """A number for each rank of the class."""
+        return per_rank(self.attempt, self._rank, self.attempt.strides)
 
     def coord(self, axis: str) -> Any:
         """Return the rank's place along an axis: a number where positions are kept."""

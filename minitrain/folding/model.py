@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
-from minitrain.folding.attempt import FoldAttempt, in_engine
+from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.class_operation import ClassOperation
 from minitrain.folding.collectives import perform, require_symmetric, united_within
 from minitrain.folding.experts import FoldedExperts
@@ -50,7 +50,7 @@ class FoldedModel(FoldedExperts):
         symbolic_columns: columns of the finished log, by their place in a row, with values that stand for every rank.
 
     Adds:
-        rank: a number to the engine, and to the strategy one that stands for every rank of the class.
+        rank: a number for each rank of the class, whoever asks; that of the lowest one is `_rank`.
         log: refuses to be read by the strategy.
         mesh, group, _member: give groups that stand for those of every rank of the class.
         launch: refuses to keep a journal of what is in flight.
@@ -105,9 +105,7 @@ class FoldedModel(FoldedExperts):
 
     @property
     def rank(self) -> Any:
-        """The rank: the lowest one to the engine, a number for each rank to the strategy."""
-        if in_engine():
-            return self._rank
+        """A number for each rank of the class; the engine has that of the lowest rank in `_rank`."""
         self.attempt.is_observed = True
         return self._rank_of_each
 
@@ -118,7 +116,7 @@ class FoldedModel(FoldedExperts):
     @property
     def log(self) -> EventLog:
         """The events of the class's lowest rank; during the run, the strategy may not read them."""
-        if not in_engine() and not self._finished:
+        if not self._finished:
             self.attempt.diverge("a look into the log")
         return self._log
 

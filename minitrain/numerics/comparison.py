@@ -99,7 +99,7 @@ def results_of(run: Run, problem: Problem | TransformerProblem, reference: Refer
         ):
             for layer in sorted({*weights, *states}):
                 trained = weights.get(layer), states.get(layer)
-                yield _result(model.rank, layer, trained, problem, reference)
+                yield _result(model._rank, layer, trained, problem, reference)
 
 
 def _result(

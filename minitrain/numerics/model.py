@@ -58,7 +58,7 @@ class NumericModel(NumericExperts):
     def __init__(self, *args: Any, problem: Problem | TransformerProblem | str | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
         trained = problem_of("numpy" if problem is None else problem, self._runtime_predictor.workload)
-        self.problem = of_rank(trained, self.rank)
+        self.problem = of_rank(trained, self._rank)
         self._layers = layers_of(self.problem, self.world_size, self.global_batch_size)
         self.final_states: dict[int, Flat] = {}
         self.final_expert_states: dict[int, Flat] = {}

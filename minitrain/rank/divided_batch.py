@@ -50,7 +50,7 @@ def _in_step(model: RankState, samples: Any, count: int, sizes: Sequence[int]) -
             f"all replicas of this strategy take as many microbatches, {count} here, but the smallest share has "
             f"{min(sizes)} samples; use a microbatch_size of at least {-(-max(sizes) // min(sizes))}, or shares that "
             "differ less",
-            rank=model.rank,
+            rank=model._rank,
         )
     return [samples[part.start : part.stop] for part in equal_ranges(len(samples), count)]
 

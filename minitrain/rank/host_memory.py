@@ -196,13 +196,13 @@ def _not_on_device(model: RankState, value: Any) -> Exception:
     """Return the error for what cannot be offloaded."""
     if isinstance(value, OnHost):
         return LawError(
-            f"offload on rank {model.rank}: {value!r}; it need not be offloaded again",
-            rank=model.rank,
+            f"offload on rank {model._rank}: {value!r}; it need not be offloaded again",
+            rank=model._rank,
             layer=value.layer,
             value=value,
         )
     return TensorTypeError(
-        f"offload on rank {model.rank} takes a tensor, got {type(value).__name__} ({value!r:.80})",
-        rank=model.rank,
+        f"offload on rank {model._rank} takes a tensor, got {type(value).__name__} ({value!r:.80})",
+        rank=model._rank,
         value=value,
     )

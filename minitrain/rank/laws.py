@@ -27,7 +27,7 @@ def broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any
     """Return the error for a broken law."""
     names = getattr(model.runtime_predictor.workload, "layer_names", ())
     called = f" (layer {layer} is {names[layer]})" if isinstance(layer, int) and 0 <= layer < len(names) else ""
-    return LawError(f"{op} on rank {model.rank}: {rule}{called}", op=op, rank=model.rank, layer=layer, **facts)
+    return LawError(f"{op} on rank {model._rank}: {rule}{called}", op=op, rank=model._rank, layer=layer, **facts)
 
 
 def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
@@ -43,9 +43,9 @@ def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -
         )
     if value.__class__ is not kind and not isinstance(value, kind):
         raise TensorTypeError(
-            f"{op} on rank {model.rank}: {name} must be a {kind.__name__}, got {describe(value)}",
+            f"{op} on rank {model._rank}: {name} must be a {kind.__name__}, got {describe(value)}",
             op=op,
-            rank=model.rank,
+            rank=model._rank,
             value=value,
         )
 

@@ -68,8 +68,8 @@ def _no_integers(model: RankState, samples: Any, number: Any) -> TensorTypeError
     if not 0 < len(found) <= _LONGEST:
         found = _text(number)[:_LONGEST] or f"a {type(number).__name__}"
     return TensorTypeError(
-        f"get_input_activation on rank {model.rank}: samples must be integers, got {found}",
-        rank=model.rank,
+        f"get_input_activation on rank {model._rank}: samples must be integers, got {found}",
+        rank=model._rank,
         value=number,
     )
 

@@ -192,21 +192,21 @@ class RankState:
         change = self._account.resize(tensor, units)
         if self._account.journal is not None and change:
             stores = (name for name in STORES if any(held is tensor for held in getattr(self, name).values()))
-            self._account.journal.append((len(self.log), next(stores, "in_flight"), change))
+            self._account.journal.append((len(self._log), next(stores, "in_flight"), change))
 
     def _mark_logits(self, tensor: Any, units: int) -> None:
         """Count so many units of the head's input, which stands for all that the head keeps, as logits."""
         journal, change = self._account.journal, units - logits_of(tensor)
         self._account.mark_logits(tensor, units)
         if journal is not None and change and getattr(tensor, "_home", None) is self._account:
-            place = len(self.log)
+            place = len(self._log)
             journal += [(place, "activations", -change), (place, "logits", change)]
 
     def _borrow(self, units: int) -> None:
         """Hold what backward computes again until it is done."""
         self._counted.borrow(units)
         if self._account.journal is not None and units:
-            place = len(self.log)
+            place = len(self._log)
             self._account.journal += [(place, "activations", units), (place, "activations", -units)]
 
     def _final_of(self, weight: Weight) -> dict[int, Weight]:

@@ -173,7 +173,7 @@ class DeviceMemoryFigures:
 
 def device_memory_of(model: Any) -> DeviceMemory:
     """Return the memory of one rank's device."""
-    workload, rows = model._runtime_predictor.workload, model.log.rows_of_memory
+    workload, rows = model._runtime_predictor.workload, model._log.rows_of_memory
     element_bytes, noted = workload.bytes_per_element, rows[MEMORY::STRIDE]
     peak_bytes = model.peak_memory * element_bytes
     held_bytes, temporary_bytes = peak_bytes, 0.0
@@ -184,7 +184,7 @@ def device_memory_of(model: Any) -> DeviceMemory:
         if held_at_loss + logits_bytes > held_bytes + temporary_bytes:
             held_bytes, temporary_bytes = held_at_loss, logits_bytes
     return DeviceMemory(
-        rank=model.rank,
+        rank=model._rank,
         peak_bytes=peak_bytes,
         held_bytes=held_bytes,
         temporary_bytes=temporary_bytes,

@@ -44,7 +44,7 @@ class SharedSizes:
 def sharing_sizes(models: Sequence[Model]) -> Iterator[None]:
     """Go over the events of some ranks from time to time while they run."""
     detector = models[0].dist.detector
-    detector.housekeeping = SharedSizes(model.log for model in models).share
+    detector.housekeeping = SharedSizes(model._log for model in models).share
     try:
         yield
     finally:

@@ -37,11 +37,11 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
         device = getattr(model._runtime_predictor, "device_name", "")
         moment = moment_of_excess(model, units_of(capacity_bytes, element_bytes))
-        excess = OutOfMemory(model.rank, moment, capacity_bytes, held, device)
+        excess = OutOfMemory(model._rank, moment, capacity_bytes, held, device)
         excesses.append(excess)
         if strict and running_rank() in (
             None,
-            model.rank,
+            model._rank,
         ):  # or another rank's operation has delivered it
             raise error_of(excess)
 
@@ -85,7 +85,7 @@ def excess_of(model: Any, memory: DeviceMemory, capacity_bytes: float | None) ->
     tensors = {kind: elements * element_bytes for kind, elements in kinds.items()}
     device = getattr(model._runtime_predictor, "device_name", "")
     held = (tensors or {"tensors": memory.peak_bytes}) | memory.beside_tensors()
-    return OutOfMemory(model.rank, memory.fullest_s, capacity_bytes, held, device)
+    return OutOfMemory(model._rank, memory.fullest_s, capacity_bytes, held, device)
 
 
 def worst_of(excesses: Iterable[OutOfMemory | None]) -> OutOfMemory | None:
@@ -105,6 +105,6 @@ def moment_of_excess(model: Model, limit_units: float) -> float:
     The size of a launched result may not be known before it comes. Then it is added to the memory that the events since
     the launch have noted. When it comes depends on the order of tasks, and what events note does not.
     """
-    rows = model.log._rows
+    rows = model._log._rows
     found = (place for place, units in enumerate(rows[MEMORY::STRIDE]) if units > limit_units)
     return next((rows[place * STRIDE + LAUNCHED] for place in found), model.time)

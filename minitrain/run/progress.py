@@ -35,7 +35,7 @@ class RunProgress:
     @property
     def num_events(self) -> int:
         """Number of events of all ranks so far."""
-        return sum(len(model.log) for model in self.models) * self.ranks_a_model
+        return sum(len(model._log) for model in self.models) * self.ranks_a_model
 
     def __str__(self) -> str:
         return f"{self.ranks_done} of {self.num_ranks} ranks done, {self.num_events:,} events so far"

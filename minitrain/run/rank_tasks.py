@@ -192,7 +192,7 @@ class _RankTasks:
     def _fail(self, model: Model, error: BaseException) -> None:
         """Note why a rank failed, unless it was cancelled because another one had failed."""
         if not (self.ended.done() and isinstance(error, asyncio.CancelledError)):
-            self.failures.append((model.rank, error))
+            self.failures.append((model._rank, error))
         model.dist.detector.run_is_over = True
         if not self.ended.done():  # once: all ranks may fail together, and looking for tasks takes long with many
             self.end(model.dist.detector.unfinished_tasks())
@@ -202,8 +202,8 @@ class _RankTasks:
         if result is not model:
             raise StrategyError(
                 f"the strategy {self.prepared.name} must return the model of its rank, got {result!r:.80} on rank "
-                f"{model.rank}; end it with `return model`",
-                rank=model.rank,
+                f"{model._rank}; end it with `return model`",
+                rank=model._rank,
             )
 
 
@@ -235,7 +235,7 @@ def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
     for model in models:
         for work in model._in_flight.values():
             raise StrategyError(
-                f"rank {model.rank} launched {work.op} and never awaited it; `await work` before returning",
-                rank=model.rank,
+                f"rank {model._rank} launched {work.op} and never awaited it; `await work` before returning",
+                rank=model._rank,
                 op=work.op,
             )

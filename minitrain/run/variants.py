@@ -187,7 +187,7 @@ def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[st
     if parameters.contention == EXACT:
         fields["logs"], fields["links"] = _on_shared_links(parameters, models)
     elif parameters.contention:
-        fields["logs"] = with_contention([model.log for model in models])
+        fields["logs"] = with_contention([model._log for model in models])
     if parameters.memory_by_kind:
         fields["memory_journals"] = journals = [model.memory_journal for model in models]
         fields["memory_by_kind"] = kinds_of_journals(journals, models[0].runtime_predictor.workload.bytes_per_element)
@@ -200,7 +200,7 @@ def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[
     """Return the logs of a run whose transfers share the links of its hardware, and what these carried."""
     from minitrain.platform.replayed_runs import replayed_logs  # noqa: PLC0415
 
-    logs = [model.log for model in models]
+    logs = [model._log for model in models]
     if hasattr(parameters.hardware, "profile"):
         return replayed_logs(logs, parameters.hardware, None)
     system = getattr(models[0]._runtime_predictor, "system", None)
@@ -216,5 +216,5 @@ def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:
     """Return what was held outside the stores, on the rank that held the most."""
     model = max(models, key=lambda model: model._ledger.most_outside)
     lines = model._ledger.held_outside()
-    time = model.log._rows[model._ledger.at_row + TIME] if lines else 0.0
-    return MemoryOutsideStores(model.rank, time, sum(lines.values()), lines)
+    time = model._log._rows[model._ledger.at_row + TIME] if lines else 0.0
+    return MemoryOutsideStores(model._rank, time, sum(lines.values()), lines)

@@ -53,7 +53,7 @@ class Mesh:
     def __init__(
         self, rank: int, axes: Mapping[str, int], group_of: Callable[[int, tuple[tuple[int, int], ...]], Group]
     ) -> None:
-        self.rank = rank
+        self._rank = rank
         self.axes = dict(axes)
         self._group_of = group_of
         self._strides: dict[str, int] = {}
@@ -61,6 +61,11 @@ class Mesh:
         for axis, size in reversed(self.axes.items()):
             self._strides[axis] = stride
             stride *= size
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along an axis."""
@@ -70,11 +75,11 @@ class Mesh:
     def coord(self, axis: str) -> int:
         """Return this rank's place along an axis, 0 to size - 1."""
         self._require(axis)
-        return self.rank // self._strides[axis] % self.axes[axis]
+        return self._rank // self._strides[axis] % self.axes[axis]
 
     def group(self, *axes: str) -> Group:
         """Return the group of ranks that differ from this one along the given axes alone."""
-        lowest, spans = self.rank, []
+        lowest, spans = self._rank, []
         for axis in dict.fromkeys(axes):
             lowest -= self.coord(axis) * self._strides[axis]
             spans.append((self._strides[axis], self.axes[axis]))
@@ -92,7 +97,7 @@ class Mesh:
             place %= size
         if not 0 <= place < size:
             return None
-        return self.rank + (place - coord) * self._strides[axis]
+        return self._rank + (place - coord) * self._strides[axis]
 
     def _require(self, axis: str) -> None:
         """Raise a UsageError for an axis that the mesh does not have."""
@@ -100,7 +105,7 @@ class Mesh:
             raise UsageError(f"the mesh has no axis {axis!r}; its axes are {', '.join(self.axes)}", axis=axis)
 
     def __repr__(self) -> str:
-        return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes.items())}, rank={self.rank})"
+        return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes.items())}, rank={self._rank})"
 
 
 def require_axes(axes: Mapping[str, int], world_size: int) -> None:

@@ -62,8 +62,8 @@ def _require_untouched(model: StrictModel) -> None:
     held = sum(model._account.units_of(value) for store in model.storage() for value in store.values())
     if held != model._account.units or len(model._log._rows) % STRIDE:
         raise StrategyError(
-            f"rank {model.rank} changed its account of memory or its log; only stores and operations may",
-            rank=model.rank,
+            f"rank {model._rank} changed its account of memory or its log; only stores and operations may",
+            rank=model._rank,
         )
 
 
@@ -104,15 +104,15 @@ def _check_final_weights(model: StrictModel) -> None:
         origin = getattr(weight, "_origin", None)
         if not isinstance(origin, HandedIn) or origin.ledger is not model._ledger:
             raise LawError(
-                f"the final weight of layer {layer} on rank {model.rank} was not handed in there, got "
+                f"the final weight of layer {layer} on rank {model._rank} was not handed in there, got "
                 f"{describe(weight)}; call model.set_final_weight",
-                rank=model.rank,
+                rank=model._rank,
                 layer=layer,
             )
         if FIELDS[type(weight)](weight) != origin.fields or weight.layer != layer:
             raise LawError(
-                f"the final weight of layer {layer} on rank {model.rank} was altered after it was handed in "
+                f"the final weight of layer {layer} on rank {model._rank} was altered after it was handed in "
                 f"(made at {origin.line}), got {describe(weight)}",
-                rank=model.rank,
+                rank=model._rank,
                 layer=layer,
             )

@@ -160,7 +160,7 @@ class StrictCommunication(StrictExperts):
     def _follow_result(self, operations: Sequence[Operation], index: int, results: Sequence[Any], line: Line) -> None:
         """Follow what this rank got from a collective of buckets, a broadcast or an exchange."""
         operation = operations[index]
-        if operation.op in _REDUCTIONS or (operation.op == "broadcast" and operation.detail == self.rank):
+        if operation.op in _REDUCTIONS or (operation.op == "broadcast" and operation.detail == self._rank):
             for value, result in zip(tensors_in(operation.value), results, strict=True):
                 _follow_in_place(operation.op, value, result, line)
             return
@@ -293,7 +293,7 @@ class StrictCommunication(StrictExperts):
         if outcome is not None:
             for result in tensors_in(outcome):
                 hold.add(result)
-        elif submitted.op in RESULT_IS_NEW and submitted.detail != self.rank:
+        elif submitted.op in RESULT_IS_NEW and submitted.detail != self._rank:
             hold.window = self._ledger.open_window()
         return StrictLaunched(submitted)
 

@@ -74,10 +74,10 @@ class StrictComputation(Model):
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores, and with the first one the ledger."""
         if not hasattr(self, "_ledger"):
-            self._ledger = Ledger(self._account, self.rank, is_uniform=self._is_uniform)
+            self._ledger = Ledger(self._account, self._rank, is_uniform=self._is_uniform)
         if self._account.journal is None:
             return FollowedStore(self._account)
-        return JournalledFollowedStore(self._account, name, self.log)
+        return JournalledFollowedStore(self._account, name, self._log)
 
     def _resize(self, tensor: Any, units: int) -> None:
         """Give a tensor another size, and its buffer too."""

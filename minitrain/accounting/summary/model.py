@@ -93,7 +93,7 @@ class SummaryModel(Model):
         self.totals = RankTotals(by_type, by_axis)
         self._room = most_events * STRIDE
         self._rows = BufferedRows(self.flush, self._room)
-        self._log = SummaryLog(self.rank, self._rows, self.totals)  # type: ignore[assignment]  # a log, but not to read
+        self._log = SummaryLog(self._rank, self._rows, self.totals)  # type: ignore[assignment]  # a log, but not to read
 
     def flush(self) -> None:
         """Add the rows before the first one that an operation needs to the totals."""
