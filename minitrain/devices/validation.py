@@ -47,6 +47,7 @@ MOST_NOISE = 0.15
 LIMITS: dict[Limit, float] = {"compute": 0.15, "memory": 0.20}
 LEAST_RIGHT = 0.9
 _COMPUTE_ELASTICITY = 0.5
+_BUSY = "the machine was too busy to tell"
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _POLYNOMIAL_BYTES = (2**18, 2**22, 2**25)
 _MATMULS = ((128, 128, 128), (512, 512, 512), (2048, 2048, 2048), (1000, 300, 700), (1, 2048, 2048))
@@ -281,6 +282,13 @@ def _kernel(backend: Backend, case: Case) -> Kernel:
     return backend.compiled(case.function, *arguments)
 
 
+def _judged(name: str, value: float, limit: float, is_met: bool, said: str, doubt: str) -> Criterion:
+    """Return a criterion that is met or not, or open where there is a doubt."""
+    if doubt:
+        return Criterion(name, value, limit, "inconclusive", f"{said}: {doubt}")
+    return Criterion(name, value, limit, "pass" if is_met else "fail", said)
+
+
 def _errors(rows: Sequence[CaseResult], bound: Limit, calibration_noise: float = 0.0) -> Criterion:
     """Judge the median error of the cases that are bound alike, by a config whose own measurements had some noise."""
     name, limit = f"error of {bound}-bound cases", LIMITS[bound]
@@ -289,13 +297,10 @@ def _errors(rows: Sequence[CaseResult], bound: Limit, calibration_noise: float =
         return Criterion(name, None, limit, "inconclusive", "there are none")
     error = statistics.median(abs(row.error) for row in chosen)
     noise = statistics.median(row.noise for row in chosen)
+    doubt = f"the calibration's noise was {calibration_noise:.1%}; calibrate when it is quiet"
+    doubt = _BUSY if noise > limit else doubt if calibration_noise > limit else ""
     said = f"median {error:.1%} of {len(chosen)}, allowed {limit:.0%}, noise {noise:.1%}"
-    if noise > limit:
-        return Criterion(name, error, limit, "inconclusive", f"{said}: the machine was too busy to tell")
-    if calibration_noise > limit:
-        reason = f"{said}: the calibration's noise was {calibration_noise:.1%}; calibrate when it is quiet"
-        return Criterion(name, error, limit, "inconclusive", reason)
-    return Criterion(name, error, limit, "pass" if error < limit else "fail", said)
+    return _judged(name, error, limit, error < limit, said, doubt)
 
 
 def _bottlenecks(cases: Sequence[Case], rows: Sequence[CaseResult]) -> Criterion:
@@ -309,13 +314,14 @@ def _bottlenecks(cases: Sequence[Case], rows: Sequence[CaseResult]) -> Criterion
     ]
     if not pairs:
         return Criterion(name, None, LEAST_RIGHT, "inconclusive", "there are no polynomials to tell by")
-    costs_more = [log2(double.measured_s / row.measured_s) > _COMPUTE_ELASTICITY for row, double in pairs]
-    right = sum((row.bottleneck == "compute") == more for (row, _), more in zip(pairs, costs_more, strict=True))
+    right = 0
+    for row, double in pairs:
+        costs_more = log2(double.measured_s / row.measured_s) > _COMPUTE_ELASTICITY
+        right += row.bottleneck == ("compute" if costs_more else "memory")
     share, noise = right / len(pairs), statistics.median(row.noise for row, _ in pairs)
     said = f"{right} of {len(pairs)}, more than {LEAST_RIGHT:.0%} asked, noise {noise:.1%}"
-    if share <= LEAST_RIGHT and noise > MOST_NOISE:
-        return Criterion(name, share, LEAST_RIGHT, "inconclusive", f"{said}: the machine was too busy to tell")
-    return Criterion(name, share, LEAST_RIGHT, "pass" if share > LEAST_RIGHT else "fail", said)
+    is_met = share > LEAST_RIGHT
+    return _judged(name, share, LEAST_RIGHT, is_met, said, "" if is_met or noise <= MOST_NOISE else _BUSY)
 
 
 def resnet50(batch: int = 1, size: int = 224) -> Case:

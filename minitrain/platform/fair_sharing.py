@@ -25,6 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -435,11 +436,14 @@ class Transfers:
         As long as no message was slowed and all steps are alike, moments are counted from the first step, so that
         rounding errors do not add up.
         """
+        way_of = cache(
+            lambda source, dest, size: self._way(endpoints[source], endpoints[dest], size)
+        )  # steps are alike
         slowed: Flow | None = None
         arrived: list[Flow | None] = []
         base, num_alike, seconds = self.env.now, 0, 0.0
         for step in steps_of(op, len(endpoints), size_bytes, algorithm):
-            ways = [self._way(endpoints[source], endpoints[dest], size) for source, dest, size in step]
+            ways = [way_of(*message) for message in step]
             longest = max(way.seconds for way in ways)
             if longest != seconds:
                 base, num_alike, seconds = self.env.now, 0, longest

@@ -137,18 +137,8 @@ class Units:
         self.free: simpy.Container = Container(env, capacity=total, init=total)
         self.steps: list[tuple[float, float]] = []
 
-    def taken(self, wanted: int, seconds: Sequence[float]) -> _Steps:
-        """Take some for some times, one after the other, and return when they were free, s."""
-        yield self.free.get(wanted)
-        self._note()
-        start = float(self.env.now)
-        for each in seconds:
-            yield self.env.timeout(each)
-        self.free.put(wanted)
-        self._note()
-        return start
-
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Note how many are taken from now on."""
         self.steps.append((self.env.now, self.total - self.free.level))
 
 
@@ -283,8 +273,14 @@ class VirtualHardwarePlatform:
     def _compute(
         self, device_id: str, task_id: str, wanted: int, seconds: Sequence[float], found: tuple[float, float, Bound]
     ) -> _Steps:
-        submitted = float(self.env.now)
-        start = yield from self._units[device_id].taken(wanted, seconds)
+        env, units, submitted = self.env, self._units[device_id], float(self.env.now)
+        yield units.free.get(wanted)
+        units.note()
+        start = float(env.now)
+        for each in seconds:
+            yield env.timeout(each)
+        units.free.put(wanted)
+        units.note()
         result = ComputeResult(task_id, device_id, submitted, start, float(self.env.now), *found)
         self.results.append(result)
         return result

@@ -85,9 +85,8 @@ def two_nodes() -> dict[str, Any]:
 
 
 def on_two_nodes(strategy: Any, num_layers: int, global_batch_size: int, **options: Any) -> Run:
-    placed: dict[str, Any] = {"network": "hierarchical", "placement": [0, 0, 1, 1], "hardware": two_nodes()}
-    sizes = {"world_size": 4, "num_layers": num_layers, "global_batch_size": global_batch_size}
-    return mt.simulate(strategy, **sizes, **placed, **options)
+    options |= {"network": "hierarchical", "placement": [0, 0, 1, 1], "hardware": two_nodes()}
+    return mt.simulate(strategy, world_size=4, num_layers=num_layers, global_batch_size=global_batch_size, **options)
 
 
 def reduced(nics: int) -> list[tuple[float, float]]:
