@@ -134,7 +134,17 @@ CASES = (
     Published("llama3.1-405b", H, 512, 8192, 256, 1, 206.8, NEMO, options=_parts(8, 8, 8, cp=2)),
     Published("llama3.1-405b", H, 8192, 8192, 2048, 1, 430e12 / FLOPS_405B, LLAMA, options=_parts(8, 16, 4)),
     Published("llama3.1-405b", H, 16384, 8192, 2048, 1, 400e12 / FLOPS_405B, LLAMA, options=_parts(8, 16, 4)),
-    Published("deepseek-v3", H, 1024, 4096, 8192, 1, 629.7, NEMO, options=_parts(2, 16, 1, ep=64)),
+    Published(
+        "deepseek-v3",
+        H,
+        1024,
+        4096,
+        8192,
+        1,
+        629.7,
+        NEMO,
+        options=_parts(2, 16, 1, ep=64, recompute="mla_up_proj+mlp+moe"),
+    ),
     Published("deepseek-v3", G, 256, 4096, 4096, 1, 3139, BRIDGE, options=_parts(1, 4, 4, ep=64)),
     Published(
         "megatron-145b",
